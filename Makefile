@@ -1,0 +1,34 @@
+# Everything a fresh machine needs: Python >= 3.11, make and a package index.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types bench clean
+
+demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
+	$(BIN)/fairpate run
+
+test: .venv/.installed-dev ## install, then run every test
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
+
+bench: .venv/.installed-dev ## print the measured ratios
+	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/teachers.py
+
+clean:
+	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,222 @@
+"""One schema for YAML, the command line and Python.
+
+Every field documents its unit, range and sentinel; an unknown or impossible value is refused here, before any work
+starts. A configuration is frozen: what ran is what is written beside the results.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fairpate.types import GateRule, MechanismParameters, Tail
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DataConfig(_Section):
+    """Which records, and how they are divided."""
+
+    name: str = Field("color_digits", description="A name from `fairpate data list`.")
+    data_dir: Path | None = Field(
+        None,
+        description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
+    )
+    seed: int = Field(0, ge=0, description="Seed of the split; public.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
+    )
+    num_public: int | None = Field(None, gt=0, description="Public records; null takes the loader's default.")
+    num_validation: int | None = Field(None, ge=0, description="Validation records; null takes the default.")
+    num_test: int | None = Field(None, gt=0, description="Test records; null takes the default.")
+
+
+class AugmentConfig(_Section):
+    """Random label-preserving changes of an image; public knowledge, the same for every method."""
+
+    rotation_degrees: float = Field(0.0, ge=0, le=180, description="Uniform in [-r, r].")
+    translation_fraction: float = Field(0.0, ge=0, lt=1, description="Share of width and height.")
+    scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
+    shear_degrees: float = Field(0.0, ge=0, lt=90, description="Uniform in [-s, s].")
+    channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
+    horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
+    erase: Fraction = Field(0.0, description="Probability of blanking one random rectangle.")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether no change is asked for."""
+        return not any(self.model_dump().values())
+
+
+class ModelConfig(_Section):
+    """The architecture."""
+
+    name: Literal["logistic", "mlp", "lenet", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
+    hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
+    width: int = Field(32, gt=0, description="Channels of the first block of `cnn`.")
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class FitConfig(_Section):
+    """One loop of stochastic gradient descent."""
+
+    epochs: int = Field(30, ge=0)
+    batch_size: Count = 32
+    optimizer: Literal["sgd", "adam"] = "adam"
+    learning_rate: Positive = 1e-3
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    augment: AugmentConfig = AugmentConfig()
+
+
+class TeachersConfig(_Section):
+    """The ensemble that votes."""
+
+    num_teachers: int = Field(100, ge=2)
+    model: ModelConfig = ModelConfig()
+    fit: FitConfig = FitConfig()
+    standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
+    engine: Literal["auto", "loop", "stacked"] = "auto"
+    block_size: int | None = Field(None, gt=0, description="Teachers per Ray task; null chooses.")
+
+
+class AggregatorConfig(_Section):
+    """Confident&Fair-GNMax and what it may cost."""
+
+    num_queries: int | None = Field(None, gt=0, description="Queries posed; null poses the whole public split.")
+    mechanism: MechanismParameters = MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12)
+    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+    noise: Literal["os_entropy", "seeded"] = Field(
+        "os_entropy", description="`seeded` reproduces a run and gives no privacy."
+    )
+    tail: Tail = Field("discrete", description="Tail probabilities of the data-dependent price.")
+    target_delta: float = Field(1e-5, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _noise_is_positive(self) -> AggregatorConfig:
+        for field in ("threshold_stddev_votes", "noise_stddev_votes"):
+            if getattr(self.mechanism, field) <= 0:
+                raise ValueError(f"Expected mechanism.{field} > 0 in a run, got {getattr(self.mechanism, field)}.")
+        return self
+
+
+class StudentConfig(_Section):
+    """The model that is published."""
+
+    model: ModelConfig = ModelConfig()
+    fit: FitConfig = FitConfig()
+    method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
+    confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels below it are left out.")
+    unlabelled_weight: float = Field(1.0, ge=0, description="Weight of the loss on unanswered records.")
+    unlabelled_ratio: Count = Field(4, description="FixMatch: unlabelled records per labelled one in a step.")
+    rounds: int = Field(1, ge=1, description="Self-training rounds.")
+    strong_augment: AugmentConfig = AugmentConfig()
+    idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+
+
+class RayConfig(_Section):
+    """The cluster: a bounded pool of actors, each with a block of teachers."""
+
+    num_actors: int | None = Field(None, gt=0, description="null: one per CPU.")
+    num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly fractional, that one actor reserves.")
+    torch_threads: Count = Field(1, description="Threads of one actor.")
+    max_restarts: int = Field(3, ge=0, description="Restarts of one actor before the run fails.")
+
+
+class RunConfig(_Section):
+    """The whole pipeline: data, teachers, votes, aggregator, student, evaluation."""
+
+    out: Path | None = Field(None, description="Run directory; null names it after data and configuration.")
+    seed: int = Field(0, ge=0, description="Seed of sharding, training and the bootstrap; never of private noise.")
+    data: DataConfig = DataConfig()
+    teachers: TeachersConfig = TeachersConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+    student: StudentConfig = StudentConfig()
+    ray: RayConfig = RayConfig()
+
+
+def parse_config(values: dict[str, Any]) -> RunConfig:
+    """Validate ``values``; :class:`ConfigError` lists every fault as ``field: value: remedy``."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(fault) for fault in error.errors())) from error
+
+
+def load_config(path: Path | None, overrides: list[str] | None = None) -> RunConfig:
+    """Read a YAML file over the defaults, then apply overrides such as ``teachers.num_teachers=50``."""
+    values = _merge(RunConfig().model_dump(), _read_yaml(path) if path is not None else {})
+    for override in overrides or []:
+        _apply_override(values, override)
+    return parse_config(values)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections at the top, got {type(values).__name__}.")
+    return values
+
+
+def _merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` over ``defaults``, section by section."""
+    merged = dict(defaults)
+    for name, value in values.items():
+        both_sections = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merge(merged[name], value) if both_sections else value
+    return merged
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise ConfigError(f"--set {override}: expected section.field=value.")
+    *parents, field = dotted.split(".")
+    section = values
+    for name in parents:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {override}: {name} is a value, not a section.")
+    section[field] = yaml.safe_load(text)
+
+
+def _describe(fault: Any) -> str:
+    path = ".".join(str(part) for part in fault["loc"]) or "config"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{path}: unknown field{_suggestion(fault['loc'])}."
+    return f"{path}: {fault['msg']} (got {fault['input']!r})."
+
+
+def _suggestion(location: tuple[Any, ...]) -> str:
+    """The nearest field name of the section that ``location`` points into."""
+    section: Any = RunConfig
+    for name in location[:-1]:
+        field = getattr(section, "model_fields", {}).get(name)
+        section = field.annotation if field is not None else None
+    names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
+    close = difflib.get_close_matches(str(location[-1]), list(names), n=1)
+    return f"; did you mean {close[0]}" if close else f"; known: {', '.join(names)}" if names else ""

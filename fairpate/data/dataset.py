@@ -1,0 +1,80 @@
+"""One data set in four splits: what every stage reads.
+
+Tensors in memory, Parquet on disk. Images stay ``uint8`` and tabular features are already scaled by public
+constants, so nothing here is fitted to private records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+SPLIT_NAMES = ("private", "public", "validation", "test")
+FeatureKind = Literal["image", "tabular"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """N records: features ``x`` (N, ...), labels ``y`` (N,), groups ``z`` (N,), and a stable ``record_id`` each.
+
+    ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and
+    ``z`` are ``int64``. Identifiers are unique within a data set and do not depend on row order.
+    """
+
+    x: Tensor
+    y: Tensor
+    z: Tensor
+    record_id: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.x), len(self.y), len(self.z), len(self.record_id)}
+        if len(sizes) != 1:
+            raise ValueError(f"Expected x, y, z and record_id of one length, got lengths {sorted(sizes)}.")
+
+    def __len__(self) -> int:
+        return len(self.record_id)
+
+    def take(self, indices: Tensor | Sequence[int]) -> Split:
+        """The records at ``indices``, in that order."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        ids = tuple(self.record_id[i] for i in index.tolist())
+        return Split(x=self.x[index], y=self.y[index], z=self.z[index], record_id=ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Private, public, validation and test records of one data set, and the public words for its codes.
+
+    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
+    public split are never read by a private method; they are kept for evaluation.
+    """
+
+    name: str
+    kind: FeatureKind
+    private: Split
+    public: Split
+    validation: Split
+    test: Split
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    feature_names: tuple[str, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.label_names)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups G."""
+        return len(self.group_names)
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The four splits by name."""
+        return {name: getattr(self, name) for name in SPLIT_NAMES}

@@ -1,0 +1,166 @@
+"""Frozen records that cross from one stage to the next.
+
+They carry results and parameters, never behaviour: what a value means, its unit and its range stand here once,
+and every package may import this module. Shapes: Q queries, C classes, G groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+ColdStart = Literal["group", "cell", "all_groups"]
+GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
+RefusalReason = Literal["confidence", "fairness", "free"]
+Tail = Literal["gaussian", "discrete"]
+Unit = Literal["record", "sensitive attribute"]
+Relation = Literal["add or remove one", "replace one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRule:
+    """The demographic-parity rule that CF-GNMax, P_pre and IDP3 share.
+
+    ``max_disparity`` is the margin gamma: a label is answered only while its tentative gap stays strictly below
+    it; ``inf`` switches the gate off. ``min_count`` is M, the answers that ``cold_start`` waits for before the
+    margin applies: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and label) or in ``all_groups``.
+    """
+
+    max_disparity: float
+    min_count: int
+    cold_start: ColdStart = "group"
+    gap: GapDefinition = "one_vs_rest"
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.max_disparity):
+            raise ValueError("Expected max_disparity to be a number (inf switches the gate off), got nan.")
+        if self.min_count < 0:
+            raise ValueError(f"Expected min_count >= 0, got {self.min_count}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismParameters:
+    """Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
+
+    ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation of 0 means no noise:
+    useful to a test, priced as infinite.
+    """
+
+    threshold: float
+    threshold_stddev_votes: float
+    noise_stddev_votes: float
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.threshold):
+            raise ValueError("Expected threshold to be a number, got nan.")
+        for field in ("threshold_stddev_votes", "noise_stddev_votes"):
+            value = getattr(self, field)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"Expected 0 <= {field} < inf, got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteBatch:
+    """Teachers' votes on public queries, private to the operator.
+
+    ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, a member of public group
+    ``groups_Q[i]``; every row sums to the number of teachers.
+    """
+
+    record_ids: Sequence[str]
+    groups_Q: IntArray
+    votes_QC: IntArray
+
+    def __post_init__(self) -> None:
+        num_queries = len(self.record_ids)
+        if self.votes_QC.ndim != 2 or not num_queries == len(self.groups_Q) == len(self.votes_QC):
+            raise ValueError(
+                "Expected one group and one row of votes per record, got "
+                f"{num_queries} records, {len(self.groups_Q)} groups, votes of shape {self.votes_QC.shape}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A released label."""
+
+    record_id: str
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """No label. ``reason`` is for operators: low ``confidence``, the ``fairness`` gate after the vote, or the gate
+    before the vote (``free``: nothing private was touched)."""
+
+    record_id: str
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSet:
+    """What the mechanism released, in the order it was asked: the answered public records and their labels."""
+
+    record_ids: tuple[str, ...]
+    labels: IntArray
+    groups: IntArray
+
+    def __post_init__(self) -> None:
+        if not len(self.record_ids) == len(self.labels) == len(self.groups):
+            raise ValueError("Expected as many labels and groups as record_ids.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """The claim that may be published with a run; every number in it is independent of the private votes' values.
+
+    ``epsilon_data_independent`` holds at ``delta`` for the stated unit and relation and covers every query posed.
+    ``epsilon_sanitised`` is null until a smooth-sensitivity release is asked for and paid. Counts of answers and
+    refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
+    ``seeded: not private``.
+    """
+
+    unit: Unit
+    relation: Relation
+    delta: float
+    epsilon_data_independent: float
+    epsilon_sanitised: float | None
+    queries_posed: int
+    answered: int
+    rejected_confidence: int
+    rejected_fairness: int
+    refused_free: int
+    noise: str
+    tuning_accounted: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The statement as plain JSON values, field for field."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One point of the frontier: a method, its configuration and what a run of it measured.
+
+    ``epsilon`` belongs to ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent`` marks a number that
+    must not be published. Metrics that are undefined are null.
+    """
+
+    method: str
+    data: str
+    seed: int
+    unit: Unit
+    relation: Relation
+    delta: float
+    epsilon: float
+    epsilon_is_data_dependent: bool
+    accuracy: float | None
+    coverage: float
+    disparity: float | None
+    config: dict[str, Any]
