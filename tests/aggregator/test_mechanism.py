@@ -1,0 +1,144 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from aggregator.mechanism import Outcome, confident_fair_gnmax, confident_gnmax, gnmax, is_confident
+from fairpate.fairness.gate import DemographicParityGate, filter_stream
+from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.types import GateRule, MechanismParameters
+
+NO_NOISE = MechanismParameters(threshold=0, threshold_stddev_votes=0, noise_stddev_votes=0)
+OPEN = GateRule(max_disparity=math.inf, min_count=0)
+
+
+def run_stream(votes_QC, groups, *, parameters, rule, seed=0):
+    gate = DemographicParityGate(rule, num_groups=2, num_classes=votes_QC.shape[1])
+    outcomes = [
+        confident_fair_gnmax(
+            votes_C, group=group, gate=gate, parameters=parameters, source=SeededSource(seed).derive(index)
+        )
+        for index, (votes_C, group) in enumerate(zip(votes_QC, groups, strict=True))
+    ]
+    return outcomes, gate
+
+
+def one_hot_votes(labels, num_classes=2, num_teachers=10):
+    return num_teachers * np.eye(num_classes, dtype=np.int64)[labels]
+
+
+def random_votes(generator, num_queries=200, num_classes=4, num_teachers=60):
+    profiles = generator.dirichlet(np.full(num_classes, 0.4), size=num_queries)
+    return np.array([generator.multinomial(num_teachers, profile) for profile in profiles])
+
+
+def test_without_noise_and_threshold_the_plurality_wins():
+    votes_QC = np.array([[5, 3, 2], [1, 8, 1], [0, 4, 6]])
+    outcomes, _ = run_stream(votes_QC, [0, 1, 0], parameters=NO_NOISE, rule=OPEN)
+    assert [outcome.label for outcome in outcomes] == [0, 1, 2]
+
+
+def test_a_threshold_of_minus_infinity_is_gnmax_and_of_infinity_refuses_everything():
+    votes_C = np.array([20, 22, 18])
+    always = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
+    never = MechanismParameters(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
+    assert confident_gnmax(votes_C, parameters=always, source=SeededSource(1)) == 1
+    assert confident_gnmax(votes_C, parameters=never, source=SeededSource(1)) is None
+
+
+STREAM = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("max_disparity", "accepted", "counts"),
+    [(0.11, "111101101011", [[2, 2], [2, 3]]), (0.0, "111101101000", [[2, 2], [2, 1]])],
+)
+def test_the_accept_pattern_worked_out_by_hand(max_disparity, accepted, counts):
+    groups, labels = zip(*STREAM, strict=True)
+    rule = GateRule(max_disparity=max_disparity, min_count=2)
+    outcomes, gate = run_stream(one_hot_votes(list(labels)), groups, parameters=NO_NOISE, rule=rule)
+    assert "".join("1" if outcome.verdict == "answer" else "0" for outcome in outcomes) == accepted
+    assert gate.counts_GC.tolist() == counts
+
+
+@pytest.mark.parametrize("rule", [OPEN, GateRule(max_disparity=-1, min_count=10**9)])
+def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(rule):
+    votes_QC = random_votes(np.random.default_rng(0))
+    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
+    plain = [
+        confident_gnmax(votes_C, parameters=parameters, source=SeededSource(0).derive(index))
+        for index, votes_C in enumerate(votes_QC)
+    ]
+    assert [outcome.label for outcome in outcomes] == plain
+    assert None in plain
+
+
+def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
+    votes_QC, groups = random_votes(np.random.default_rng(1)), np.random.default_rng(2).integers(0, 2, 200)
+    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    # After 20 answers (K - 1) / (K (n + 1)) is below 0.05: some label always fits, so no refusal is free.
+    rule = GateRule(max_disparity=0.05, min_count=20)
+    fair, _ = run_stream(votes_QC, groups, parameters=parameters, rule=rule)
+    plain, _ = run_stream(votes_QC, groups, parameters=parameters, rule=OPEN)
+
+    answered = [index for index, outcome in enumerate(plain) if outcome.label is not None]
+    kept = filter_stream(
+        [plain[index].label for index in answered], groups[answered], rule=rule, num_groups=2, num_classes=4
+    )
+    filtered = {index: plain[index].label for index, keep in zip(answered, kept, strict=True) if keep}
+    assert {i: outcome.label for i, outcome in enumerate(fair) if outcome.verdict == "answer"} == filtered
+    assert {outcome.verdict for outcome in fair} == {"answer", "confidence", "fairness"}
+    # The same votes were touched by both, so both are charged for the same queries.
+    assert [outcome.is_charged for outcome in fair] == [outcome.is_charged for outcome in plain]
+
+
+def test_a_group_for_which_every_label_is_refused_is_turned_away_before_its_votes_are_read():
+    gate = DemographicParityGate(
+        GateRule(max_disparity=-0.9, min_count=0), num_groups=2, num_classes=2, counts_GC=np.array([[5, 5], [5, 5]])
+    )
+    outcome = confident_fair_gnmax(
+        np.array(["not", "votes"]), group=0, gate=gate, parameters=NO_NOISE, source=OsEntropy()
+    )
+    assert outcome == Outcome(verdict="free")
+    assert not outcome.is_charged
+
+
+def binomial_interval(probability, trials, deviations=5.0):
+    spread = deviations * math.sqrt(probability * (1 - probability) / trials)
+    return probability - spread, probability + spread
+
+
+@pytest.mark.parametrize(("scale", "inside"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
+def test_the_noise_of_threshold_and_argmax_has_the_declared_scale(scale, inside):
+    # Oracle: direct summation of the discrete Gaussian mass function at the declared scale.
+    stddev, trials, source = 6.0, 6000, SeededSource(11)
+    integers = np.arange(-200, 201)
+    mass = np.exp(-(integers**2) / (2 * stddev**2))
+    mass /= mass.sum()
+    passes = mass[20 + integers >= 24].sum()
+    difference = np.convolve(mass, mass)
+    gaps = np.arange(-400, 401)
+    wins = difference[gaps < 5].sum() + difference[gaps == 5].sum() / 2
+
+    drawn = MechanismParameters(threshold=24, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev)
+    confident = sum(is_confident(np.array([20, 3]), parameters=drawn, source=source) for _ in range(trials))
+    won = sum(gnmax(np.array([20, 15]), noise_stddev_votes=scale * stddev, source=source) == 0 for _ in range(trials))
+    for count, probability in ((confident, passes), (won, wins)):
+        low, high = binomial_interval(probability, trials)
+        assert bool(low <= count / trials <= high) is inside
+
+
+def test_ties_are_broken_without_favour():
+    wins = Counter(gnmax(np.array([7, 7, 0]), noise_stddev_votes=0, source=SeededSource(seed)) for seed in range(400))
+    assert set(wins) == {0, 1}
+    low, high = binomial_interval(0.5, 400)
+    assert low <= wins[0] / 400 <= high
+
+
+@pytest.mark.parametrize("votes_C", [np.array([1.5, 2.0]), np.array([3]), np.array([-1, 4]), np.array([[1, 2]])])
+def test_votes_that_are_no_counts_are_refused(votes_C):
+    gate = DemographicParityGate(OPEN, num_groups=1, num_classes=2)
+    with pytest.raises(ValueError, match="votes"):
+        confident_fair_gnmax(votes_C, group=0, gate=gate, parameters=NO_NOISE, source=OsEntropy())
