@@ -1,0 +1,77 @@
+"""Imports point one way: each package may use what stands left of it in design order, and nothing else of ours."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BASE = {"fairpate", "fairpate.types", "fairpate.config"}
+LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
+ALLOWED = {
+    "fairpate.types": set(),
+    "fairpate.config": {"fairpate.types"},
+    "fairpate.privacy": BASE,
+    "fairpate.fairness": BASE,
+    "fairpate.data": BASE,
+    "fairpate.nn": BASE,
+    "teachers": LIBRARY,
+    "aggregator": LIBRARY,
+    "student": LIBRARY,
+    "fairpate.evaluation": {"fairpate", "fairpate.types", "fairpate.fairness"},
+}
+HEAVY = {"torch", "torchvision", "ray"}
+WITHOUT_HEAVY = ("fairpate.types", "fairpate.config", "fairpate.privacy", "fairpate.fairness")
+OURS = ("fairpate", "teachers", "aggregator", "student")
+
+
+def files_of(package):
+    path = ROOT / package.replace(".", "/")
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+def is_within(module, package):
+    return module == package or module.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_what_stands_before_it(package):
+    for path in files_of(package):
+        for module in imported_modules(path):
+            if module.split(".")[0] not in OURS or is_within(module, package):
+                continue
+            exact = module in ALLOWED[package] & {"fairpate"}
+            inside = any(is_within(module, allowed) for allowed in ALLOWED[package] - {"fairpate"})
+            assert exact or inside, f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("package", WITHOUT_HEAVY)
+def test_the_mathematics_needs_neither_torch_nor_ray(package):
+    for path in files_of(package):
+        heavy = {module.split(".")[0] for module in imported_modules(path)} & HEAVY
+        assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+
+
+def test_ray_is_imported_by_the_shell_only():
+    shells = {
+        path.relative_to(ROOT).as_posix()
+        for package in OURS
+        for path in files_of(package)
+        if any(is_within(module, "ray") for module in imported_modules(path))
+    }
+    assert shells <= {"teachers/pool.py"}
+
+
+def test_no_package_of_ours_uses_pickle():
+    for package in OURS:
+        for path in files_of(package):
+            assert not {"pickle", "cloudpickle", "joblib"} & set(imported_modules(path)), path
