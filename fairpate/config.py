@@ -94,6 +94,9 @@ class TeachersConfig(_Section):
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: int | None = Field(None, gt=0, description="Teachers per Ray task; null chooses.")
+    checkpoint_dir: Path | None = Field(
+        None, description="Private folder that several runs may share, so that equal teachers are trained once."
+    )
 
 
 class AggregatorConfig(_Section):

@@ -1,0 +1,1 @@
+"""The application: the only code that joins data, teachers, aggregator, student and evaluation."""

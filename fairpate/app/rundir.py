@@ -1,0 +1,202 @@
+"""The run directory: what may be published, what may not, and what made it.
+
+``public/`` holds released labels, the student, the statement, metrics and the report; ``private/`` (mode 0700) holds
+teachers, votes and the ledger. A file is written under a temporary name and renamed, so a file that exists is whole and
+an interrupted stage is simply done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fairpate import __version__
+from fairpate.config import RunConfig, parse_config
+
+LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
+# Where a run happens does not change what it computes.
+_PLACES = {"out": True, "ray": True, "data": {"data_dir"}, "teachers": {"checkpoint_dir", "engine", "block_size"}}
+
+
+class RunDirectoryError(ValueError):
+    """A folder that does not hold what was asked for; nothing in it was changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDirectory:
+    """Paths of one run. Made by :func:`create_run_directory`, found again by :func:`open_run_directory`."""
+
+    root: Path
+
+    @property
+    def public(self) -> Path:
+        """What may be published."""
+        return self.root / "public"
+
+    @property
+    def private(self) -> Path:
+        """What only the operator may see."""
+        return self.root / "private"
+
+    @property
+    def teachers(self) -> Path:
+        """Checkpoints of the teachers."""
+        return self.private / "teachers"
+
+    @property
+    def votes(self) -> Path:
+        """Votes per query and class."""
+        return self.private / "votes.parquet"
+
+    @property
+    def ledger(self) -> Path:
+        """Reservations and outcomes."""
+        return self.private / "ledger.sqlite"
+
+    @property
+    def labels(self) -> Path:
+        """Released labels."""
+        return self.public / "labels.parquet"
+
+    @property
+    def student(self) -> Path:
+        """The published model."""
+        return self.public / "student.safetensors"
+
+    @property
+    def statement(self) -> Path:
+        """The published claim of privacy."""
+        return self.public / "statement.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The student's metrics."""
+        return self.public / "metrics.json"
+
+    @property
+    def public_report(self) -> Path:
+        """The page for everybody."""
+        return self.public / "report.html"
+
+    @property
+    def private_report(self) -> Path:
+        """The page for the operator."""
+        return self.private / "report.html"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, machine and revision."""
+        return self.root / "environment.json"
+
+
+def config_digest(config: RunConfig) -> str:
+    """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
+    values = config.model_dump(mode="json", exclude=_PLACES)  # type: ignore[arg-type]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def create_run_directory(config: RunConfig) -> RunDirectory:
+    """The directory of this configuration: a new one, or the one where an earlier run of it left off.
+
+    RunDirectoryError if the folder holds a run of another configuration; the differing fields are named.
+    """
+    run = RunDirectory(root=config.out or Path("runs") / f"{config.data.name}-{config_digest(config)}")
+    if run.config.exists():
+        _require_same(run, config)
+    elif run.root.exists() and any(run.root.iterdir()):
+        raise RunDirectoryError(f"{run.root}: not empty and no run; give another folder with --out.")
+    run.public.mkdir(parents=True, exist_ok=True)
+    run.private.mkdir(mode=0o700, exist_ok=True)
+    run.private.chmod(0o700)
+    if not run.config.exists():
+        write_json(run.environment, environment())
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        write_text(run.config, text)
+    return run
+
+
+def open_run_directory(root: Path) -> tuple[RunDirectory, RunConfig]:
+    """The run in ``root`` and its configuration."""
+    run = RunDirectory(root=root)
+    if not run.config.is_file():
+        raise RunDirectoryError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
+    return run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+
+
+def _require_same(run: RunDirectory, config: RunConfig) -> None:
+    _, earlier = open_run_directory(run.root)
+    if config_digest(earlier) == config_digest(config):
+        return
+    before, now = (_flatten(c.model_dump(mode="json", exclude=_PLACES)) for c in (earlier, config))  # type: ignore[arg-type]
+    names = sorted(before.keys() | now.keys())
+    changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+    raise RunDirectoryError(
+        f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
+    )
+
+
+def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix: values}
+    return {
+        path: leaf
+        for name, value in values.items()
+        for path, leaf in _flatten(value, f"{prefix}.{name}" if prefix else name).items()
+    }
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then rename it: ``path`` is whole or absent."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` atomically, as UTF-8."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON atomically: a NaN must have become null before."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions of this project and its libraries, the machine, and the revision of the checkout if there is one."""
+    return {
+        "fairpate": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "libraries": {name: metadata.version(name) for name in LIBRARIES},
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None

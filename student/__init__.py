@@ -1,0 +1,1 @@
+"""The student: the model that is published. It sees public records and released labels, nothing else."""

@@ -1,0 +1,109 @@
+"""A published student: one safetensors file that holds the weights, and how to build and use the model.
+
+Prediction may refuse: with IDP3 (FairPATE, Algorithm 2) the gate answers a prediction only while the demographic
+disparity of what was answered stays within its margin. The gate starts empty at every call and depends on the order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fairpate.config import ModelConfig
+from fairpate.fairness.gate import filter_stream
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_probabilities
+from fairpate.types import GateRule
+
+FORMAT = "fairpate.student/1"
+
+
+class StudentFileError(ValueError):
+    """A file that is no student."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentCard:
+    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default."""
+
+    model: ModelConfig
+    input_shape: tuple[int, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    idp3: GateRule | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """N predictions: ``probabilities_NC``, their argmax ``labels``, and which of them are ``answered``."""
+
+    labels: npt.NDArray[np.int64]
+    probabilities_NC: npt.NDArray[np.float32]
+    answered: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student:
+    """A model with its card."""
+
+    card: StudentCard
+    network: nn.Module
+
+    def predict(self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None) -> Prediction:
+        """Labels for features (N, ...). With IDP3, ``sensitive_features`` (N,) are needed and some stay unanswered."""
+        if tuple(x.shape[1:]) != self.card.input_shape:
+            raise ValueError(f"Expected features of shape (N, *{self.card.input_shape}), got {tuple(x.shape)}.")
+        probabilities = predict_probabilities(self.network, x).numpy()
+        labels = probabilities.argmax(axis=1)
+        answered = np.ones(len(labels), dtype=np.bool_)
+        if self.card.idp3 is not None:
+            if sensitive_features is None:
+                raise ValueError("This student predicts with IDP3 and needs sensitive_features, a group per record.")
+            answered = filter_stream(
+                labels,
+                sensitive_features,
+                rule=self.card.idp3,
+                num_groups=len(self.card.group_names),
+                num_classes=len(self.card.label_names),
+            )
+        return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
+
+
+def save_student(student: Student, path: Path) -> None:
+    """Write weights and card as one safetensors file."""
+    card = asdict(student.card) | {"model": student.card.model.model_dump(mode="json")}
+    tensors = {name: tensor.contiguous() for name, tensor in student.network.state_dict().items()}
+    save_file(tensors, path, metadata={"format": FORMAT, "card": json.dumps(card)})
+
+
+def load_student(path: Path) -> Student:
+    """Read a file of :func:`save_student`; StudentFileError if it is missing, damaged or something else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise StudentFileError(f"{path}: not a readable student ({error}).") from error
+    if metadata.get("format") != FORMAT:
+        raise StudentFileError(f"{path}: expected format {FORMAT}, found {metadata.get('format')}.")
+    card = _card(json.loads(metadata["card"]))
+    network = build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names), generator_seed=0)
+    network.load_state_dict(tensors)
+    return Student(card=card, network=network.eval())
+
+
+def _card(values: dict[str, object]) -> StudentCard:
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    idp3 = fields.pop("idp3")
+    return StudentCard(
+        **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
+        idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
+    )

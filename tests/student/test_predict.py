@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fairpate.config import ModelConfig
+from fairpate.nn.models import build_model
+from fairpate.types import GateRule
+from student.predict import Student, StudentCard, StudentFileError, load_student, save_student
+
+RULE = GateRule(max_disparity=0.05, min_count=4)
+
+
+def make_student(idp3=None):
+    config = ModelConfig(name="mlp", hidden=(8,))
+    card = StudentCard(
+        model=config,
+        input_shape=(5,),
+        label_names=("no", "yes"),
+        group_names=("a", "b", "c"),
+        sensitive_attribute="group",
+        idp3=idp3,
+    )
+    return Student(card=card, network=build_model(config, input_shape=(5,), num_classes=2, generator_seed=1).eval())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("idp3", [None, RULE, GateRule(max_disparity=math.inf, min_count=0)])
+def test_a_student_comes_back_from_its_file(tmp_path, x, idp3):
+    student, groups = make_student(idp3), np.arange(300) % 3
+    save_student(student, tmp_path / "student.safetensors")
+    again = load_student(tmp_path / "student.safetensors")
+    assert again.card == student.card
+    before, after = student.predict(x, groups), again.predict(x, groups)
+    np.testing.assert_array_equal(before.probabilities_NC, after.probabilities_NC)
+    np.testing.assert_array_equal(before.answered, after.answered)
+
+
+def test_without_idp3_everything_is_answered(x):
+    prediction = make_student().predict(x)
+    assert prediction.answered.all()
+    np.testing.assert_array_equal(prediction.labels, prediction.probabilities_NC.argmax(axis=1))
+
+
+def test_idp3_refuses_what_would_pass_its_margin_and_starts_afresh_each_time(x):
+    student, groups = make_student(RULE), (x[:, 0] > 0).long().numpy()
+    prediction = student.predict(x, groups)
+    assert 0 < prediction.answered.mean() < 1
+    np.testing.assert_array_equal(student.predict(x, groups).answered, prediction.answered)
+    everything = make_student(GateRule(max_disparity=math.inf, min_count=0)).predict(x, groups)
+    assert everything.answered.all()
+    np.testing.assert_array_equal(everything.labels, prediction.labels)
+
+
+def test_idp3_asks_for_groups_and_the_shape_is_checked(x):
+    with pytest.raises(ValueError, match="sensitive_features"):
+        make_student(RULE).predict(x)
+    with pytest.raises(ValueError, match=r"shape \(N, \*\(5,\)\)"):
+        make_student().predict(x[:, :4])
+
+
+def test_a_file_that_is_no_student_is_refused(tmp_path):
+    damaged, foreign = tmp_path / "damaged.safetensors", tmp_path / "foreign.safetensors"
+    damaged.write_bytes(b"\x00" * 40)
+    save_file({"weight": torch.zeros(2)}, foreign)
+    for path, cause in ((damaged, "readable"), (foreign, "format"), (tmp_path / "missing", "readable")):
+        with pytest.raises(StudentFileError, match=cause):
+            load_student(path)

@@ -1,0 +1,135 @@
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
+from fairpate.nn.predict import predict_logits
+from student.train import PublicRecords, train_student
+
+MLP = ModelConfig(name="mlp", hidden=(32,))
+FIT = FitConfig(epochs=60, batch_size=16, learning_rate=0.01)
+
+
+def moons(num_records, seed):
+    """Two interleaving half circles: (features, class)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num_records) % 2
+    angle = torch.rand(num_records, generator=generator) * torch.pi
+    x = torch.stack([angle.cos(), angle.sin()], dim=1)
+    x = torch.where(labels[:, None] == 0, x, torch.tensor([1.0, 0.5]) - x)
+    return x + 0.06 * torch.randn(x.shape, generator=generator), labels
+
+
+def bars(num_records, seed):
+    """Noisy 8x8 images with a bright horizontal (0) or vertical (1) bar: (uint8 images, class)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (num_records,), generator=generator)
+    images = torch.rand(num_records, 1, 8, 8, generator=generator) * 140
+    for image, label, place in zip(images, labels, torch.randint(8, (num_records,), generator=generator), strict=True):
+        image[0].select(int(label), int(place)).add_(90)
+    return images.to(torch.uint8), labels
+
+
+def split(x, labels, num_answered):
+    return PublicRecords(answered_x=x[:num_answered], labels=labels[:num_answered], unlabelled_x=x[num_answered:])
+
+
+def train(records, config, seed=0, num_classes=2):
+    return train_student(records, config, num_classes=num_classes, generator=torch.Generator().manual_seed(seed))
+
+
+def accuracy(model, x, labels):
+    return float((predict_logits(model, x).argmax(dim=1) == labels).float().mean())
+
+
+def test_a_supervised_student_learns_from_answers_and_never_sees_the_rest():
+    x, labels = moons(200, seed=0)
+    config = StudentConfig(model=MLP, fit=FIT)
+    first = train(split(x, labels, 150), config)
+    blind = PublicRecords(answered_x=x[:150], labels=labels[:150], unlabelled_x=torch.full((50, 2), torch.nan))
+    second = train(blind, config)
+    assert accuracy(first, *moons(500, seed=1)) > 0.95
+    assert torch.equal(predict_logits(first, x), predict_logits(second, x))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """40 answered and 600 unlabelled digits, and the rest to score on: (records, (x, labels))."""
+    source = load_digits()
+    order = torch.randperm(len(source.target), generator=torch.Generator().manual_seed(0))
+    x = (torch.tensor(source.images) * 15.9).to(torch.uint8)[order][:, None]
+    labels = torch.tensor(source.target)[order]
+    return split(x[:640], labels[:640], 40), (x[640:], labels[640:])
+
+
+def test_pseudo_labels_improve_on_few_answers(digits):
+    records, held_out = digits
+    fit = FitConfig(epochs=40, batch_size=32, learning_rate=3e-3)
+    plain, semi = (
+        train(records, StudentConfig(fit=fit, method=method, confidence=0.8, rounds=3), num_classes=10)
+        for method in ("supervised", "pseudo_label")
+    )
+    assert accuracy(semi, *held_out) > accuracy(plain, *held_out) + 0.02
+
+
+def test_fixmatch_improves_on_few_answers(digits):
+    records, held_out = digits
+    model, weak = ModelConfig(name="lenet"), AugmentConfig(translation_fraction=0.1)
+    strong = AugmentConfig(translation_fraction=0.2, rotation_degrees=15, erase=0.5)
+    # 125 epochs over 40 answers are as many steps as 50 over 600 unlabelled records.
+    plain, semi = (
+        train(
+            records,
+            StudentConfig(
+                model=model,
+                fit=FitConfig(epochs=epochs, learning_rate=1e-3, augment=weak),
+                method=method,
+                confidence=0.9,
+                strong_augment=strong,
+            ),
+            num_classes=10,
+        )
+        for method, epochs in (("supervised", 125), ("fixmatch", 50))
+    )
+    assert accuracy(semi, *held_out) > accuracy(plain, *held_out) + 0.01
+
+
+@pytest.mark.parametrize("method", ["supervised", "pseudo_label", "fixmatch"])
+def test_the_generator_alone_decides_the_weights(method):
+    config = StudentConfig(model=ModelConfig(name="cnn", width=4, dropout=0.2), fit=FitConfig(epochs=2), method=method)
+    records = split(*bars(60, seed=0), 20)
+    torch.manual_seed(1)
+    first = train(records, config)
+    torch.manual_seed(2)
+    again, other = train(records, config), train(records, config, seed=1)
+    x = records.unlabelled_x
+    assert torch.equal(predict_logits(first, x), predict_logits(again, x))
+    assert not torch.equal(predict_logits(first, x), predict_logits(other, x))
+
+
+@pytest.mark.parametrize(("method", "total"), [("supervised", 3), ("pseudo_label", 9), ("fixmatch", 3)])
+def test_progress_counts_every_epoch(method, total):
+    heard = []
+    config = StudentConfig(model=MLP, fit=FitConfig(epochs=3), method=method, rounds=2)
+    train_student(
+        split(*bars(40, seed=0), 20),
+        config,
+        num_classes=2,
+        generator=torch.Generator().manual_seed(0),
+        on_progress=lambda *progress: heard.append(progress),
+    )
+    assert heard == [(done, total) for done in range(1, total + 1)]
+
+
+def test_no_answers_and_the_wrong_method_are_named():
+    x, labels = moons(20, seed=0)
+    with pytest.raises(ValueError, match="No query was answered"):
+        train(split(x, labels, 0), StudentConfig(model=MLP))
+    with pytest.raises(ValueError, match="fixmatch changes images"):
+        train(split(x, labels, 10), StudentConfig(model=MLP, method="fixmatch"))
+
+
+def test_a_student_that_diverges_says_so():
+    config = StudentConfig(model=MLP, method="fixmatch", fit=FitConfig(optimizer="sgd", learning_rate=1e30, epochs=5))
+    with pytest.raises(ValueError, match="diverged"):
+        train(split(*bars(40, seed=0), 20), config)
