@@ -90,6 +90,11 @@ class RunDirectory:
         return self.public / "report.html"
 
     @property
+    def costs(self) -> Path:
+        """What was really spent; for the operator."""
+        return self.private / "costs.json"
+
+    @property
     def private_report(self) -> Path:
         """The page for the operator."""
         return self.private / "report.html"

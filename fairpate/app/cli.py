@@ -1,0 +1,162 @@
+"""The command line: parse, build, run, close.
+
+What a user can mend ends in one message on standard error that names the field, the value and the remedy, and a
+non-zero exit; only a defect of ours shows a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fairpate import __version__
+from fairpate.config import DataConfig, RunConfig, load_config
+
+app = typer.Typer(
+    help="Private and fair learning from many teachers, with an epsilon that is true.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
+Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of the same configuration goes on.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
+OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point: turns a user's error into one message and a non-zero exit."""
+    try:
+        app(standalone_mode=False)
+    except typer.Abort:
+        sys.exit(_INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(
+            _fail("Interrupted; what was finished is kept, and the same command goes on from there.", _INTERRUPTED)
+        )
+    except Exception as error:
+        if not _is_the_users(error):
+            raise
+        sys.exit(_fail(_message(error)))
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether the error is something the user can mend: bad input, a missing file, a cluster that is not there."""
+    from aggregator.ledger import LedgerError
+
+    return isinstance(error, (ValueError, OSError, LedgerError)) or type(error).__module__.startswith(
+        ("click", "typer")
+    )
+
+
+def _message(error: Exception) -> str:
+    format_message = getattr(error, "format_message", None)
+    return str(format_message() if callable(format_message) else error) or type(error).__name__
+
+
+def _fail(message: str, code: int = 1) -> int:
+    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {_escaped(message)}", soft_wrap=True)
+    return code
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+@app.command()
+def run(config: ConfigFile = None, overrides: Overrides = None, out: Out = None, data_dir: DataDir = None) -> None:
+    """Run every stage: data, teachers, votes, aggregator, student, evaluation, reports."""
+    resolved = _with_places(load_config(config, overrides), out=out, data_dir=data_dir)
+    from fairpate.app.pipeline import run_pipeline
+    from fairpate.app.progress import Reporter
+    from fairpate.app.summary import summarise
+
+    finished = run_pipeline(resolved, Reporter())
+    Console(highlight=False).print(summarise(finished))
+
+
+@app.command()
+def report(folder: RunFolder) -> None:
+    """Write the two reports of a finished run again."""
+    from fairpate.app.pipeline import run_pipeline
+    from fairpate.app.progress import Reporter
+    from fairpate.app.rundir import open_run_directory
+    from fairpate.app.summary import summarise
+
+    found, config = open_run_directory(folder)
+    run_pipeline(config.model_copy(update={"out": found.root}), Reporter(quiet=True))
+    Console(highlight=False).print(summarise(found))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@data_app.command("list")
+def list_data() -> None:
+    """Every data set with its task, sensitive attribute, size and licence."""
+    from fairpate.data import list_datasets
+
+    table = Table("name", "task", "sensitive attribute", "records", "licence", title=None)
+    for entry in list_datasets():
+        table.add_row(entry.name, entry.task, entry.sensitive, f"{entry.rows:,}", entry.licence)
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def fetch_data(name: DatasetName, data_dir: DataDir = None) -> None:
+    """Download a data set from its publisher and check it against its pinned checksum."""
+    from fairpate.data import fetch
+
+    target = data_dir or _data_dir_from_environment()
+    for path in fetch(name, target):
+        typer.echo(str(path))
+
+
+@data_app.command("describe")
+def describe_data(
+    name: DatasetName, data_dir: DataDir = None, options: OptionValues = None, as_json: bool = False
+) -> None:
+    """Load a data set and count its records by split, label and group."""
+    from fairpate.app.describe import describe_table
+    from fairpate.data import describe, load_dataset
+
+    settings = [f"data.options.{option}" for option in options or []]
+    config = load_config(None, [f"data.name={name}", *settings]).data
+    description = describe(load_dataset(_at(config, data_dir)))
+    if as_json:
+        typer.echo(json.dumps(description.to_json(), indent=2))
+    else:
+        Console(highlight=False).print(describe_table(description))
+
+
+def _with_places(config: RunConfig, *, out: Path | None, data_dir: Path | None) -> RunConfig:
+    return config.model_copy(update={"out": out or config.out, "data": _at(config.data, data_dir)})
+
+
+def _at(config: DataConfig, data_dir: Path | None) -> DataConfig:
+    return config if data_dir is None else config.model_copy(update={"data_dir": data_dir})
+
+
+def _data_dir_from_environment() -> Path:
+    folder = os.environ.get("FAIRPATE_DATA")
+    if not folder:
+        raise ValueError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    return Path(folder)

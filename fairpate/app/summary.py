@@ -1,0 +1,39 @@
+"""What the command line prints at the end: the outcome of a run, and what is in a data set."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fairpate.app.rundir import RunDirectory
+
+
+def summarise(run: RunDirectory) -> Group:
+    """The published numbers of a finished run, and where its files are."""
+    statement = json.loads(run.statement.read_text(encoding="utf-8"))
+    metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    table = Table.grid(padding=(0, 2))
+    table.add_row("student accuracy", f"{_number(metrics['accuracy'])} on {metrics['num_answered']} test records")
+    table.add_row("coverage", _number(metrics["coverage"]))
+    table.add_row(
+        "demographic disparity",
+        f"{_number(gap['value'])}, 95 % interval {_number(gap['low'])} to {_number(gap['high'])}",
+    )
+    table.add_row("labels released", f"{statement['answered']} of {statement['queries_posed']} queries")
+    table.add_row(
+        "epsilon, data-independent",
+        f"{statement['epsilon_data_independent']:.2f} at delta {statement['delta']:g} "
+        f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})",
+    )
+    table.add_row("published", str(run.public_report))
+    table.add_row("operator only", str(run.private_report))
+    return Group(Text(), table)
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -1,0 +1,52 @@
+"""The run directory's Parquet tables: votes, which are private, and released labels, which are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fairpate.app.rundir import RunDirectoryError, write_atomically
+from fairpate.types import LabelledSet, VoteBatch
+
+
+def write_votes(batch: VoteBatch, path: Path) -> None:
+    """One row per query: record_id, group, and how many teachers chose each class."""
+    counts = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
+    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": counts})
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+
+
+def read_votes(path: Path) -> VoteBatch:
+    """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
+    table = _read(path)
+    return VoteBatch(
+        record_ids=table["record_id"].to_pylist(),
+        groups_Q=table["group"].to_numpy().astype(np.int64),
+        votes_QC=np.array(table["votes"].to_pylist(), dtype=np.int64),
+    )
+
+
+def write_labels(labelled: LabelledSet, path: Path) -> None:
+    """One row per answered query, in the order asked: record_id, group, label."""
+    table = pa.table({"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels})
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+
+
+def read_labels(path: Path) -> LabelledSet:
+    """The labels that :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    table = _read(path)
+    return LabelledSet(
+        record_ids=tuple(table["record_id"].to_pylist()),
+        labels=table["label"].to_numpy().astype(np.int64),
+        groups=table["group"].to_numpy().astype(np.int64),
+    )
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RunDirectoryError(f"{path}: cannot be read ({error}); delete it and run again.") from error

@@ -1,0 +1,1 @@
+"""From predictions to metrics, and from metrics to the pages a person reads."""

@@ -1,0 +1,219 @@
+"""What a set of predictions is worth: accuracy, coverage and fairness, overall and by group.
+
+The numbers describe the evaluated records with their true labels and groups. They are outside every privacy
+guarantee unless those records are public or the numbers are released privately. An undefined number is NaN in
+Python, null in JSON and never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.fairness import gaps, rates
+
+GAPS: Mapping[str, gaps.Metric] = {
+    "dp_one_vs_rest": gaps.dp_one_vs_rest,
+    "dp_pairwise": gaps.dp_pairwise,
+    "dp_to_overall": gaps.dp_to_overall,
+    "eo_full": gaps.eo_full,
+    "eo_lowy": gaps.eo_lowy,
+    "accuracy_parity": gaps.accuracy_parity,
+}
+"""The gaps every evaluation reports, by their names in JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """One group: records evaluated, records answered, their share and the accuracy on them."""
+
+    name: str
+    num_records: int
+    num_answered: int
+    coverage: float
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapResult:
+    """One gap with its bootstrap percentile interval.
+
+    ``min_cell_size`` is the smallest cell that took part, ``n_undefined`` the cells left out, ``where`` the cell that
+    attains the value, in words.
+    """
+
+    value: float
+    low: float
+    high: float
+    level: float
+    n_undefined: int
+    min_cell_size: int
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
+
+    Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is how many (for probabilities,
+    how much mass) of group z with true label y was predicted k; ``rates_GC[z][k]`` is r(z, k).
+    """
+
+    num_records: int
+    num_answered: int
+    accuracy: float
+    coverage: float
+    group_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    groups: tuple[GroupResult, ...]
+    gaps: Mapping[str, GapResult]
+    ermi: float
+    ermi_given_label: float
+    rates_GC: tuple[tuple[float, ...], ...]
+    confusion_GYC: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def disparity(self) -> float:
+        """The headline gap, ``dp_one_vs_rest``."""
+        return self.gaps["dp_one_vs_rest"].value
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, field for field; undefined numbers are null."""
+        plain: dict[str, Any] = _nan_to_none(asdict(self))
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
+        """The evaluation that ``to_json`` wrote. KeyError or TypeError when fields are missing or unknown."""
+        fields = dict(plain)
+        fields["groups"] = tuple(GroupResult(**_none_to_nan(group)) for group in plain["groups"])
+        fields["gaps"] = {name: GapResult(**_none_to_nan(gap)) for name, gap in plain["gaps"].items()}
+        fields["rates_GC"] = tuple(tuple(_none_to_nan(row)) for row in plain["rates_GC"])
+        fields["confusion_GYC"] = tuple(tuple(tuple(row) for row in table) for table in plain["confusion_GYC"])
+        for name in ("group_names", "class_names"):
+            fields[name] = tuple(plain[name])
+        for name in ("accuracy", "coverage", "ermi", "ermi_given_label"):
+            fields[name] = _none_to_nan(plain[name])
+        return cls(**fields)
+
+
+def evaluate(
+    predictions: npt.ArrayLike,
+    *,
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    class_names: Sequence[str],
+    group_names: Sequence[str],
+    generator: np.random.Generator,
+    answered_N: npt.ArrayLike | None = None,
+    num_replicates: int = 1000,
+    level: float = 0.95,
+) -> Evaluation:
+    """Measure hard labels (N,) or probabilities (N, C) against true labels and groups.
+
+    Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
+    ``generator`` drives the bootstrap of the gaps' intervals. ValueError for lengths or values that do not fit.
+    """
+    groups = np.asarray(groups_N)
+    answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
+    joint_GYC = rates.joint_table(
+        predictions,
+        groups,
+        labels_N=labels_N,
+        answered_N=answered,
+        num_groups=len(group_names),
+        num_classes=len(class_names),
+    )
+    joint_RGYC = rates.resampled_tables(
+        predictions,
+        groups,
+        labels_N=labels_N,
+        answered_N=answered,
+        num_groups=len(group_names),
+        num_classes=len(class_names),
+        generator=generator,
+        num_replicates=num_replicates,
+    )
+    accuracy, accuracy_G = rates.accuracies(joint_GYC)
+    coverage, coverage_G = rates.coverages(groups, answered, num_groups=len(group_names))
+    return Evaluation(
+        num_records=len(groups),
+        num_answered=int(answered.sum()),
+        accuracy=accuracy,
+        coverage=coverage,
+        group_names=tuple(group_names),
+        class_names=tuple(class_names),
+        groups=tuple(
+            GroupResult(
+                name=name,
+                num_records=int((groups == z).sum()),
+                num_answered=int((answered & (groups == z)).sum()),
+                coverage=float(coverage_G[z]),
+                accuracy=float(accuracy_G[z]),
+            )
+            for z, name in enumerate(group_names)
+        ),
+        gaps={
+            name: _measure(metric, joint_GYC, joint_RGYC, level, group_names, class_names)
+            for name, metric in GAPS.items()
+        },
+        ermi=gaps.ermi(joint_GYC),
+        ermi_given_label=gaps.ermi_given_label(joint_GYC),
+        rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
+        confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
+    )
+
+
+def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
+    """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
+    if cell is None:
+        return "undefined"
+    event = "correct" if cell.label is None else f"predicted {class_names[cell.label]}"
+    if cell.given_label is not None:
+        event += f", given true {'' if cell.given_is else 'not '}{class_names[cell.given_label]}"
+    if cell.group is None:
+        return event
+    against = "" if cell.other_group is None else f" against {group_names[cell.other_group]}"
+    return f"{event}: {group_names[cell.group]}{against}"
+
+
+def _measure(
+    metric: gaps.Metric,
+    joint_GYC: rates.FloatArray,
+    joint_RGYC: rates.FloatArray,
+    level: float,
+    group_names: Sequence[str],
+    class_names: Sequence[str],
+) -> GapResult:
+    worst = metric(joint_GYC)
+    interval = gaps.bootstrap_interval(metric, joint_RGYC, level=level)
+    return GapResult(
+        value=worst.value,
+        low=interval.low,
+        high=interval.high,
+        level=level,
+        n_undefined=worst.n_undefined,
+        min_cell_size=worst.min_cell_size,
+        where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
+    )
+
+
+def _nan_to_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nan_to_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nan_to_none(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _none_to_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _none_to_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_none_to_nan(item) for item in value]
+    return math.nan if value is None else value

@@ -1,0 +1,97 @@
+"""The frame of a report: one HTML file with its style sheet inside, and the words for numbers.
+
+Nothing is fetched and nothing runs. Whoever passes text passes it unescaped; ``escape`` is applied where it enters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+
+
+def page(*, title: str, body: str) -> str:
+    """A complete document around ``body``."""
+    style = resources.files("fairpate.evaluation").joinpath("report.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def section(heading: str, intro: str, *parts: str) -> str:
+    """A section; ``intro`` is text, ``parts`` are HTML."""
+    lead = f"<p>{escape(intro)}</p>" if intro else ""
+    return f"<section>\n<h2>{escape(heading)}</h2>{lead}\n{''.join(parts)}\n</section>\n"
+
+
+def cards(*figures: str) -> str:
+    """Cards side by side, one below the other on a phone."""
+    return f'<div class="cards">{"".join(figures)}</div>'
+
+
+def card(heading: str, caption: str, content: str, *, wide: bool = False) -> str:
+    """A figure with its heading and caption; ``content`` is HTML."""
+    css = "card wide" if wide else "card"
+    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="{css}"><h3>{escape(heading)}</h3>{words}<div class="scroll">{content}</div></figure>\n'
+
+
+def column(*figures: str) -> str:
+    """Cards above one another in one column of ``cards``."""
+    return f'<div class="column">{"".join(figures)}</div>'
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of HTML cells under escaped headings."""
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def count(value: int) -> str:
+    """A whole number with separators."""
+    return f"{value:,}"
+
+
+def percent(share: float, *, digits: int = 1) -> str:
+    """A share in per cent, or the word undefined; exactly everything and nothing carry no decimals."""
+    if math.isnan(share):
+        return "undefined"
+    return f"{100 * share:.0f}\u00a0%" if share in (0, 1) else f"{100 * share:.{digits}f}\u00a0%"
+
+
+def decimal(value: float, *, digits: int = 3) -> str:
+    """A number with fixed decimals, or the word undefined."""
+    if math.isnan(value):
+        return "undefined"
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def epsilon_text(value: float) -> str:
+    """An epsilon to two decimals, rounded up: a printed budget is never below the true one."""
+    return decimal(math.ceil(value * 100 - 1e-9) / 100 if math.isfinite(value) else value, digits=2)
+
+
+def delta_text(value: float) -> str:
+    """A delta in powers of ten, as people write it."""
+    rounded = f"{value:.0e}"
+    if float(rounded) != value:
+        return f"{value:g}"
+    mantissa, _, exponent = rounded.partition("e")
+    return power_of_ten(int(exponent)) if mantissa == "1" else f"{mantissa}·{power_of_ten(int(exponent))}"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10 with a raised exponent."""
+    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+
+
+def course(epsilon_Q: Sequence[float], *, max_points: int = 240) -> list[tuple[float, float]]:
+    """(queries posed, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
+    num_queries = len(epsilon_Q)
+    num_steps = min(num_queries, max_points)
+    steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]
+    return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []

@@ -1,0 +1,102 @@
+"""What the two pages of a run show: plain records that whoever ran it fills in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fairpate.evaluation.metrics import Evaluation
+from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
+
+Outcome = Literal["answered", "confidence", "fairness", "free"]
+OUTCOMES: Mapping[Outcome, str] = {
+    "answered": "answered",
+    "fairness": "refused by the fairness gate",
+    "confidence": "refused: too little consensus",
+    "free": "refused before the vote",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOutcomes:
+    """How the queries of one public group ended."""
+
+    name: str
+    answered: int
+    rejected_confidence: int
+    rejected_fairness: int
+    refused_free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicReport:
+    """What the public page shows.
+
+    ``title`` names the data set. ``num_private_records`` is a declared, public number (the exact count is itself
+    protected when records may be added or removed); None leaves it out. ``epsilon_course_Q`` is the
+    data-independent epsilon after each posed query, at the statement's delta. ``answered_GC[z][k]`` counts released
+    labels. ``evaluations`` maps what was measured on the test records to its result; the first is the headline.
+    """
+
+    title: str
+    statement: PrivacyStatement
+    mechanism: MechanismParameters
+    gate: GateRule
+    num_private_records: int | None
+    num_teachers: int
+    num_public_records: int
+    epsilon_course_Q: Sequence[float]
+    outcomes: Sequence[GroupOutcomes]
+    answered_GC: Sequence[Sequence[int]]
+    evaluations: Mapping[str, Evaluation]
+
+    def __post_init__(self) -> None:
+        if not self.evaluations:
+            raise ValueError("Expected at least one evaluation, got none.")
+        if len(self.epsilon_course_Q) != self.statement.queries_posed:
+            raise ValueError(
+                f"Expected one epsilon per posed query ({self.statement.queries_posed}), "
+                f"got {len(self.epsilon_course_Q)}."
+            )
+        if len(self.answered_GC) != len(self.headline.group_names):
+            raise ValueError(
+                f"Expected answered_GC to have a row for each of {len(self.headline.group_names)} groups, "
+                f"got {len(self.answered_GC)}."
+            )
+
+    @property
+    def headline(self) -> Evaluation:
+        """The first evaluation."""
+        return next(iter(self.evaluations.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateReport:
+    """What the operator's page adds; every array follows the order of the posed queries and depends on the votes.
+
+    ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
+    data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
+    computed, ``epsilon_as_published_course_Q`` leaves out rejections by the fairness gate.
+    ``plurality_votes_Q`` counts the teachers behind the most popular label.
+    """
+
+    public: PublicReport
+    rdp_order: float
+    rdp_Q: Sequence[float]
+    epsilon_data_dependent_course_Q: Sequence[float]
+    epsilon_as_published_course_Q: Sequence[float]
+    plurality_votes_Q: Sequence[int]
+    outcomes_Q: Sequence[Outcome]
+
+    def __post_init__(self) -> None:
+        posed = self.public.statement.queries_posed
+        for field in (
+            "rdp_Q",
+            "epsilon_data_dependent_course_Q",
+            "epsilon_as_published_course_Q",
+            "plurality_votes_Q",
+            "outcomes_Q",
+        ):
+            if len(getattr(self, field)) != posed:
+                raise ValueError(f"Expected {field} to have {posed} entries, got {len(getattr(self, field))}.")

@@ -1,0 +1,269 @@
+"""Both pages as a browser reads them: well formed, self-contained, escaped, honest about what is missing."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fairpate.evaluation import charts
+from fairpate.evaluation.metrics import evaluate
+from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, percent
+from fairpate.evaluation.report import GroupOutcomes, PrivateReport, PublicReport, private_report, public_report
+from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
+
+VOID = {"meta", "link", "br"}
+OUTCOMES = ["answered", "answered", "fairness", "confidence", "answered", "free"]
+
+
+def measured(answered=None, group_names=("red", "green")):
+    random = np.random.default_rng(0)
+    return evaluate(
+        random.integers(0, 3, 80),
+        labels_N=random.integers(0, 3, 80),
+        groups_N=random.integers(0, 2, 80),
+        answered_N=answered,
+        class_names=["zero", "one", "two"],
+        group_names=group_names,
+        generator=random,
+        num_replicates=50,
+    )
+
+
+def published(**changes) -> PublicReport:
+    statement = PrivacyStatement(
+        unit="record",
+        relation="add or remove one",
+        delta=1e-5,
+        epsilon_data_independent=6.1234,
+        epsilon_sanitised=None,
+        queries_posed=6,
+        answered=3,
+        rejected_confidence=1,
+        rejected_fairness=1,
+        refused_free=1,
+        noise="os_entropy",
+        tuning_accounted=False,
+    )
+    fields = {
+        "title": "Colour digits",
+        "statement": statement,
+        "mechanism": MechanismParameters(threshold=60, threshold_stddev_votes=40, noise_stddev_votes=15),
+        "gate": GateRule(max_disparity=0.1, min_count=2),
+        "num_private_records": 1200,
+        "num_teachers": 100,
+        "num_public_records": 300,
+        "epsilon_course_Q": [1.0, 2.0, 3.0, 4.0, 5.0, 6.1234],
+        "outcomes": [
+            GroupOutcomes(name="red", answered=2, rejected_confidence=0, rejected_fairness=1, refused_free=1),
+            GroupOutcomes(name="green", answered=1, rejected_confidence=1, rejected_fairness=0, refused_free=0),
+        ],
+        "answered_GC": [[1, 1, 0], [0, 0, 1]],
+        "evaluations": {"student": measured()},
+    }
+    return PublicReport(**(fields | changes))
+
+
+def operated(**changes) -> PrivateReport:
+    fields = {
+        "public": published(),
+        "rdp_order": 8.0,
+        "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
+        "epsilon_data_dependent_course_Q": [0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456],
+        "epsilon_as_published_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
+        "plurality_votes_Q": [95, 90, 70, 40, 100, 50],
+        "outcomes_Q": OUTCOMES,
+    }
+    return PrivateReport(**(fields | changes))
+
+
+class Page(HTMLParser):
+    """Checks nesting while reading; keeps tags, attribute values and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words = ""
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words += data
+
+
+PAGES = {
+    "public": lambda **changes: public_report(published(**changes)),
+    "private": lambda **changes: private_report(operated(public=published(**changes))),
+}
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_is_one_well_formed_file_that_fetches_and_runs_nothing(kind: str) -> None:
+    html = PAGES[kind]()
+    page = Page(html)
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    links = [value for name, value in page.attributes if name in ("href", "src")]
+    assert links == ["data:,"]
+    assert not re.search(r"url\((?!#hatch)|@import|https?:", html)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_every_drawing_is_xml_with_a_name_and_finite_coordinates(kind: str) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", PAGES[kind](), flags=re.DOTALL)
+    assert drawings
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)  # noqa: S314 - our own output
+        assert root.get("aria-label") or root.get("aria-hidden")
+        numbers = [value for element in root.iter() for value in element.attrib.values()]
+        assert not any(re.search(r"\b(nan|inf)\b", value) for value in numbers)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_names_from_outside_are_escaped(kind: str) -> None:
+    hostile = '<script>alert(1)</script> & "co"'
+    named = measured(group_names=(hostile, "green"))
+    outcomes = [replace(outcome, name=hostile) for outcome in published().outcomes]
+    page = Page(PAGES[kind](title=hostile, outcomes=outcomes, evaluations={hostile: named}))
+    assert "script" not in page.tags
+    assert hostile in page.words
+
+
+def test_the_public_page_tells_the_run() -> None:
+    words = Page(public_report(published())).words
+    statement = published()
+    for expected in (
+        "100 teachers answered 3 of 6 public queries",
+        "ε = 6.13",
+        "per record, add or remove one",
+        percent(statement.headline.accuracy),
+        decimal(statement.headline.disparity),
+        "Tuning is not part of ε",
+        "It does not bound the final gap",
+        "1 refused for low consensus, 1 by the fairness gate, 1 before the vote",
+    ):
+        assert expected in words
+    assert "not private" not in words
+
+
+def test_only_the_operators_page_shows_what_depends_on_votes() -> None:
+    private = Page(private_report(operated())).words
+    assert "Operator only. Do not publish." in private
+    for epsilon in ("6.13", "2.35", "1.79"):
+        assert epsilon in private
+    public = Page(public_report(operated().public)).words
+    for secret in ("2.35", "1.79", "onsensus of the teachers", "Rényi"):
+        assert secret not in public
+
+
+def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:
+    statement = replace(published().statement, noise="seeded: not private")
+    for html in (PAGES["public"](statement=statement), PAGES["private"](statement=statement)):
+        assert "Reproducible run: not private." in html
+    words = Page(public_report(published(statement=statement))).words
+    assert "With fresh noise the labels would satisfy" in words
+    assert "computed from them, satisfy" not in words
+
+
+def test_undefined_numbers_are_called_undefined() -> None:
+    nobody = measured(answered=[False] * 80)
+    words = Page(PAGES["public"](evaluations={"student": nobody}, answered_GC=[[0, 0, 0], [0, 0, 0]])).words
+    assert words.count("undefined") > 5
+    assert not re.search(r"\b(nan|None|inf)\b", words)
+
+
+def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
+    statement = replace(published().statement, queries_posed=0, answered=0, epsilon_data_independent=0.0)
+    public = published(statement=statement, epsilon_course_Q=[], num_private_records=None)
+    empty = {name: [] for name in operated().__dict__ if name.endswith("_Q")}
+    assert "undisclosed" in Page(public_report(public)).words
+    Page(private_report(PrivateReport(public=public, rdp_order=8.0, **empty)))
+    noiseless = replace(published().statement, epsilon_data_independent=math.inf)
+    words = Page(PAGES["public"](statement=noiseless, epsilon_course_Q=[math.inf] * 6)).words
+    assert "ε = ∞" in words
+    ungated = Page(PAGES["public"](gate=GateRule(max_disparity=math.inf, min_count=0))).words
+    assert ungated.count("γ = off") == 2
+
+
+def test_records_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"one epsilon per posed query \(6\), got 2"):
+        published(epsilon_course_Q=[1.0, 2.0])
+    with pytest.raises(ValueError, match="rdp_Q to have 6 entries, got 1"):
+        operated(rdp_Q=[0.1])
+    with pytest.raises(ValueError, match="at least one evaluation"):
+        published(evaluations={})
+    with pytest.raises(ValueError, match="a row for each of 2 groups, got 1"):
+        published(answered_GC=[[1, 1, 1]])
+
+
+def test_histogram_blocks_are_as_high_as_their_counts() -> None:
+    drawing = charts.histogram(
+        [0, 1, 2],
+        [
+            charts.Stack(name="a", css="answered", counts=[4, 0]),
+            charts.Stack(name="b", css="confidence", counts=[2, 1]),
+        ],
+        x_label="x",
+        y_label="y",
+        title="t",
+    )
+    blocks = re.findall(r'class="fill (\w+)" x="([\d.]+)" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', drawing)
+    heights = {(css, x): float(height) for css, x, _, height in blocks}
+    unit = min(heights.values())
+    assert sorted(round(height / unit) for height in heights.values()) == [1, 2, 4]
+    lower, upper = (block for block in blocks if block[1] == min(blocks, key=lambda b: float(b[1]))[1])
+    assert float(upper[2]) + float(upper[3]) == pytest.approx(float(lower[2]), abs=0.11)
+
+
+def test_a_curve_ends_where_its_last_value_is() -> None:
+    drawing = charts.curves(
+        [charts.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
+    )
+    first, middle, last = (
+        tuple(map(float, point.split(",")))
+        for point in re.search(r'points="([^"]+)"', drawing).group(1).split()  # type: ignore[union-attr]
+    )
+    assert middle == pytest.approx(np.add(first, last) / 2)
+    assert last[1] == 24
+
+
+def test_a_long_course_is_thinned_but_keeps_its_ends() -> None:
+    points = course(list(range(1, 10_001)))
+    assert len(points) <= 241
+    assert points[0] == (0, 0)
+    assert points[-1] == (10_000, 10_000)
+    assert all(x == y for x, y in points)
+    assert course([]) == []
+
+
+def test_printed_numbers() -> None:
+    assert epsilon_text(2.001) == "2.01"
+    assert epsilon_text(2.0) == "2.00"
+    assert epsilon_text(math.inf) == "∞"
+    assert delta_text(1e-5) == "10⁻⁵"
+    assert delta_text(2e-6) == "2·10⁻⁶"
+    assert delta_text(0.00123) == "0.00123"
+    assert percent(math.nan) == "undefined"
+    assert percent(1.0) == "100\u00a0%"
+    assert percent(0.9996) == "100.0\u00a0%"
