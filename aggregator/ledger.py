@@ -120,7 +120,7 @@ class Ledger:
         return tuple(self._charges.values())
 
     @property
-    def counts_GC(self) -> list[list[int]]:  # noqa: N802 - shape suffix
+    def counts_GC(self) -> list[list[int]]:
         """How often each label was answered to each group: the gate's state."""
         counts = [[0] * self.terms.num_classes for _ in range(self.terms.num_groups)]
         for charge in self._charges.values():

@@ -133,7 +133,7 @@ def _fixmatch(
                 if not math.isfinite(loss.item()):
                     raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
                 loss.backward()
-                optimizer.step(epoch_learning_rate(config.fit, epoch))
+                optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
                 average.update()
             on_progress(epoch + 1, config.fit.epochs)
     average.copy_to_model()

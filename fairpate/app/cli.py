@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fairpate import __version__
 from fairpate.config import DataConfig, RunConfig, load_config
@@ -34,6 +34,7 @@ Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
 
 _INTERRUPTED = 130
@@ -110,14 +111,12 @@ def version() -> None:
 
 
 @data_app.command("list")
-def list_data() -> None:
+def list_data(data_dir: DataDir = None) -> None:
     """Every data set with its task, sensitive attribute, size and licence."""
+    from fairpate.app.summary import listing_table
     from fairpate.data import list_datasets
 
-    table = Table("name", "task", "sensitive attribute", "records", "licence", title=None)
-    for entry in list_datasets():
-        table.add_row(entry.name, entry.task, entry.sensitive, f"{entry.rows:,}", entry.licence)
-    Console().print(table)
+    Console().print(listing_table(list_datasets(data_dir or _data_dir_from_environment())))
 
 
 @data_app.command("fetch")
@@ -126,23 +125,25 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None) -> None:
     from fairpate.data import fetch
 
     target = data_dir or _data_dir_from_environment()
+    if target is None:
+        raise ValueError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
     for path in fetch(name, target):
         typer.echo(str(path))
 
 
 @data_app.command("describe")
 def describe_data(
-    name: DatasetName, data_dir: DataDir = None, options: OptionValues = None, as_json: bool = False
+    name: DatasetName, data_dir: DataDir = None, options: OptionValues = None, as_json: AsJson = False
 ) -> None:
-    """Load a data set and count its records by split, label and group."""
-    from fairpate.app.describe import describe_table
-    from fairpate.data import describe, load_dataset
+    """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
+    from fairpate.app.summary import describe_table
+    from fairpate.data import describe
 
     settings = [f"data.options.{option}" for option in options or []]
     config = load_config(None, [f"data.name={name}", *settings]).data
-    description = describe(load_dataset(_at(config, data_dir)))
+    description = describe(_at(config, data_dir))
     if as_json:
-        typer.echo(json.dumps(description.to_json(), indent=2))
+        typer.echo(json.dumps(asdict(description), indent=2))
     else:
         Console(highlight=False).print(describe_table(description))
 
@@ -155,8 +156,6 @@ def _at(config: DataConfig, data_dir: Path | None) -> DataConfig:
     return config if data_dir is None else config.model_copy(update={"data_dir": data_dir})
 
 
-def _data_dir_from_environment() -> Path:
+def _data_dir_from_environment() -> Path | None:
     folder = os.environ.get("FAIRPATE_DATA")
-    if not folder:
-        raise ValueError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
-    return Path(folder)
+    return Path(folder) if folder else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.rundir import RunDirectory
+from fairpate.data import DatasetDescription, DatasetListing
 
 
 def summarise(run: RunDirectory) -> Group:
@@ -33,6 +36,29 @@ def summarise(run: RunDirectory) -> Group:
     table.add_row("published", str(run.public_report))
     table.add_row("operator only", str(run.private_report))
     return Group(Text(), table)
+
+
+def listing_table(listings: Sequence[DatasetListing]) -> Table:
+    """Every data set on one line."""
+    table = Table("name", "task", "sensitive attribute", "records", "licence", "here", box=SIMPLE_HEAD)
+    for listing in listings:
+        here = "yes" if listing.present else "no"
+        table.add_row(listing.name, listing.task, listing.sensitive, f"{listing.rows:,}", listing.licence, here)
+    return table
+
+
+def describe_table(description: DatasetDescription) -> Group:
+    """Records of each split by group and label."""
+    heading = Text(
+        f"{description.name}: {description.kind} records of shape {description.record_shape}, "
+        f"sensitive attribute {description.sensitive_attribute}"
+    )
+    table = Table("split", "group", *description.label_names, "records", box=SIMPLE_HEAD)
+    for split in description.splits:
+        for name, counts in zip(description.group_names, split.counts_GC, strict=True):
+            table.add_row(split.name, name, *(f"{count:,}" for count in counts), f"{sum(counts):,}")
+        table.add_section()
+    return Group(heading, table, *(Text(note) for note in description.notes))
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,94 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fairpate import __version__
+from fairpate.app import cli
+
+
+@pytest.fixture
+def fairpate(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_version_and_help(fairpate):
+    assert fairpate("version")[:2] == (0, f"{__version__}\n")
+    code, output, _ = fairpate("--help")
+    assert code == 0
+    assert "run" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rum"], ["rum", "run"]),
+        (["run", "--sed", "1"], ["--sed"]),
+        (["run", "missing.yaml"], ["missing.yaml", "no such file"]),
+        (["run", "--set", "teachers.num_teacher=5"], ["teachers.num_teacher", "did you mean num_teachers"]),
+        (["run", "--set", "teachers.num_teachers=1"], ["teachers.num_teachers", "greater than or equal to 2"]),
+        (["run", "--set", "aggregator.mechanism.noise_stddev_votes=0"], ["noise_stddev_votes > 0", "got 0"]),
+        (["run", "--set", "seed"], ["section.field=value"]),
+        (["run", "--set", "data.name=colour_digits"], ["colour_digits", "did you mean color_digits"]),
+        (["run", "--set", "data.options={sensitive: hue}"], ["data.options.sensitive", "hue"]),
+        (["run", "--set", "data.name=adult", "--data-dir", "/nowhere"], ["/nowhere", "no such data folder"]),
+        (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
+        (["run", "--set", "data.num_test=5000"], ["5000"]),
+        (["report", "nowhere"], ["nowhere", "holds no run"]),
+        (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
+    ],
+)
+def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, arguments, words):
+    code, output, errors = fairpate(*arguments)
+    assert code == 1
+    assert output == ""
+    assert "Traceback" not in errors
+    for word in words:
+        assert word in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_fault_is_reported_at_once(fairpate, tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: -1\nteachers: {num_teachers: none}\nstudnet: {}\n")
+    code, _, errors = fairpate("run", "config.yaml")
+    assert code == 1
+    assert all(word in errors for word in ("seed", "teachers.num_teachers", "studnet", "did you mean student"))
+
+
+def test_data_sets_are_listed_and_described(fairpate, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, output, _ = fairpate("data", "list")
+    assert code == 0
+    assert "color_digits" in output
+    code, output, _ = fairpate("data", "describe", "color_digits", "--json")
+    assert code == 0
+    assert sum(split["records"] for split in json.loads(output)["splits"]) == 1797
+
+
+def test_fetch_needs_a_folder(fairpate, monkeypatch):
+    monkeypatch.delenv("FAIRPATE_DATA", raising=False)
+    code, _, errors = fairpate("data", "fetch", "adult")
+    assert code == 1
+    assert "--data-dir" in errors
+
+
+def test_the_installed_module_answers_with_an_exit_code():
+    command = [sys.executable, "-m", "fairpate", "run", "missing.yaml"]
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no such file" in done.stderr

@@ -1,0 +1,220 @@
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from aggregator.ledger import Ledger
+from fairpate.app.pipeline import charges_per_query, run_pipeline
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectoryError
+from fairpate.config import ConfigError
+from fairpate.data import load_dataset
+from student.predict import load_student
+
+PUBLIC = {"labels.parquet", "student.safetensors", "statement.json", "metrics.json", "report.html"}
+STATEMENT = {
+    "unit",
+    "relation",
+    "delta",
+    "epsilon_data_independent",
+    "epsilon_sanitised",
+    "queries_posed",
+    "answered",
+    "rejected_confidence",
+    "rejected_fairness",
+    "refused_free",
+    "noise",
+    "tuning_accounted",
+}
+
+
+def run(config):
+    return run_pipeline(config, Reporter(quiet=True))
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(small_config, tmp_path_factory, ray_session):
+    config = small_config(tmp_path_factory.mktemp("runs") / "run", "student.idp3={max_disparity: 0.1, min_count: 10}")
+    return run(config), config
+
+
+def test_the_run_directory_holds_what_it_promises(finished):
+    folder, _config = finished
+    assert {path.name for path in folder.public.iterdir()} == PUBLIC
+    assert {"teachers", "votes.parquet", "ledger.sqlite", "report.html"} <= {p.name for p in folder.private.iterdir()}
+    assert stat.S_IMODE(folder.private.stat().st_mode) == 0o700
+    assert yaml.safe_load(folder.config.read_text())["teachers"]["num_teachers"] == 12
+    assert read_json(folder.environment)["libraries"]["torch"].startswith("2.")
+    assert not list(folder.root.rglob("*.tmp"))
+
+
+def test_the_statement_prices_every_query_that_touched_votes(finished):
+    folder, _config = finished
+    statement = read_json(folder.statement)
+    assert set(statement) == STATEMENT
+    refused = statement["rejected_confidence"] + statement["rejected_fairness"] + statement["refused_free"]
+    assert statement["answered"] + refused == statement["queries_posed"] == 80
+    assert statement["epsilon_sanitised"] is None
+    assert statement["noise"] == "seeded: not private"
+    assert statement["tuning_accounted"] is False
+
+    # The mechanism's curve is alpha (1 / (2 s1^2) + 1 / s2^2) per query; converted here over a fine grid of orders.
+    charged = statement["queries_posed"] - statement["refused_free"]
+    slope = charged * (1 / (2 * 3**2) + 1 / 2**2)
+    orders = np.linspace(1.01, 60, 20_000)
+    delta = statement["delta"]
+    epsilon = slope * orders + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    assert epsilon.min() <= statement["epsilon_data_independent"] <= 1.05 * epsilon.min()
+
+
+def test_released_labels_are_the_ledger_s_answers_and_nothing_else(finished):
+    folder, config = finished
+    labels = pq.read_table(folder.labels)
+    assert labels.column_names == ["record_id", "group", "label"]
+    public = load_dataset(config.data).public
+    group_of = dict(zip(public.record_id, public.z.tolist(), strict=True))
+    assert [group_of[record_id] for record_id in labels["record_id"].to_pylist()] == labels["group"].to_pylist()
+    assert labels.num_rows == read_json(folder.statement)["answered"]
+
+
+def test_the_published_student_predicts_what_its_metrics_say(finished):
+    folder, config = finished
+    metrics, test = read_json(folder.metrics), load_dataset(config.data).test
+    prediction = load_student(folder.student).predict(test.x, test.z.numpy())
+    correct = prediction.labels == test.y.numpy()
+    assert metrics["coverage"] == pytest.approx(prediction.answered.mean())
+    assert metrics["accuracy"] == pytest.approx(correct[prediction.answered].mean())
+    assert metrics["without_refusals"]["accuracy"] == pytest.approx(correct.mean())
+    assert metrics["coverage"] < metrics["without_refusals"]["coverage"] == 1
+
+
+def test_the_operator_sees_three_prices_in_the_right_order(finished):
+    folder, _ = finished
+    costs = read_json(folder.private / "costs.json")
+    assert costs["epsilon_as_published"] < costs["epsilon_data_dependent"] <= costs["epsilon_data_independent"]
+    assert costs["epsilon_data_independent"] == read_json(folder.statement)["epsilon_data_independent"]
+
+
+@pytest.mark.parametrize("name", ["public_report", "private_report"])
+def test_the_reports_ask_for_nothing_from_elsewhere(finished, name):
+    folder, _ = finished
+    html = getattr(folder, name).read_text(encoding="utf-8")
+    assert not re.search(r'(src|href)\s*=\s*"(?!#|data:)', html)
+    assert "seeded" in html
+
+
+def test_running_again_changes_nothing(finished):
+    folder, config = finished
+    kept = [folder.votes, folder.student, folder.labels, folder.statement, folder.metrics]
+    before = {path: path.read_bytes() for path in kept}
+    modified = folder.student.stat().st_mtime_ns
+    run(config)
+    assert {path: path.read_bytes() for path in kept} == before
+    assert folder.student.stat().st_mtime_ns == modified
+
+
+def test_a_lost_stage_is_done_again_with_the_same_result(finished, tmp_path):
+    folder, config = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.root, copy)
+    for lost in ("private/votes.parquet", "public/labels.parquet", "public/student.safetensors"):
+        (copy / lost).unlink()
+    again = run(config.model_copy(update={"out": copy}))
+    for path in ("private/votes.parquet", "public/labels.parquet"):
+        assert pq.read_table(copy / path).equals(pq.read_table(folder.root / path))
+    assert read_json(again.metrics) == read_json(folder.metrics)
+
+
+def test_another_configuration_in_the_same_folder_is_refused_by_field(finished, small_config):
+    _folder, config = finished
+    other = config.model_copy(update={"seed": 1})
+    with pytest.raises(RunDirectoryError, match="seed: 0 -> 1"):
+        run(other)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(small_config, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        run(small_config(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):
+    with pytest.raises(ConfigError, match=r"num_queries: 400 queries asked, 300 public records"):
+        run(small_config(tmp_path / "run", "aggregator.num_queries=400"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_noise_from_a_seed_says_so(small_config, tmp_path, ray_session):
+    folder = run(small_config(tmp_path / "run", "aggregator.noise=os_entropy"))
+    assert read_json(folder.statement)["noise"] == "os_entropy"
+    assert "seeded" not in folder.public_report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("stage", ["teachers", "ledger.sqlite"])
+def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(finished, small_overrides, tmp_path, stage):
+    out = tmp_path / "run"
+    idp3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
+    settings = [argument for value in [*small_overrides, idp3] for argument in ("--set", value)]
+    command = [sys.executable, "-m", "fairpate", "run", "--out", str(out), *settings]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    wait_for(out / "private" / stage, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
+    assert again.returncode == 0, again.stderr
+    folder, _ = finished
+    assert pq.read_table(out / "public/labels.parquet").equals(pq.read_table(folder.labels))
+    assert read_json(out / "public/statement.json")["answered"] == read_json(folder.statement)["answered"]
+
+
+def wait_for(path, process, timeout_s=120.0):
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert process.poll() is None, "ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_open_reservations_are_charged_again(finished):
+    folder, _config = finished
+    with Ledger(folder.ledger, open_terms(folder)) as ledger:
+        charges = list(ledger.charges)
+    keys = [charge.reservation.key for charge in charges]
+    lost = type(charges[0])(reservation=charges[0].reservation, outcome=None)
+    once, twice = charges_per_query(keys, charges), charges_per_query(keys, [lost, *charges])
+    assert twice.sum() == once.sum() + 1
+    assert charges_per_query([*keys, keys[0]], charges).sum() == once.sum()
+
+
+def open_terms(folder):
+    """The terms that a ledger was made with, read from its file."""
+    import sqlite3
+
+    from aggregator.ledger import LedgerTerms
+    from fairpate.types import GateRule, MechanismParameters
+
+    database = sqlite3.connect(folder.ledger)
+    (text,) = database.execute("SELECT terms FROM chain").fetchone()
+    database.close()
+    values = json.loads(text)
+    values["mechanism"] = MechanismParameters(**values["mechanism"])
+    values["gate"] = GateRule(**values["gate"])
+    return LedgerTerms(**values)
