@@ -50,7 +50,8 @@ class Dataset:
     """Private, public, validation and test records of one data set, and the public words for its codes.
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
-    public split are never read by a private method; they are kept for evaluation.
+    public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
+    the files, such as how many malformed names were left out.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Dataset:
     group_names: tuple[str, ...]
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

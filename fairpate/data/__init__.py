@@ -1,0 +1,33 @@
+"""Data sets: read from the publisher's files, checked, divided and described.
+
+Knows nothing of models or mechanisms, and fits nothing to private records.
+"""
+
+from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
+from fairpate.data.describe import DatasetDescription, DatasetListing, SplitDescription, describe, list_datasets
+from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
+from fairpate.data.fetch import fetch
+from fairpate.data.load import load_dataset
+from fairpate.data.registry import REGISTRY, find_entry
+from fairpate.data.storage import read_dataset, save_dataset
+
+__all__ = [
+    "REGISTRY",
+    "SPLIT_NAMES",
+    "DataError",
+    "Dataset",
+    "DatasetDescription",
+    "DatasetEntry",
+    "DatasetListing",
+    "Option",
+    "SourceFile",
+    "Split",
+    "SplitDescription",
+    "describe",
+    "fetch",
+    "find_entry",
+    "list_datasets",
+    "load_dataset",
+    "read_dataset",
+    "save_dataset",
+]

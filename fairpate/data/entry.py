@@ -1,0 +1,135 @@
+"""What the project knows about a data set before it opens a file.
+
+An entry is public knowledge only: who publishes the records, under which licence, which files with which checksums,
+which options the loader takes. It holds no statistic of the records beyond the publisher's own counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fairpate.data.dataset import FeatureKind, Split
+
+OptionValue = str | int | float | bool
+Origin = Literal["any", "private", "training", "held_out", "test"]
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
+
+
+class DataError(ValueError):
+    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One file of the publisher, at ``path`` below the data folder.
+
+    ``sha256`` is that of the published bytes (null where the publisher's file could not be pinned). A file that is
+    not itself an archive may also lie there gzipped, as ``path`` + ``.gz``: the checksum is that of its content.
+    ``url`` is where the publisher offers it, ``member`` its place in the zip archive behind ``url``; without a ``url``
+    the ``manual`` sentence says how to get it. ``note`` records where the pinned file differs from the published one.
+    Instead of the file there may lie one of its ``alternatives`` or, for an archive, the folder ``extracted``.
+    """
+
+    path: str
+    sha256: str | None = None
+    url: str | None = None
+    member: str | None = None
+    manual: str = ""
+    note: str = ""
+    alternatives: tuple[SourceFile, ...] = ()
+    extracted: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One choice that a loader offers, with every value it takes."""
+
+    default: OptionValue
+    allowed: tuple[OptionValue, ...]
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a loader is asked for: a folder, the public seed, and every option with its value filled in."""
+
+    data_dir: Path | None
+    seed: int
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """All N records of a data set before they are divided, and the public words for their codes.
+
+    ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains.
+    ``unit_ids`` names the person behind each record where several records share one and a split must not part them.
+    ``notes`` are public remarks about the files, such as how many malformed names were left out.
+    """
+
+    kind: FeatureKind
+    records: Split
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    feature_names: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] | None = None
+    unit_ids: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry:
+    """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
+
+    ``rows`` is the publisher's count. ``select_files`` picks from ``files`` by the options where not all are needed.
+    ``num_test`` null takes every record that the publisher set aside, or a quarter of the records where none was.
+    """
+
+    name: str
+    task: str
+    sensitive: str
+    publisher: str
+    address: str
+    licence: str
+    rows: int
+    kind: FeatureKind
+    load: Callable[[Request], Records] = field(repr=False)
+    files: tuple[SourceFile, ...] = ()
+    select_files: Callable[[Mapping[str, Any]], tuple[SourceFile, ...]] | None = field(default=None, repr=False)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    num_public: int = 1000
+    num_validation: int = 500
+    num_test: int | None = None
+
+    def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""
+        for name, value in given.items():
+            if name not in self.options:
+                raise DataError(f"data.options.{name}: unknown option of {self.name}{nearest(name, self.options)}.")
+            allowed = self.options[name].allowed
+            if not any(value == choice and type(value) is type(choice) for choice in allowed):
+                raise DataError(f"data.options.{name}: no value {value!r} in {self.name}{nearest(value, allowed)}.")
+        return {name: given.get(name, option.default) for name, option in self.options.items()}
+
+    def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
+        """The files that a load with these options reads."""
+        options = self.complete_options(given)
+        return self.files if self.select_files is None else self.select_files(options)
+
+
+def origins(**counts: int) -> tuple[Origin, ...]:
+    """So many records of each origin, in the order of :data:`ORIGINS`: ``origins(training=32561, test=16281)``."""
+    return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
+
+
+def nearest(value: object, known: Iterable[object]) -> str:
+    """A remedy that completes a message: the nearest known name, and all of them."""
+    names = [str(name) for name in known]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ";"
+    return f"{guess} known: {', '.join(names) or 'none'}"

@@ -1,0 +1,54 @@
+"""From a configuration to a data set: look up, read, divide, check.
+
+Nothing is fitted here: the loaders scale by public constants and the division looks only at record names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fairpate.config import DataConfig
+from fairpate.data.dataset import Dataset
+from fairpate.data.entry import DataError, DatasetEntry, Records, Request
+from fairpate.data.registry import find_entry
+from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
+
+
+def load_dataset(config: DataConfig) -> Dataset:
+    """The data set that ``config`` names, in four splits.
+
+    :class:`DataError` before any training where the name, an option or a size is impossible, a file is missing or
+    damaged, a column or category is unknown, or a split lacks a group.
+    """
+    entry = find_entry(config.name)
+    options = entry.complete_options(config.options)
+    records = entry.load(Request(data_dir=config.data_dir, seed=config.seed, options=options))
+    _check_unique(records)
+    splits = divide(records, _sizes(config, entry, records), seed=config.seed)
+    dataset = Dataset(
+        name=entry.name,
+        kind=records.kind,
+        label_names=records.label_names,
+        group_names=records.group_names,
+        sensitive_attribute=records.sensitive_attribute,
+        feature_names=records.feature_names,
+        notes=records.notes,
+        **splits,
+    )
+    check_members(dataset)
+    return dataset
+
+
+def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
+    num_test = config.num_test if config.num_test is not None else entry.num_test
+    return SplitSizes(
+        num_public=entry.num_public if config.num_public is None else config.num_public,
+        num_validation=entry.num_validation if config.num_validation is None else config.num_validation,
+        num_test=default_num_test(records) if num_test is None else num_test,
+    )
+
+
+def _check_unique(records: Records) -> None:
+    name, count = Counter(records.records.record_id).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"Record {name} appears {count} times; remove the copies from the publisher's folder.")

@@ -1,0 +1,53 @@
+"""Every data set the project knows, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fairpate.data import (
+    acs,
+    adult,
+    bank,
+    celeba,
+    chexpert,
+    color_digits,
+    color_mnist,
+    communities,
+    compas,
+    credit_default,
+    fairface,
+    folktables,
+    heart,
+    parkinsons,
+    retired_adult,
+    utkface,
+)
+from fairpate.data.entry import DataError, DatasetEntry, nearest
+
+_MODULES = (
+    color_digits,
+    color_mnist,
+    utkface,
+    fairface,
+    celeba,
+    chexpert,
+    adult,
+    retired_adult,
+    acs,
+    folktables,
+    credit_default,
+    bank,
+    compas,
+    parkinsons,
+    communities,
+    heart,
+)
+REGISTRY: Mapping[str, DatasetEntry] = MappingProxyType({module.ENTRY.name: module.ENTRY for module in _MODULES})
+
+
+def find_entry(name: str) -> DatasetEntry:
+    """The entry called ``name``; :class:`DataError` with the nearest known name."""
+    if name not in REGISTRY:
+        raise DataError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
+    return REGISTRY[name]

@@ -1,0 +1,107 @@
+"""Which record goes where: private, public, validation or test.
+
+Records are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the next
+test, and all others private. Sizes are exact, and since the private records are the tail of the ranking, adding or
+removing a private record moves no other record. The seed is public and the rule looks at no feature, label or group.
+Where records share a person (``unit_ids``) the person is ranked, and all of their records go together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fairpate.data.dataset import Dataset, Split
+from fairpate.data.entry import DataError, Origin, Records
+from fairpate.data.identity import keyed_hash
+
+PERMITTED: dict[str, frozenset[Origin]] = {
+    "public": frozenset({"any", "training", "held_out"}),
+    "validation": frozenset({"any", "training", "held_out"}),
+    "test": frozenset({"any", "held_out", "test"}),
+    "private": frozenset({"any", "training", "private"}),
+}
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSizes:
+    """Records per split; the private split takes the rest.
+
+    ``num_test`` null takes every record that may not train, or a quarter of all where there is none. With
+    ``unit_ids`` the sizes are lower bounds: whole persons are taken until each is reached.
+    """
+
+    num_public: int
+    num_validation: int
+    num_test: int | None
+
+
+def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
+    ids = records.records.record_id
+    units = np.asarray(records.unit_ids or ids)
+    origins = np.asarray(records.origins or ("any",) * len(ids))
+    ranks = _rank(units, seed=seed)
+    free = np.ones(len(ids), dtype=bool)
+    indices = {}
+    for name, wanted in (("public", sizes.num_public), ("validation", sizes.num_validation), ("test", sizes.num_test)):
+        allowed = free & np.isin(origins, list(PERMITTED[name]))
+        chosen = _set_aside(allowed, origins) if wanted is None else _lowest(allowed, ranks, wanted, name)
+        indices[name] = np.flatnonzero(chosen)
+        free &= ~chosen
+    indices["private"] = np.flatnonzero(free & np.isin(origins, list(PERMITTED["private"])))
+    return {name: records.records.take(torch.from_numpy(index)) for name, index in indices.items()}
+
+
+def default_num_test(records: Records) -> int | None:
+    """Null (take what was set aside) where the publisher set test records aside, else a quarter of the records."""
+    set_aside = records.origins is not None and not {"held_out", "test"}.isdisjoint(records.origins)
+    return None if set_aside else len(records.records) // 4
+
+
+def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
+    """Each record's place in the ranking of its unit; records of one unit share a place."""
+    distinct, unit_index = np.unique(units, return_inverse=True)
+    order = np.argsort(keyed_hash(distinct.tolist(), seed=seed, purpose="split"), kind="stable")
+    place = np.empty(len(distinct), dtype=np.int64)
+    place[order] = np.arange(len(distinct))
+    return place[unit_index]
+
+
+def _set_aside(allowed: Mask, origins: npt.NDArray[np.str_]) -> Mask:
+    return allowed & np.isin(origins, ["held_out", "test"])
+
+
+def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str) -> Mask:
+    """The records of the lowest ranks until ``wanted`` are reached, never parting a unit."""
+    chosen = np.zeros(len(allowed), dtype=bool)
+    if wanted == 0:
+        return chosen
+    available = int(allowed.sum())
+    if wanted > available:
+        raise DataError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+    last = np.sort(ranks[allowed])[wanted - 1]
+    return np.asarray(allowed & (ranks <= last))
+
+
+def check_members(dataset: Dataset) -> None:
+    """:class:`DataError` unless each non-empty split has every group, and the private split every class and group."""
+    for name, split in dataset.splits.items():
+        if len(split) == 0 and name in ("validation",):
+            continue
+        _require(split.z, dataset.group_names, f"group of {dataset.sensitive_attribute}", name)
+    _require(dataset.private.y, dataset.label_names, "class", "private")
+
+
+def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str) -> None:
+    counts = torch.bincount(codes, minlength=len(names)).tolist()
+    empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
+    if empty:
+        raise DataError(
+            f"The {split} split has no member of {what} {', '.join(empty)}; "
+            "choose larger splits (data.num_public, num_validation, num_test) or another data.seed."
+        )

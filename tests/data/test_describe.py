@@ -1,0 +1,56 @@
+"""Lists and descriptions: plain records with counts that agree with the tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fairpate.config import DataConfig
+from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_dataset
+
+
+def test_every_data_set_is_listed_and_only_the_embedded_one_is_always_present(tmp_path: Path) -> None:
+    listed = list_datasets(tmp_path)
+    assert [line.name for line in listed] == list(REGISTRY)
+    assert [line.name for line in listed if line.present] == ["color_digits"]
+    assert list_datasets() == listed
+
+
+def test_a_file_makes_its_data_set_present(tmp_path: Path) -> None:
+    (tmp_path / "heart").mkdir()
+    (tmp_path / "heart" / "heart_disease_health_indicators_BRFSS2015.csv.gz").write_bytes(b"")
+    (tmp_path / "utkface" / "UTKFace").mkdir(parents=True)
+    assert {line.name for line in list_datasets(tmp_path) if line.present} == {"color_digits", "heart", "utkface"}
+
+
+@pytest.mark.parametrize("as_name", [True, False])
+def test_counts_are_those_of_the_tensors(as_name: bool) -> None:
+    dataset = load_dataset(DataConfig(name="color_digits"))
+    description = describe("color_digits" if as_name else dataset)
+    assert description.record_shape == (2, 8, 8)
+    assert description.group_names == ("red", "green")
+    for part in description.splits:
+        split = dataset.splits[part.name]
+        assert part.records == len(split)
+        pairs = list(zip(split.z.tolist(), split.y.tolist(), strict=True))
+        assert part.counts_GC == tuple(tuple(pairs.count((g, k)) for k in range(10)) for g in range(2))
+
+
+def test_a_description_is_json() -> None:
+    described = json.loads(json.dumps(dataclasses.asdict(describe("color_digits"))))
+    assert described["splits"][0]["name"] == "private"
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(DataError, match="unknown data set"):
+        describe("mnist")
+
+
+def test_every_data_set_is_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    for name, entry in REGISTRY.items():
+        assert f"| `{name}` |" in documented
+        assert entry.address in documented

@@ -1,0 +1,134 @@
+"""Division by ranked hashes: exact sizes, disjoint, and private records move nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairpate.data import DataError, Dataset, Split
+from fairpate.data.entry import Records, origins
+from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
+
+SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
+
+
+def records_of(names: list[str], **words: object) -> Records:
+    count = len(names)
+    split = Split(
+        x=torch.arange(count, dtype=torch.float32)[:, None],
+        y=torch.arange(count) % 2,
+        z=(torch.arange(count) // 2) % 2,
+        record_id=tuple(names),
+    )
+    base = Records(
+        kind="tabular", records=split, label_names=("no", "yes"), group_names=("a", "b"), sensitive_attribute="g"
+    )
+    return replace(base, **words)  # type: ignore[arg-type]
+
+
+def members(splits: dict[str, Split]) -> dict[str, set[str]]:
+    return {name: set(split.record_id) for name, split in splits.items()}
+
+
+def names(count: int) -> list[str]:
+    return [f"r{i}" for i in range(count)]
+
+
+@given(count=st.integers(19, 60), seed=st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_sizes_are_exact_and_every_record_is_in_one_split(count: int, seed: int) -> None:
+    splits = divide(records_of(names(count)), SIZES, seed=seed)
+    assert {name: len(split) for name, split in splits.items()} == {
+        "public": 7,
+        "validation": 3,
+        "test": 9,
+        "private": count - 19,
+    }
+    assert set().union(*members(splits).values()) == set(names(count))
+
+
+@given(order_seed=st.integers(0, 1000), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_splits_do_not_depend_on_row_order(order_seed: int, seed: int) -> None:
+    shuffled = [f"r{i}" for i in np.random.default_rng(order_seed).permutation(40)]
+    assert members(divide(records_of(shuffled), SIZES, seed=seed)) == members(
+        divide(records_of(names(40)), SIZES, seed=seed)
+    )
+
+
+@given(seed=st.integers(0, 1000), victim=st.integers(0, 20))
+@settings(max_examples=50, deadline=None)
+def test_removing_a_private_record_moves_no_other_record(seed: int, victim: int) -> None:
+    before = members(divide(records_of(names(40)), SIZES, seed=seed))
+    removed = sorted(before["private"])[victim]
+    after = members(divide(records_of([name for name in names(40) if name != removed]), SIZES, seed=seed))
+    assert after == before | {"private": before["private"] - {removed}}
+
+
+def test_a_larger_public_split_contains_the_smaller_one() -> None:
+    small, large = (
+        members(divide(records_of(names(100)), replace(SIZES, num_public=size), seed=0))["public"] for size in (10, 30)
+    )
+    assert small < large
+
+
+def test_seeds_give_different_divisions() -> None:
+    first, second = (members(divide(records_of(names(100)), SIZES, seed=seed))["public"] for seed in (0, 1))
+    assert first != second
+
+
+def test_records_of_one_person_stay_together_and_sizes_are_lower_bounds() -> None:
+    persons = tuple(f"p{i // 4}" for i in range(80))
+    splits = divide(records_of(names(80), unit_ids=persons), SIZES, seed=3)
+    persons_in = {name: {persons[int(i[1:])] for i in split.record_id} for name, split in splits.items()}
+    assert sum(len(part) for part in persons_in.values()) == 20
+    assert [len(splits[name]) for name in ("public", "validation", "test")] == [8, 4, 12]
+
+
+def test_origins_are_respected() -> None:
+    records = records_of(names(100), origins=origins(private=20, training=40, held_out=30, test=10))
+    splits = divide(records, SplitSizes(num_public=10, num_validation=5, num_test=None), seed=0)
+    number = {name: {int(i[1:]) for i in split.record_id} for name, split in splits.items()}
+    assert number["public"] | number["validation"] <= set(range(20, 90))
+    assert number["test"] == set(range(60, 100)) - number["public"] - number["validation"]
+    assert number["private"] == set(range(60)) - number["public"] - number["validation"]
+
+
+def test_a_test_split_that_nobody_set_aside_is_a_quarter() -> None:
+    assert default_num_test(records_of(names(42))) == 10
+    assert default_num_test(records_of(names(4), origins=origins(training=3, test=1))) is None
+
+
+def test_a_size_that_cannot_be_met_names_the_field() -> None:
+    with pytest.raises(DataError, match=r"data\.num_public: expected at most 5 records left for it, got 7"):
+        divide(records_of(names(5)), SIZES, seed=0)
+
+
+def dataset_of(**splits: Split) -> Dataset:
+    whole = records_of(names(8)).records
+    parts = dict.fromkeys(("private", "public", "validation", "test"), whole) | splits
+    return Dataset(
+        name="t", kind="tabular", label_names=("no", "yes"), group_names=("a", "b"), sensitive_attribute="g", **parts
+    )
+
+
+def test_an_empty_validation_split_is_allowed() -> None:
+    whole = records_of(names(8)).records
+    check_members(dataset_of(validation=whole.take([])))
+
+
+def test_a_group_without_a_member_is_named() -> None:
+    whole = records_of(names(8)).records
+    with pytest.raises(DataError, match="public split has no member of group of g b; choose larger splits"):
+        check_members(dataset_of(public=whole.take([0, 1, 4])))
+
+
+def test_a_class_without_a_private_member_is_named() -> None:
+    whole = records_of(names(8)).records
+    with pytest.raises(DataError, match="private split has no member of class yes"):
+        check_members(dataset_of(private=whole.take([0, 2])))
