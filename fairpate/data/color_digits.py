@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fairpate.data.colouring import GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
+from fairpate.data.colouring import COLOUR_AS_FEATURE, GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DatasetEntry, Records, Request
 
@@ -32,7 +32,7 @@ def load(request: Request) -> Records:
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(paint(grey, colour)),
+            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
             y=torch.from_numpy(digits.target.astype(np.int64)),
             z=torch.from_numpy(colour if sensitive == "colour" else binary),
             record_id=ids,
@@ -53,7 +53,7 @@ ENTRY = DatasetEntry(
     rows=1797,
     kind="image",
     load=load,
-    options={"sensitive": SENSITIVE},
+    options={"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE},
     num_public=300,
     num_validation=97,
     num_test=200,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairpate.data.colouring import GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
+from fairpate.data.colouring import COLOUR_AS_FEATURE, GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile, origins
 from fairpate.data.files import read_bytes
@@ -56,7 +56,7 @@ def load(request: Request) -> Records:
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(paint(grey, colour)[used]),
+            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])[used]),
             y=torch.from_numpy(digits[used]),
             z=torch.from_numpy((colour if sensitive == "colour" else binary)[used]),
             record_id=tuple(ids[used].tolist()),
@@ -105,7 +105,7 @@ ENTRY = DatasetEntry(
     kind="image",
     load=load,
     files=(TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS),
-    options={"sensitive": SENSITIVE},
+    options={"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE},
     num_public=1000,
     num_validation=500,
 )

@@ -22,6 +22,11 @@ SENSITIVE = Option(
     allowed=("colour", "label"),
     description="The group z: the drawn colour, or the noisy binary label behind it.",
 )
+COLOUR_AS_FEATURE = Option(
+    default=True,
+    allowed=(True, False),
+    description="Whether the image shows its colour; else it has one channel, and a model cannot learn from colour.",
+)
 Codes = npt.NDArray[np.int64]
 
 
@@ -36,8 +41,13 @@ def colour_flips(names: Sequence[str], probability: npt.NDArray[np.float64], *, 
     return (keyed_uniform(names, seed=seed, purpose="colour flip") < probability).astype(np.int64)
 
 
-def paint(grey: npt.NDArray[np.uint8], colour: Codes) -> npt.NDArray[np.uint8]:
-    """(N, height, width) ink into channel 0 (red) or 1 (green): (N, 2, height, width)."""
+def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
+    """(N, height, width) ink into channel 0 (red) or 1 (green): (N, 2, height, width).
+
+    Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
+    """
+    if not visible:
+        return grey[:, None].copy()
     painted = np.zeros((len(grey), 2, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour] = grey
     return painted

@@ -32,6 +32,18 @@ def assert_rate(hits: torch.Tensor, probability: float) -> None:
     assert stats.binomtest(int(hits.sum()), len(hits), probability).pvalue > 1e-4
 
 
+def test_colour_is_hidden_where_it_is_no_feature() -> None:
+    grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
+    hidden = paint(grey, np.array([0, 1]), visible=False)
+    assert hidden.tolist() == grey[:, None].tolist()
+    seen, unseen = (
+        load_dataset(DataConfig(options={"colour_as_feature": visible})).private for visible in (True, False)
+    )
+    assert unseen.record_id == seen.record_id
+    assert torch.equal(unseen.z, seen.z)
+    assert torch.equal(unseen.x, seen.x.amax(dim=1, keepdim=True))
+
+
 def test_paint_puts_the_ink_into_the_colours_channel() -> None:
     grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
     painted = paint(grey, np.array([0, 1]))

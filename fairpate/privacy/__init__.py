@@ -1,0 +1,1 @@
+"""What a release costs and how its noise is drawn: numpy, scipy and dp-accounting alone."""

@@ -1,0 +1,341 @@
+"""The one place that prices what was done: events in, an epsilon out.
+
+A mechanism never states its own epsilon. It reports events, each naming the unit it protects and the neighbouring
+relation; this module adds their Renyi curves order by order and converts the sum to (epsilon, delta) through
+dp_accounting (improved conversion: Canonne, Kamath and Steinke 2020, Proposition 12). Events under different units or
+relations are never added.
+
+Prices that depend on private votes are themselves private, so they answer to other names: ``rdp`` and ``epsilon``
+refuse events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
+
+Not known here: where events come from, how they are stored, what a budget is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import ClassVar, Literal, Protocol
+
+import dp_accounting.rdp
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.privacy import gnmax
+from fairpate.types import IntArray, Relation, Tail, Unit
+
+FloatArray = npt.NDArray[np.float64]
+Conversion = Literal["improved", "classic"]
+
+DEFAULT_ORDERS: tuple[float, ...] = tuple(
+    sorted({*map(float, range(2, 257)), *(n + 0.5 for n in range(2, 64)), 320.0, 400.0, 512.0})
+)
+_WIDER_ORDERS: tuple[float, ...] = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, *DEFAULT_ORDERS, *(2.0**k for k in range(10, 21)))
+
+
+class Event(Protocol):
+    """Something that touched private data, with the promise it is priced under."""
+
+    @property
+    def unit(self) -> Unit:
+        """Whose change the price covers: a whole ``record`` or its ``sensitive attribute`` only."""
+        ...
+
+    @property
+    def relation(self) -> Relation:
+        """How neighbouring data sets differ in that unit."""
+        ...
+
+    @property
+    def data_dependent(self) -> bool:
+        """Whether the price is computed from private values and must stay with the operator."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TeacherEvent:
+    """One record touches one teacher, and so moves at most one vote per query."""
+
+    unit: ClassVar[Unit] = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    data_dependent: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdChecks(_TeacherEvent):
+    """``count`` noisy comparisons of the largest vote count with a finite threshold, whatever their outcome."""
+
+    count: int
+    threshold_stddev_votes: float
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyArgmaxes(_TeacherEvent):
+    """``count`` noisy argmaxes that ran, whatever became of their labels.
+
+    With ``ThresholdChecks``, the realised charges of confident queries: sound as what a filter with a limit fixed in
+    advance has spent, since each step's charge is known before it runs.
+    """
+
+    count: int
+    noise_stddev_votes: float
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidentGnmaxQueries(_TeacherEvent):
+    """``count`` Confident-GNMax queries posed, both steps charged for each: holds for any votes."""
+
+    count: int
+    threshold: float
+    threshold_stddev_votes: float
+    noise_stddev_votes: float
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConfidentGnmaxVotes(_TeacherEvent):
+    """Confident-GNMax queries with the votes they drew: every row is one query posed, answered or not.
+
+    Priced at the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole votes, shape (Q, C).
+    """
+
+    data_dependent: ClassVar[bool] = True
+    votes_QC: IntArray
+    threshold: float
+    threshold_stddev_votes: float
+    noise_stddev_votes: float
+    tail: Tail = "discrete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonAtDelta:
+    """A converted privacy loss. ``order`` is the Renyi order that gave it; ``at_grid_end``: no order beyond was tried,
+    so a wider grid might give less. ``unit`` and ``relation`` are None when no event was priced."""
+
+    epsilon: float
+    delta: float
+    order: float
+    at_grid_end: bool
+    conversion: Conversion
+    data_dependent: bool
+    unit: Unit | None
+    relation: Relation | None
+
+
+@singledispatch
+def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
+    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError."""
+    raise TypeError(f"Expected an event with a registered pricing, got {type(event).__name__}.")
+
+
+@event_rdp.register
+def _(event: ThresholdChecks, orders_A: FloatArray) -> FloatArray:
+    single_A = gnmax.threshold_rdp_data_independent(
+        threshold_stddev_votes=event.threshold_stddev_votes, orders_A=orders_A
+    )
+    return _repeated(event.count, single_A)
+
+
+@event_rdp.register
+def _(event: NoisyArgmaxes, orders_A: FloatArray) -> FloatArray:
+    single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A)
+    return _repeated(event.count, single_A)
+
+
+@event_rdp.register
+def _(event: ConfidentGnmaxQueries, orders_A: FloatArray) -> FloatArray:
+    single_A = gnmax.confident_gnmax_rdp_data_independent(
+        threshold=event.threshold,
+        threshold_stddev_votes=event.threshold_stddev_votes,
+        noise_stddev_votes=event.noise_stddev_votes,
+        orders_A=orders_A,
+    )
+    return _repeated(event.count, single_A)
+
+
+@event_rdp.register
+def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
+    return gnmax.confident_gnmax_rdp_total(
+        event.votes_QC,
+        threshold=event.threshold,
+        threshold_stddev_votes=event.threshold_stddev_votes,
+        noise_stddev_votes=event.noise_stddev_votes,
+        orders_A=orders_A,
+        tail=event.tail,
+    )
+
+
+def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
+    """The composed Renyi curve of data-independent events, shape (A,); no events cost 0.
+
+    ValueError for mixed units or relations, for a price that is NaN or negative, for an event that holds private
+    votes; TypeError for an event nobody prices.
+    """
+    _require_data_independent(events)
+    return rdp_data_dependent(events, orders_A)
+
+
+def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
+    """``rdp`` for the operator: events may hold private votes, and then the curve must not be published."""
+    orders = np.asarray(orders_A, dtype=np.float64)
+    _common_promise(events)
+    total_A = np.zeros(len(orders))
+    for event in events:
+        total_A += _checked_price(event, event_rdp(event, orders))
+    return total_A
+
+
+def epsilon(
+    events: Sequence[Event],
+    *,
+    target_delta: float,
+    orders_A: Sequence[float] | None = None,
+    conversion: Conversion = "improved",
+) -> EpsilonAtDelta:
+    """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
+
+    ``orders_A`` None takes the default grid and widens it where its end point would be best. ``conversion``
+    ``classic`` is RDP + ln(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3): valid, looser. Errors as ``rdp``, and
+    ValueError unless 0 < target_delta < 1.
+    """
+    _require_data_independent(events)
+    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A, conversion=conversion)
+
+
+def epsilon_data_dependent(
+    events: Sequence[Event],
+    *,
+    target_delta: float,
+    orders_A: Sequence[float] | None = None,
+    conversion: Conversion = "improved",
+) -> EpsilonAtDelta:
+    """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
+    unit, relation = _common_promise(events)
+    value, order, at_grid_end = _best_order(
+        lambda orders: rdp_data_dependent(events, orders), target_delta, orders_A, conversion
+    )
+    return EpsilonAtDelta(
+        epsilon=value,
+        delta=target_delta,
+        order=order,
+        at_grid_end=at_grid_end,
+        conversion=conversion,
+        data_dependent=any(event.data_dependent for event in events),
+        unit=unit,
+        relation=relation,
+    )
+
+
+def epsilon_of_curve(
+    rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float, conversion: Conversion = "improved"
+) -> tuple[float, float]:
+    """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta."""
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
+    costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
+    if not np.all(costs >= 0):
+        raise ValueError("Expected a Renyi curve without NaN or negative values.")
+    if conversion == "improved":
+        value, order = dp_accounting.rdp.compute_epsilon(orders.tolist(), costs.tolist(), target_delta)
+        return float(value), float(order)
+    if conversion == "classic":
+        epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
+        best = int(np.argmin(epsilon_A))
+        return float(epsilon_A[best]), float(orders[best])
+    raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
+
+
+def as_published_rdp(
+    event: ConfidentGnmaxVotes,
+    *,
+    fairness_rejected_Q: npt.ArrayLike | None = None,
+    orders_A: npt.ArrayLike = DEFAULT_ORDERS,
+) -> FloatArray:
+    """The ledger of the published PATE and FairPATE code, shape (A,), for comparison only: NOT a valid privacy cost.
+
+    Per query the threshold's cost plus P[answered] times the argmax's: an expectation, not what happened. Where
+    ``fairness_rejected_Q`` says that the gate refused the label it charges nothing, although both steps ran.
+    """
+    charged_Q = np.ones(len(event.votes_QC), dtype=bool)
+    if fairness_rejected_Q is not None:
+        charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
+    if charged_Q.shape != (len(event.votes_QC),):
+        raise ValueError(f"Expected one flag per query ({len(event.votes_QC)}), got shape {charged_Q.shape}.")
+    votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
+    threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
+    log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
+    argmax_QA = gnmax.gnmax_rdp(log_q_Q, noise_stddev_votes=noise, orders_A=orders_A)
+    answered_Q = gnmax.answer_probability(
+        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, tail=tail
+    )
+    threshold_QA = gnmax.threshold_rdp(
+        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, orders_A=orders_A, tail=tail
+    )
+    total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
+    return total_A
+
+
+def _best_order(
+    curve: Callable[[FloatArray], FloatArray],
+    target_delta: float,
+    orders_A: Sequence[float] | None,
+    conversion: Conversion,
+) -> tuple[float, float, bool]:
+    grids = [orders_A] if orders_A is not None else [DEFAULT_ORDERS, _WIDER_ORDERS]
+    for grid in grids:
+        orders = np.asarray(grid, dtype=np.float64)
+        value, order = epsilon_of_curve(curve(orders), orders, target_delta=target_delta, conversion=conversion)
+        at_grid_end = 0 < value < math.inf and order in (orders.min(), orders.max())
+        if not at_grid_end:
+            break
+    return value, order, at_grid_end
+
+
+def _repeated(count: int, single_A: FloatArray) -> FloatArray:
+    """``count`` times one curve; nothing done costs nothing, even where one would cost infinity."""
+    return count * single_A if count else np.zeros_like(single_A)
+
+
+def _checked_price(event: Event, rdp_A: FloatArray) -> FloatArray:
+    if not np.all(rdp_A >= 0):
+        raise ValueError(f"Expected the price of {type(event).__name__} without NaN or negative values.")
+    return rdp_A
+
+
+def _common_promise(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:
+    _require_known(events)
+    promises = {(event.unit, event.relation) for event in events}
+    if len(promises) > 1:
+        raise ValueError(f"Expected events under one unit and relation, got {sorted(promises)}; price them apart.")
+    return promises.pop() if promises else (None, None)
+
+
+def _require_known(events: Sequence[Event]) -> None:
+    for event in events:
+        if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
+            raise TypeError(f"Expected events that the accountant can price, got {type(event).__name__}.")
+
+
+def _require_data_independent(events: Sequence[Event]) -> None:
+    _require_known(events)
+    holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
+    if holding_votes:
+        raise ValueError(
+            f"Expected data-independent events, got {', '.join(holding_votes)}: "
+            "use the function named data_dependent and keep its result with the operator."
+        )
+
+
+def _require_count(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"Expected count >= 0, got {count}.")

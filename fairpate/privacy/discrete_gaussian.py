@@ -1,0 +1,210 @@
+"""Discrete Gaussian noise: exact samples, and tail probabilities that stay accurate in log space.
+
+The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. Samples follow
+Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform integers, so no
+rounded real number ever decides an outcome. ``s`` is read as the exact rational value of the float that was given.
+
+This module knows nothing of votes, thresholds or privacy costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import secrets
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+OS_ENTROPY = "os_entropy"
+SEEDED = "seeded: not private"
+
+
+class RandomSource(Protocol):
+    """Uniform integers: all that exact sampling asks for."""
+
+    def randbelow(self, n: int) -> int:
+        """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
+        ...
+
+
+class NoiseSource(RandomSource, Protocol):
+    """A source that states in ``label`` whether its noise protects anyone, and gives every release its own stream."""
+
+    @property
+    def label(self) -> str:
+        """``os_entropy`` or ``seeded: not private``; belongs in every artefact of a run."""
+        ...
+
+    def derive(self, *parts: str | int) -> NoiseSource:
+        """The source for the release that ``parts`` identify, whatever was drawn before."""
+        ...
+
+
+class OsEntropy:
+    """The operating system's entropy: the only source for a release that claims privacy."""
+
+    label = OS_ENTROPY
+
+    def randbelow(self, n: int) -> int:
+        """One integer, uniform on 0 .. n - 1."""
+        return secrets.randbelow(n)
+
+    def derive(self, *parts: str | int) -> OsEntropy:  # noqa: ARG002 - every draw is fresh already
+        """This source: its draws share no state to separate."""
+        return self
+
+
+class SeededSource:
+    """Reproducible, not private: for experiments and tests.
+
+    ``derive(query, attempt)`` depends on the seed and on those parts alone, so a query's noise is the same in
+    whatever order, process or resumption it is asked.
+    """
+
+    label = SEEDED
+
+    def __init__(self, seed: int | str) -> None:
+        self._seed = seed
+        self._generator = random.Random(seed)
+
+    def randbelow(self, n: int) -> int:
+        """One integer, uniform on 0 .. n - 1; advances this source only."""
+        return self._generator.randrange(n)
+
+    def derive(self, *parts: str | int) -> SeededSource:
+        """An independent source for ``parts``; 1 and "1" differ, and so do ("ab",) and ("a", "b")."""
+        return SeededSource(hashlib.sha256(repr((self._seed, *parts)).encode()).hexdigest())
+
+
+def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> int:
+    """One exact draw from N_Z(0, stddev^2); ``stddev`` 0 gives 0.
+
+    ValueError for a negative, infinite or undefined ``stddev``.
+    """
+    if stddev == 0:
+        return 0
+    variance, scale = _exact_parameters(stddev)
+    numerator, denominator = variance.numerator, variance.denominator
+    # Accept y with probability exp(-(|y| - variance / scale)^2 / (2 variance)), over one common denominator.
+    shift, divisor = denominator * scale, 2 * numerator * denominator * scale * scale
+    while True:
+        candidate = _sample_discrete_laplace(scale, source)
+        if _bernoulli_exp((abs(candidate) * shift - numerator) ** 2, divisor, source):
+            return candidate
+
+
+@lru_cache(maxsize=64)
+def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
+    _require_positive_stddev(float(stddev))
+    exact = Fraction(stddev)
+    return exact**2, math.floor(exact) + 1
+
+
+def _sample_discrete_laplace(scale: int, source: RandomSource) -> int:
+    """One draw with mass proportional to exp(-|x| / scale): a remainder below ``scale`` plus geometric multiples."""
+    while True:
+        remainder = source.randbelow(scale)
+        if not _bernoulli_exp_below_one(remainder, scale, source):
+            continue
+        multiple = 0
+        while _bernoulli_exp_below_one(1, 1, source):
+            multiple += 1
+        magnitude = remainder + scale * multiple
+        negative = source.randbelow(2)
+        if magnitude or not negative:  # otherwise zero would be drawn under both signs
+            return -magnitude if negative else magnitude
+
+
+def _bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> bool:
+    """True with probability exp(-numerator / denominator), for any non-negative ratio."""
+    while numerator > denominator:
+        if not _bernoulli_exp_below_one(1, 1, source):
+            return False
+        numerator -= denominator
+    return _bernoulli_exp_below_one(numerator, denominator, source)
+
+
+def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSource) -> bool:
+    """The same for a ratio in [0, 1]: von Neumann's alternating series, read off the length of a run."""
+    length = 1
+    while source.randbelow(denominator * length) < numerator:
+        length += 1
+    return length % 2 == 1
+
+
+def log_survival_table(stddev: float, max_value: int) -> FloatArray:
+    """ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,)."""
+    _require_positive_stddev(stddev)
+    return _survival_table(float(stddev), _bucket(max_value))[: max_value + 1]
+
+
+def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
+    """ln P[N_a - N_b >= g] for g = 0 .. max_gap and independent N_a, N_b ~ N_Z(0, stddev^2); read-only.
+
+    The difference is not a discrete Gaussian: its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d
+    even) or over the half integers (d odd), which differ visibly below s = 1.
+    """
+    _require_positive_stddev(stddev)
+    return _difference_table(float(stddev), _bucket(max_gap))[: max_gap + 1]
+
+
+def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """ln P[N >= t] and ln P[N < t] for integers t of either sign; neither is taken as 1 minus a rounded other."""
+    # By symmetry P[N < t] = P[N >= 1 - t]; of t and 1 - t exactly one is positive and has the smaller tail.
+    upper_V = np.maximum(at_V, 1 - at_V)
+    small_V = log_survival_table(stddev, int(upper_V.max(initial=1)))[upper_V]
+    large_V = np.log1p(-np.exp(small_V))
+    return np.where(at_V >= 1, small_V, large_V), np.where(at_V >= 1, large_V, small_V)
+
+
+@lru_cache(maxsize=64)
+def _survival_table(stddev: float, max_value: int) -> FloatArray:
+    values = np.arange(max_value + _margin(stddev), dtype=np.float64)
+    log_masses = -(values**2) / (2 * stddev**2)
+    log_total = math.log(1 + 2 * float(np.exp(log_masses[1:]).sum()))
+    return _log_sums_from_the_right(log_masses - log_total)[: max_value + 1]
+
+
+@lru_cache(maxsize=64)
+def _difference_table(stddev: float, max_gap: int) -> FloatArray:
+    gaps = np.arange(max_gap + _margin(stddev))
+    log_masses = -(gaps.astype(np.float64) ** 2) / (4 * stddev**2)
+    log_masses += np.where(gaps % 2 == 0, _log_lattice_sum(stddev, 0.0), _log_lattice_sum(stddev, 0.5))
+    log_total = np.logaddexp(log_masses[0], math.log(2) + np.logaddexp.reduce(log_masses[1:]))
+    return _log_sums_from_the_right(log_masses - log_total)[: max_gap + 1]
+
+
+def _log_lattice_sum(stddev: float, offset: float) -> float:
+    """ln sum over the integers x of exp(-(x + offset)^2 / stddev^2)."""
+    points = np.arange(-_margin(stddev), _margin(stddev) + 1) + offset
+    return float(np.logaddexp.reduce(-(points**2) / stddev**2))
+
+
+def _log_sums_from_the_right(log_masses: FloatArray) -> FloatArray:
+    tails = np.minimum(np.logaddexp.accumulate(log_masses[::-1])[::-1], 0.0)  # rounding may pass ln 1
+    tails.setflags(write=False)
+    return tails
+
+
+def _margin(stddev: float) -> int:
+    """Points past the end of a table after which the rest of the mass is below e^-49 of what the table holds."""
+    return math.ceil(14 * stddev) + 10
+
+
+def _bucket(size: int) -> int:
+    """The next power of two: neighbouring sizes then share one cached table."""
+    if not 0 <= size <= 2**24:
+        raise ValueError(f"Expected a table of 0 .. 2^24 values, got {size}; for a larger threshold use inf.")
+    return 1 << max(8, int(size).bit_length())
+
+
+def _require_positive_stddev(stddev: float) -> None:
+    if not 0 < stddev < math.inf:
+        raise ValueError(f"Expected 0 < stddev < inf, got {stddev}.")

@@ -1,0 +1,139 @@
+"""Discrete Gaussian noise against masses summed directly, in floats and in mpmath."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairpate.privacy.discrete_gaussian import (
+    OsEntropy,
+    SeededSource,
+    log_difference_survival_table,
+    log_survival_and_complement,
+    log_survival_table,
+    sample_discrete_gaussian,
+)
+
+
+def masses(stddev: float, reach: int) -> np.ndarray:
+    weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * stddev**2))
+    return weights / weights.sum()
+
+
+def has_stddev(samples: list[int], stddev: float) -> bool:
+    """Whether the sum of squares is what noise of this scale gives, but for a chance of one in a million."""
+    reach = math.ceil(12 * stddev) + 2
+    squares = np.arange(-reach, reach + 1.0) ** 2
+    mean = float(squares @ masses(stddev, reach))
+    spread = math.sqrt(float((squares - mean) ** 2 @ masses(stddev, reach)) / len(samples))
+    return abs(float(np.mean(np.square(samples))) - mean) < 4.9 * spread
+
+
+@pytest.mark.parametrize("stddev", [0.7, 1.0, 5.5, 20.0, 110.0])
+def test_noise_has_its_scale_and_no_other(stddev: float) -> None:
+    source = SeededSource(7)
+    samples = [sample_discrete_gaussian(stddev, source) for _ in range(4000)]
+    assert has_stddev(samples, stddev)
+    assert not has_stddev(samples, stddev * 2 / 3)
+    assert not has_stddev(samples, stddev * 3 / 2)
+
+
+def test_noise_from_the_operating_system_has_its_scale() -> None:
+    source = OsEntropy()
+    samples = [sample_discrete_gaussian(15, source) for _ in range(2000)]
+    assert has_stddev(samples, 15)
+    assert not has_stddev(samples, 10)
+    assert not has_stddev(samples, 22.5)
+
+
+@pytest.mark.parametrize("stddev", [0.4, 1.0, 3.3])
+def test_every_value_has_its_mass(stddev: float) -> None:
+    source, count = SeededSource("masses"), 20_000
+    samples = np.array([sample_discrete_gaussian(stddev, source) for _ in range(count)])
+    reach = math.ceil(10 * stddev)
+    expected = count * masses(stddev, reach)
+    observed = np.bincount(samples + reach, minlength=2 * reach + 1)
+    common = expected >= 5
+    observed_binned = np.append(observed[common], observed[~common].sum())
+    expected_binned = np.append(expected[common], expected[~common].sum() + 1e-9)
+    statistic = ((observed_binned - expected_binned) ** 2 / np.maximum(expected_binned, 1)).sum()
+    assert stats.chi2.sf(statistic, len(expected_binned) - 1) > 1e-6
+
+
+def test_zero_noise_is_zero_and_rationals_are_exact() -> None:
+    assert sample_discrete_gaussian(0, SeededSource(1)) == 0
+    halves = [sample_discrete_gaussian(Fraction(1, 2), SeededSource(n)) for n in range(50)]
+    assert halves == [sample_discrete_gaussian(0.5, SeededSource(n)) for n in range(50)]
+
+
+@pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf])
+def test_impossible_scales_are_refused(stddev: float) -> None:
+    with pytest.raises(ValueError, match="Expected 0 < stddev < inf"):
+        sample_discrete_gaussian(stddev, SeededSource(1))
+
+
+def test_derived_noise_depends_on_its_parts_alone() -> None:
+    fresh, used = SeededSource(3), SeededSource(3)
+    for _ in range(10):
+        sample_discrete_gaussian(20, used)
+    used.derive("another query", 0).randbelow(100)
+    draws = [source.derive("query", 1).randbelow(2**64) for source in (fresh, used)]
+    assert draws[0] == draws[1]
+    others = [fresh.derive(*parts).randbelow(2**64) for parts in [("query", 2), ("query", "1"), ("que", "ry1"), ()]]
+    assert len({draws[0], SeededSource(4).derive("query", 1).randbelow(2**64), *others}) == 6
+
+
+def test_labels_say_whether_anyone_is_protected() -> None:
+    assert OsEntropy().derive("query").label == "os_entropy"
+    assert SeededSource(1).derive("query").label == "seeded: not private"
+
+
+@pytest.mark.parametrize("stddev", [0.1, 0.5, 1.0, 3.7, 20.0])
+def test_tails_match_direct_sums_at_fifty_digits(stddev: float) -> None:
+    values = (-40, -3, -1, 0, 1, 2, 3, 60)
+    with mpmath.workdps(50):
+
+        def tail(value: int) -> mpmath.mpf:
+            points = range(value, max(value, 0) + math.ceil(20 * stddev) + 2)
+            return mpmath.fsum(mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * mpmath.mpf(stddev) ** 2)) for x in points)
+
+        total = tail(-math.ceil(20 * stddev) - 2)
+        log_p = [float(mpmath.log(tail(t) / total)) for t in values]
+        log_not_p = [float(mpmath.log(tail(1 - t) / total)) for t in values]  # P[N < t] = P[N > -t]
+    got_p, got_not_p = log_survival_and_complement(stddev, np.array(values))
+    np.testing.assert_allclose(got_p, log_p, rtol=1e-11, atol=1e-45)
+    np.testing.assert_allclose(got_not_p, log_not_p, rtol=1e-11, atol=1e-45)
+    np.testing.assert_allclose(
+        log_survival_table(stddev, 60)[[0, 1, 60]], np.array(log_p)[[3, 4, 7]], rtol=1e-11, atol=1e-20
+    )
+
+
+@pytest.mark.parametrize("stddev", [0.3, 1.0, 4.0, 20.0])
+def test_difference_tails_match_a_convolution(stddev: float) -> None:
+    reach = math.ceil(30 * stddev)
+    difference = np.convolve(masses(stddev, reach), masses(stddev, reach))
+    tails = np.cumsum(difference[::-1])[::-1][2 * reach :]  # from a difference of 0 on
+    size = math.ceil(8 * stddev)
+    np.testing.assert_allclose(np.exp(log_difference_survival_table(stddev, size)), tails[: size + 1], rtol=1e-10)
+
+
+def test_difference_tails_of_tiny_noise_are_dominated_by_one_step() -> None:
+    # P[D >= 1] is 2 p0 p1 up to e^-100 terms, with p1 = e^-50 (s = .1).
+    assert log_difference_survival_table(0.1, 1)[1] == pytest.approx(math.log(2) - 50, rel=1e-12)
+
+
+def test_tables_are_shared_and_cannot_be_overwritten() -> None:
+    table = log_survival_table(20.0, 10)
+    with pytest.raises(ValueError, match="read-only"):
+        table[0] = 0.0
+    assert np.shares_memory(table, log_survival_table(20, 100))
+
+
+def test_wide_noise_is_close_to_continuous() -> None:
+    expected = stats.norm.logsf((np.arange(5001) - 0.5) / 1000)
+    np.testing.assert_allclose(log_survival_table(1000, 5000), expected, rtol=1e-6)
