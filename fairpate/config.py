@@ -52,6 +52,9 @@ class AugmentConfig(_Section):
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Share of width and height.")
     scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
     shear_degrees: float = Field(0.0, ge=0, lt=90, description="Uniform in [-s, s].")
+    elastic_fraction: float = Field(
+        0.0, ge=0, lt=1, description="Largest shift of a point of a coarse grid that bends the image, in sides."
+    )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
     horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
     erase: Fraction = Field(0.0, description="Probability of blanking one random rectangle.")

@@ -1,0 +1,88 @@
+"""Adam and SGD on torch's functional kernels, as the fit loop needs them.
+
+The same arithmetic as ``torch.optim`` without its per-step bookkeeping and without the compiler it imports when an
+optimiser is constructed, which costs every short-lived worker process seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from fairpate.config import FitConfig
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+
+
+def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
+    """The learning rate of ``epoch`` (from 0): constant, or a half cosine from the full rate towards 0."""
+    if config.schedule == "constant":
+        return config.learning_rate
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
+
+
+class Optimizer:
+    """Updates ``parameters`` in place; weight decay is added to the gradient.
+
+    A gradient must have the memory layout of its parameter, as ``backward`` leaves it: the kernels walk memory.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], config: FitConfig):
+        self._parameters = list(parameters)
+        self._config = config
+        self._step_counts = [torch.zeros((), device=p.device) for p in self._parameters]
+        self._first_moments = [torch.zeros_like(p) for p in self._parameters]
+        self._second_moments = [torch.zeros_like(p) for p in self._parameters] if config.optimizer == "adam" else []
+        self._momentum_buffers: list[Tensor | None] = [None] * len(self._parameters)
+
+    @torch.no_grad()
+    def step(self, gradients: list[Tensor], learning_rate: float) -> None:
+        """One update."""
+        if self._config.optimizer == "adam":
+            self._adam(gradients, learning_rate)
+        else:
+            self._sgd(gradients, learning_rate)
+
+    def step_from_backward(self, learning_rate: float) -> None:
+        """One update from what ``backward`` left in the parameters, which is then cleared; none counts as 0."""
+        self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _adam(self, gradients: list[Tensor], learning_rate: float) -> None:
+        adam(
+            self._parameters,
+            gradients,
+            self._first_moments,
+            self._second_moments,
+            [],
+            self._step_counts,
+            fused=True,
+            amsgrad=False,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            lr=learning_rate,
+            weight_decay=self._config.weight_decay,
+            eps=ADAM_EPSILON,
+            maximize=False,
+        )
+
+    def _sgd(self, gradients: list[Tensor], learning_rate: float) -> None:
+        sgd(
+            self._parameters,
+            gradients,
+            self._momentum_buffers,
+            fused=True,
+            weight_decay=self._config.weight_decay,
+            momentum=self._config.momentum,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )

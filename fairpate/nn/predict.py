@@ -1,0 +1,28 @@
+"""Batched inference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
+
+
+@torch.inference_mode()
+def predict_logits(model: nn.Module, x: Tensor, *, batch_size: int = 1024) -> Tensor:
+    """Logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.
+
+    Images run channels last, which makes convolutions 2 to 3 times as fast on a CPU.
+    """
+    if batch_size < 1:
+        raise ValueError(f"Expected batch_size >= 1, got {batch_size}.")
+    memory_format = memory_format_for(x)
+    device = next(model.parameters()).device
+    to_memory_format(model.eval(), memory_format)
+    batches = torch.split(x, batch_size)
+    return torch.cat([model(scale_bytes(b.to(device)).contiguous(memory_format=memory_format)).cpu() for b in batches])
+
+
+def predict_probabilities(model: nn.Module, x: Tensor, *, batch_size: int = 1024) -> Tensor:
+    """Softmax of :func:`predict_logits`, (N, C)."""
+    return predict_logits(model, x, batch_size=batch_size).softmax(dim=1)

@@ -1,0 +1,1 @@
+"""An ensemble of teachers on disjoint shards: pure functions first, Ray actors as a thin shell."""

@@ -1,0 +1,44 @@
+"""Which teacher learns from which record: a keyed hash of the record's identifier.
+
+PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher of a
+record is ``BLAKE2b(key, record_id) mod num_teachers``: it does not depend on any other record, so adding or removing
+a record changes exactly one shard. Shards are therefore ragged and may be empty; nothing here sees features or labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+_MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
+
+
+def shard_key(seed: int) -> bytes:
+    """A 32-byte sharding key from a run's seed. The seed decides the shards; the guarantee does not need it secret."""
+    return hashlib.blake2b(f"fairpate shard key {seed}".encode(), digest_size=32).digest()
+
+
+def assign_teachers(record_ids: Sequence[str], num_teachers: int, key: bytes) -> IntArray:
+    """The teacher, in ``range(num_teachers)``, of each record; shape (N,).
+
+    ValueError for fewer than one teacher, a key outside 16..64 bytes, or an identifier that appears twice.
+    """
+    if num_teachers < 1:
+        raise ValueError(f"Expected num_teachers >= 1, got {num_teachers}.")
+    if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
+        raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
+    if len(set(record_ids)) != len(record_ids):
+        raise ValueError("Expected unique record_ids: the same person twice would touch two teachers unseen.")
+    digests = (hashlib.blake2b(record_id.encode(), key=key, digest_size=8).digest() for record_id in record_ids)
+    return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
+
+
+def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
+    """The rows of each teacher's shard, ascending; one array per teacher, empty shards included."""
+    order = np.argsort(teacher_N, kind="stable")
+    sizes = np.bincount(teacher_N, minlength=num_teachers)
+    return list(np.split(order, np.cumsum(sizes)[:-1]))

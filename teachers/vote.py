@@ -1,0 +1,114 @@
+"""What teachers say about public queries: predictions per teacher, then counts per class.
+
+``predictions_TQ`` is private and stays with the operator; so do the counts, which only the aggregator's noise may
+turn into labels. Shapes: T teachers, Q queries, C classes, F features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fairpate.nn.models import build_model, is_convolutional, scale_bytes
+from fairpate.nn.predict import predict_logits
+from teachers.teacher import SHARD_MEAN, SHARD_STD, StackedWeights, TeacherSpec, standardize
+
+PredictionArray = npt.NDArray[np.int16]
+VoteArray = npt.NDArray[np.int64]
+_MAX_LOGITS_AT_ONCE = 2**18  # a batch's activations stay in the caches
+
+
+@torch.inference_mode()
+def predict_votes(
+    weights: StackedWeights, spec: TeacherSpec, queries_x: Tensor, *, device: str = "cpu"
+) -> PredictionArray:
+    """The class each of T teachers chooses for each of Q queries, (T, Q) ``int16``; ties go to the smaller class."""
+    network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
+    statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
+    if is_convolutional(spec.model):
+        predictions = _predict_one_by_one(network, statistics, spec, queries_x, device)
+    else:
+        predictions = _predict_stacked(network, statistics, queries_x, device)
+    return predictions.to(torch.int16).numpy()
+
+
+def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
+    """``votes_QC``: how many teachers chose each class. Every row sums to T.
+
+    ValueError for a prediction outside ``range(num_classes)``.
+    """
+    predictions = np.asarray(predictions_TQ)
+    if predictions.size and not 0 <= predictions.min() <= predictions.max() < num_classes:
+        raise ValueError(f"Expected predictions in 0..{num_classes - 1}, got {predictions.min()}..{predictions.max()}.")
+    return np.stack([(predictions == k).sum(axis=0, dtype=np.int64) for k in range(num_classes)], axis=1)
+
+
+def _predict_one_by_one(
+    weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None, spec: TeacherSpec, x: Tensor, device: str
+) -> Tensor:
+    """Convolutional teachers in turn, channels last; ``x`` is scaled once."""
+    queries = scale_bytes(x)
+    shape = tuple(x.shape[1:])
+    model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=0).to(device)
+    predictions = []
+    for teacher in range(len(next(iter(weights.values())))):
+        model.load_state_dict({name: value[teacher] for name, value in weights.items()})
+        own = queries if statistics is None else standardize(queries, statistics[0][teacher], statistics[1][teacher])
+        predictions.append(predict_logits(model, own).argmax(dim=1))
+    return torch.stack(predictions)
+
+
+def _predict_stacked(
+    weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None, x: Tensor, device: str
+) -> Tensor:
+    """Dense teachers at once: their first layers, one above the other, are one wide matrix product."""
+    layers = [(w.to(device), b.to(device)) for w, b in _dense_layers(weights, statistics)]
+    layers[-1] = _relative_to_class_0(*layers[-1])
+    queries = scale_bytes(x).flatten(start_dim=1).to(layers[0][0].dtype)
+    num_teachers, widest = len(layers[0][0]), max(w.shape[1] for w, _ in layers)
+    batches = torch.split(queries, max(1, _MAX_LOGITS_AT_ONCE // (num_teachers * widest)))
+    return torch.cat([_largest_class(_dense_logits(layers, batch.to(device))).cpu() for batch in batches], dim=1)
+
+
+def _dense_layers(weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None) -> list[tuple[Tensor, Tensor]]:
+    """(weight, bias) of each layer in order, shapes (T, out, in) and (T, out); a teacher's scaling joins the first."""
+    names = sorted({name.split(".")[0] for name in weights}, key=int)
+    layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
+    if statistics is not None:
+        weight, bias = layers[0]
+        pixels = weight.shape[2] // statistics[0].shape[1]
+        mean, std = (value.repeat_interleave(pixels, dim=1) for value in statistics)
+        scaled = weight / std[:, None]
+        layers[0] = (scaled, bias - (scaled @ mean[:, :, None])[:, :, 0])
+    return layers
+
+
+def _relative_to_class_0(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The last layer for classes 1, 2, ... minus that for class 0, whose logit becomes 0 and costs nothing."""
+    return weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
+
+
+def _largest_class(logits: Tensor) -> Tensor:
+    """The winner (T, B) ``int16`` from logits (T, C - 1, B) relative to class 0.
+
+    Class by class over contiguous rows, which is 10 times as fast as ``argmax`` over few classes.
+    """
+    best = logits[:, 0].clamp(min=0)
+    winner = (logits[:, 0] > 0).to(torch.int16)
+    for k in range(1, logits.shape[1]):
+        winner.masked_fill_(logits[:, k] > best, k + 1)
+        best = torch.maximum(best, logits[:, k])
+    return winner
+
+
+def _dense_logits(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    """The last layer's values (T, out, B) for records (B, F) that all teachers share."""
+    first_weight, first_bias = layers[0]
+    num_teachers, width, _ = first_weight.shape
+    out = torch.addmm(first_bias.reshape(-1, 1), first_weight.reshape(num_teachers * width, -1), x.T)
+    out = out.view(num_teachers, width, len(x))
+    for weight, bias in layers[1:]:
+        out = torch.baddbmm(bias[:, :, None], weight, out.relu_())
+    return out

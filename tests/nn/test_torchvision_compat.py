@@ -1,0 +1,15 @@
+"""Importing torchvision beside a CPU-only torch."""
+
+import subprocess
+import sys
+
+
+def test_torchvision_imports_in_a_fresh_process() -> None:
+    script = (
+        "from fairpate.nn.torchvision_compat import prepare_torchvision as prepare; prepare(); prepare();"
+        "from torchvision import transforms; from torchvision.models import resnet18; print(resnet18 is not None)"
+    )
+    done = subprocess.run(  # noqa: S603 (our own interpreter and script)
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr

@@ -1,0 +1,80 @@
+"""Checkpoints: named by what determines them, whole or absent."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairpate.config import FitConfig, ModelConfig
+from teachers.checkpoint import CheckpointError, block_path, is_intact, load_block, save_block
+from teachers.teacher import Shard, TeacherSpec
+
+SPEC = TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=2, seed=0)
+WEIGHTS: dict[str, Any] = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((2,), dtype=np.float64)}
+
+
+def _shard(value: float = 0.0, label: int = 0) -> Shard:
+    return Shard(x=torch.full((3, 2), value), y=torch.tensor([0, 1, label]))
+
+
+def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "block.safetensors"
+    save_block(path, WEIGHTS)
+    loaded = load_block(path)
+    assert loaded.keys() == WEIGHTS.keys()
+    for name, value in WEIGHTS.items():
+        np.testing.assert_array_equal(loaded[name], value)
+        assert loaded[name].dtype == value.dtype
+    assert [p.name for p in path.parent.iterdir()] == ["block.safetensors"]
+
+
+def test_the_name_follows_everything_that_determines_the_weights() -> None:
+    def name(
+        shards: list[Shard], spec: TeacherSpec = SPEC, teachers: tuple[int, ...] = (0, 1), engine: Any = "loop"
+    ) -> str:
+        return block_path(Path(), shards, spec, teachers, engine).name
+
+    shards = [_shard(), _shard(1.0)]
+    names = [
+        name(shards),
+        name([_shard(2.0), _shard(1.0)]),
+        name([_shard(label=1), _shard(1.0)]),
+        name(shards, replace(SPEC, seed=1)),
+        name(shards, replace(SPEC, standardize=True)),
+        name(shards, replace(SPEC, num_classes=3)),
+        name(shards, replace(SPEC, fit=FitConfig(epochs=1))),
+        name(shards, replace(SPEC, model=ModelConfig(hidden=(3,)))),
+        name(shards, teachers=(0, 2)),
+        name(shards, engine="stacked"),
+    ]
+    assert len(set(names)) == len(names)
+    assert name([_shard(), _shard(1.0)]) == names[0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_file_is_detected(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "block.safetensors"
+    save_block(path, WEIGHTS)
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-1] ^= 1
+    path.write_bytes({"cut": content[:-5], "flip": content, "empty": b""}[damage])
+    with pytest.raises(CheckpointError, match="train the teachers again"):
+        load_block(path)
+    assert not is_intact(path)
+
+
+def test_a_missing_file_is_not_intact(tmp_path: Path) -> None:
+    assert not is_intact(tmp_path / "none.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_block(tmp_path / "none.safetensors")
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    unwritable: dict[str, Any] = {"a": np.array(["text"])}
+    with pytest.raises(Exception, match=r".+"):
+        save_block(tmp_path / "block.safetensors", unwritable)
+    assert list(tmp_path.iterdir()) == []

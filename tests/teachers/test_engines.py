@@ -1,0 +1,154 @@
+"""The loop and the stacked engine train the same teachers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig
+from fairpate.nn.models import build_model
+from teachers.stacked import stacked_logits
+from teachers.teacher import SHARD_MEAN, SHARD_STD, Shard, StackedWeights, TeacherSpec
+from teachers.train import choose_engine, train_teachers
+
+RAGGED = (37, 0, 64, 5, 33, 1)
+
+
+def _tables(sizes: tuple[int, ...] = RAGGED, dtype: torch.dtype = torch.float64) -> list[Shard]:
+    generator = torch.Generator().manual_seed(7)
+    shards = []
+    for size in sizes:
+        x = torch.randn(size, 6, generator=generator, dtype=dtype)
+        shards.append(Shard(x=x, y=torch.randint(0, 3, (size,), generator=generator)))
+    return shards
+
+
+def _images(sizes: tuple[int, ...], channels: int, side: int) -> list[Shard]:
+    generator = torch.Generator().manual_seed(8)
+    return [
+        Shard(
+            x=torch.rand(size, channels, side, side, generator=generator, dtype=torch.float64),
+            y=torch.randint(0, 3, (size,), generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def _spec(model: str = "mlp", *, standardize: bool = False, **fit: Any) -> TeacherSpec:
+    defaults = {"epochs": 5, "batch_size": 16, "learning_rate": 0.01}
+    architecture = ModelConfig(name=model, hidden=(8, 5), width=4)
+    return TeacherSpec(
+        model=architecture, fit=FitConfig(**defaults | fit), num_classes=3, seed=11, standardize=standardize
+    )
+
+
+def _assert_equal_weights(left: StackedWeights, right: StackedWeights, atol: float) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _both(shards: list[Shard], spec: TeacherSpec) -> tuple[StackedWeights, StackedWeights]:
+    return train_teachers(shards, spec, engine="loop"), train_teachers(shards, spec, engine="stacked")
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize(
+    "fit",
+    [
+        {"optimizer": "adam", "weight_decay": 0.1, "label_smoothing": 0.1},
+        {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.9},
+        {"optimizer": "sgd", "momentum": 0.0, "batch_size": 100},
+    ],
+)
+def test_tabular_engines_agree_on_ragged_and_empty_shards(model: str, fit: dict[str, Any]) -> None:
+    _assert_equal_weights(*_both(_tables(), _spec(model, standardize=True, **fit)), atol=1e-9)
+
+
+def test_logistic_engines_agree_in_single_precision() -> None:
+    _assert_equal_weights(*_both(_tables(dtype=torch.float32), _spec("logistic")), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "channels", "side"), [("lenet", 2, 8), ("lenet", 1, 28), ("cnn", 3, 16), ("cnn", 1, 56)]
+)
+def test_one_step_of_convolutional_teachers_is_the_same_gradient(model: str, channels: int, side: int) -> None:
+    augment = AugmentConfig(rotation_degrees=10, channel_swap=0.5, erase=0.5)
+    one_step = {"epochs": 1, "batch_size": 8, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0}
+    spec = _spec(model, augment=augment, **one_step)
+    _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec), atol=1e-10)
+
+
+def test_any_other_architecture_is_stacked_by_vmap() -> None:
+    models = [
+        build_model(ModelConfig(name="resnet18"), input_shape=(2, 16, 16), num_classes=3, generator_seed=s).double()
+        for s in (0, 1)
+    ]
+    shards = _images((3, 3), 2, 16)
+    names = list(models[0].state_dict())
+    parameters = {name: torch.stack([model.state_dict()[name] for model in models]).requires_grad_() for name in names}
+    logits = stacked_logits(models[0], parameters, torch.stack([shard.x for shard in shards]))
+    losses = [functional.cross_entropy(logits[t], shards[t].y) for t in range(2)]
+    gradients = dict(zip(names, torch.autograd.grad(sum(losses), list(parameters.values())), strict=True))
+    for t, model in enumerate(models):
+        own = {name: value.detach().requires_grad_() for name, value in model.state_dict().items()}
+        loss = functional.cross_entropy(functional_call(model, own, (shards[t].x,)), shards[t].y)
+        for name, expected in zip(names, torch.autograd.grad(loss, list(own.values())), strict=True):
+            torch.testing.assert_close(gradients[name][t], expected, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_teacher_does_not_depend_on_its_company(engine: Any) -> None:
+    shards, spec = _tables(), _spec()
+    together = train_teachers(shards, spec, engine=engine)
+    alone = train_teachers(shards[2:3], spec, teacher_indices=[2], engine=engine)
+    _assert_equal_weights({k: v[2:3] for k, v in together.items()}, alone, atol=1e-12)
+    other_number = train_teachers(shards[2:3], spec, teacher_indices=[3], engine=engine)
+    assert not torch.equal(other_number["2.weight"], alone["2.weight"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_standardising_is_training_on_the_shards_own_scale(engine: Any) -> None:
+    shard = _tables((40,))[0]
+    wide = Shard(x=shard.x * 50 + 3, y=shard.y)
+    wide.x[:, 5] = 2.0
+    mean, std = wide.x.numpy().mean(axis=0), wide.x.numpy().std(axis=0)
+    scaled = (wide.x.numpy() - mean) / [*std[:5], 1.0]
+    own = train_teachers([wide], _spec(standardize=True), engine=engine)
+    by_hand = train_teachers([Shard(x=torch.from_numpy(scaled), y=shard.y)], _spec(), engine=engine)
+    _assert_equal_weights({k: v for k, v in own.items() if k not in (SHARD_MEAN, SHARD_STD)}, by_hand, atol=1e-9)
+    assert own[SHARD_MEAN][0].tolist() == pytest.approx(mean)
+    assert own[SHARD_STD][0].tolist() == pytest.approx([*std[:5], 1.0])
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_teacher_without_records_keeps_its_initial_weights(engine: Any) -> None:
+    empty = Shard(x=torch.zeros(0, 6), y=torch.zeros(0, dtype=torch.int64))
+    trained = train_teachers([empty], _spec(standardize=True), engine=engine)
+    initial = train_teachers([empty], _spec(epochs=0), engine=engine)
+    _assert_equal_weights({k: trained[k] for k in initial}, initial, atol=0)
+    assert trained[SHARD_STD][0].tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_divergence_is_an_error(engine: Any) -> None:
+    shard = Shard(x=torch.full((4, 6), torch.nan), y=torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="diverged"):
+        train_teachers([shard], _spec(), engine=engine)
+
+
+def test_the_engine_follows_model_and_device() -> None:
+    assert choose_engine(ModelConfig(name="mlp"), "cpu") == "stacked"
+    assert choose_engine(ModelConfig(name="mlp", dropout=0.1), "cpu") == "loop"
+    assert choose_engine(ModelConfig(name="lenet"), "cpu") == "loop"
+    assert choose_engine(ModelConfig(name="lenet"), "cuda") == "stacked"
+
+
+def test_impossible_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="one teacher index per shard"):
+        train_teachers(_tables(), _spec(), teacher_indices=[0])
+    dropout = TeacherSpec(model=ModelConfig(dropout=0.5), fit=FitConfig(), num_classes=3, seed=0)
+    with pytest.raises(ValueError, match="without dropout"):
+        train_teachers(_tables(), dropout, engine="stacked")

@@ -1,0 +1,109 @@
+"""The Ray pool: death of an actor, errors with their cause, and waits that end."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.data.dataset import Split
+from teachers.ensemble import collect_votes, train_ensemble
+from teachers.pool import PoolError, RayPool
+
+ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.5, max_restarts=1)
+TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)
+
+
+@pytest.fixture(scope="module")
+def one_actor(ray_session: None) -> Iterator[RayPool]:
+    with RayPool(ONE_ACTOR, stall_timeout_s=60) as pool:
+        yield pool
+
+
+class KillingPool:
+    """A Ray pool whose first worker to train is killed by the operating system while it does."""
+
+    def __init__(self, pool: RayPool, marker: Path):
+        self._pool, self._marker = pool, marker
+        self.num_workers, self.device = pool.num_workers, pool.device
+
+    def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        marker = self._marker
+
+        def train_and_die(shared: Any, item: Any, device: str) -> Any:
+            try:
+                marker.touch(exist_ok=False)
+            except FileExistsError:
+                return function(shared, item, device)
+            killer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL))
+            killer.start()
+            function(shared, item, device)
+            killer.join()
+            raise AssertionError("unreachable")
+
+        return self._pool.run(train_and_die, shared, items)
+
+
+def test_killing_an_actor_while_it_trains_changes_nothing(ray_session: None, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator)
+    y = (x[:, 0] > 0).long()
+    split = Split(x=x, y=y, z=y, record_id=tuple(str(i) for i in range(200)))
+    config = TeachersConfig(num_teachers=6, model=ModelConfig(name="mlp"), fit=FitConfig(epochs=20), block_size=2)
+
+    def votes(directory: str, **options: Any) -> np.ndarray:
+        ensemble = train_ensemble(split, config, num_classes=2, seed=1, checkpoint_dir=tmp_path / directory, **options)
+        return collect_votes(ensemble, x, **options)
+
+    with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
+        disturbed = votes("disturbed", pool=KillingPool(pool, tmp_path / "killed"))
+    assert (tmp_path / "killed").exists()
+    np.testing.assert_array_equal(disturbed, votes("quiet"))
+    for quiet in (tmp_path / "quiet").iterdir():
+        assert quiet.read_bytes() == (tmp_path / "disturbed" / quiet.name).read_bytes()
+
+
+def test_results_come_with_their_positions(one_actor: RayPool) -> None:
+    results = dict(one_actor.run(lambda shared, item, device: (shared * item, device), 10, iter([1, 2, 3, 4])))
+    assert results == {0: (10, "cpu"), 1: (20, "cpu"), 2: (30, "cpu"), 3: (40, "cpu")}
+
+
+def test_workers_run_at_ordinary_priority_with_their_own_threads(one_actor: RayPool) -> None:
+    [(_, (niceness, threads))] = one_actor.run(lambda *_: (os.nice(0), torch.get_num_threads()), None, [0])
+    assert (niceness, threads) == (os.nice(0), 1)
+
+
+def test_a_remote_error_keeps_its_cause(one_actor: RayPool) -> None:
+    def fail(shared: Any, item: int, device: str) -> int:
+        return 1 // item
+
+    with pytest.raises(PoolError, match="by zero") as raised:
+        list(one_actor.run(fail, None, [0]))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None) -> None:
+    with (
+        RayPool(ONE_ACTOR, stall_timeout_s=60) as pool,
+        pytest.raises(PoolError, match=r"ray\.max_restarts=1"),
+    ):
+        list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
+
+
+def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
+    with RayPool(ONE_ACTOR, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, 1 blocks"):
+        list(pool.run(lambda *_: time.sleep(120), None, [0]))
+
+
+def test_a_closed_pool_and_an_impossible_worker_are_refused(ray_session: None) -> None:
+    with pytest.raises(PoolError, match="closed"):
+        list(RayPool(ONE_ACTOR).run(lambda *_: 0, None, [0]))
+    with pytest.raises(PoolError, match=r"too few for one worker of ray\.num_cpus=1000"):
+        RayPool(RayConfig(num_cpus=1000))
