@@ -19,7 +19,7 @@ types: .venv/.installed-dev
 
 bench: .venv/.installed-dev ## print the measured ratios
 	$(BIN)/python benchmarks/accounting.py
-	$(BIN)/python benchmarks/teachers.py
+	$(BIN)/python benchmarks/teacher_training.py
 
 clean:
 	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,6 +37,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
 
+_DEMO = Path(__file__).with_name("color_digits.yaml")
 _INTERRUPTED = 130
 
 
@@ -82,7 +83,7 @@ def _escaped(text: str) -> str:
 @app.command()
 def run(config: ConfigFile = None, overrides: Overrides = None, out: Out = None, data_dir: DataDir = None) -> None:
     """Run every stage: data, teachers, votes, aggregator, student, evaluation, reports."""
-    resolved = _with_places(load_config(config, overrides), out=out, data_dir=data_dir)
+    resolved = _with_places(load_config(config or _DEMO, overrides), out=out, data_dir=data_dir)
     from fairpate.app.pipeline import run_pipeline
     from fairpate.app.progress import Reporter
     from fairpate.app.summary import summarise

@@ -55,6 +55,7 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
     """
     with reporter.stage("data"):
         dataset = load_dataset(config.data)
+        _check_augmentation(dataset, config)
         queries = _choose_queries(dataset, config)
     run = create_run_directory(config)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
@@ -227,6 +228,17 @@ def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Stud
     headline, *others = evaluations.values()
     write_json(run.metrics, headline.to_json() | {"without_refusals": others[0].to_json() if others else None})
     return evaluations
+
+
+def _check_augmentation(dataset: Dataset, config: RunConfig) -> None:
+    augmented = {
+        "teachers.fit.augment": config.teachers.fit.augment,
+        "student.fit.augment": config.student.fit.augment,
+        "student.strong_augment": config.student.strong_augment,
+    }
+    for field, augment in augmented.items():
+        if dataset.kind != "image" and not augment.is_identity:
+            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
 
 
 def _choose_queries(dataset: Dataset, config: RunConfig) -> Split:

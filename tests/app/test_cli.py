@@ -2,11 +2,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fairpate import __version__
 from fairpate.app import cli
+from fairpate.config import load_config
+from fairpate.data import find_entry
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -92,3 +97,9 @@ def test_the_installed_module_answers_with_an_exit_code():
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.returncode, done.stdout) == (1, "")
     assert "no such file" in done.stderr
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_that_is_offered_is_valid(path):
+    config = load_config(path)
+    assert find_entry(config.data.name).complete_options(config.data.options)
