@@ -3,8 +3,9 @@
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
 leaves. A crash in between wastes the reservation and never under-charges; a query asked again gets the stored
 outcome. Entries are only ever appended, each with a digest over its predecessor's, so an edit, a gap or a lost end is
-noticed and the ledger refuses to open. The mechanism's parameters are written when the ledger is made and cannot
-change under it. The ledger prices nothing: it lists what happened, and the accountant prices that.
+noticed and the ledger refuses to open; an older copy of the whole file is not, and whoever opens one compares it with
+what was released. The mechanism's parameters are written when the ledger is made and cannot change under it. The
+ledger prices nothing: it lists what happened, and the accountant prices that.
 
 SQLite in WAL mode with full synchronisation; one writer, held by a lock on a file beside it.
 """
@@ -24,13 +25,13 @@ from types import TracebackType
 from typing import Any, cast
 
 from aggregator.mechanism import Outcome, Verdict
-from fairpate.types import GateRule, MechanismParameters, Relation, Unit
+from fairpate.types import GateRule, MechanismParameters, Relation, Unit, UserError
 
 SCHEMA_VERSION = 1
 _GENESIS = "0" * 64
 
 
-class LedgerError(RuntimeError):
+class LedgerError(UserError):
     """The ledger cannot be trusted, or is in use, or was made for something else; nothing was changed."""
 
 
@@ -82,14 +83,17 @@ class Ledger:
         """
         self.path = path
         self.terms = terms
+        self._charges: dict[int, Charge] = {}
+        self._outcomes: dict[str, Outcome] = {}
         self._lock: int | None = _lock(path)
         try:
             self._database = _connect(path)
             self._head = _open_chain(self._database, terms)
-            self._charges: dict[int, Charge] = {}
-            self._outcomes: dict[str, Outcome] = {}
             for number, kind, payload in _verified_entries(self._database, path):
                 self._replay(number, kind, payload)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
         except BaseException:
             self.close()
             raise
@@ -196,11 +200,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     database = sqlite3.connect(path, isolation_level=None, timeout=10)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
+        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
         database.execute("PRAGMA synchronous = FULL")
-    except sqlite3.DatabaseError as error:
+    except BaseException:
         database.close()
-        raise LedgerError(f"{path}: not a ledger ({error}); restore it from a copy.") from error
+        raise
+    if mode != "wal":
+        database.close()
+        raise LedgerError(f"{path}: this file system gives no write-ahead log ({mode}); use a local disk.")
     return database
 
 

@@ -23,6 +23,7 @@ from fairpate.app.rundir import RunDirectory, config_digest
 from fairpate.app.tables import read_labels
 from fairpate.config import RunConfig, load_config
 from fairpate.data import load_dataset
+from fairpate.evaluation.page import epsilon_text
 
 HEADER = (
     "| label accuracy | student accuracy | disparity | coverage | answered | epsilon, data-dependent | as published "
@@ -90,7 +91,7 @@ def _numbers(run: RunDirectory) -> dict[str, float]:
 def _line(row: dict[str, float]) -> str:
     percent = [f"{100 * row[name]:.1f} %" for name in ("label_accuracy", "accuracy")]
     gaps = [f"{row['disparity']:.3f}", f"{row['coverage']:.2f}", f"{row['answered']:.0f}"]
-    prices = [f"{row[f'epsilon_{name}']:.2f}" for name in ("data_dependent", "as_published", "data_independent")]
+    prices = [epsilon_text(row[f"epsilon_{name}"]) for name in ("data_dependent", "as_published", "data_independent")]
     return "| " + " | ".join([*percent, *gaps, *prices, f"{row['minutes']:.1f}"]) + " |"
 
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fairpate.types import GateRule, MechanismParameters, Tail
+from fairpate.types import GateRule, MechanismParameters, UserError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
 
 
@@ -111,7 +111,6 @@ class AggregatorConfig(_Section):
     noise: Literal["os_entropy", "seeded"] = Field(
         "os_entropy", description="`seeded` reproduces a run and gives no privacy."
     )
-    tail: Tail = Field("discrete", description="Tail probabilities of the data-dependent price.")
     target_delta: float = Field(1e-5, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -207,7 +206,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         section = section.setdefault(name, {})
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: {name} is a value, not a section.")
-    section[field] = yaml.safe_load(text)
+    try:
+        section[field] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
 
 
 def _describe(fault: Any) -> str:

@@ -14,6 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+MAX_THRESHOLD_VOTES = 2.0**23
+"""Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
+
 IntArray = npt.NDArray[np.int64]
 ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
@@ -21,6 +24,10 @@ RefusalReason = Literal["confidence", "fairness", "free"]
 Tail = Literal["gaussian", "discrete"]
 Unit = Literal["record", "sensitive attribute"]
 Relation = Literal["add or remove one", "replace one"]
+
+
+class UserError(Exception):
+    """What its user can mend: the message names the field or file, the value and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,8 @@ class MechanismParameters:
     def __post_init__(self) -> None:
         if math.isnan(self.threshold):
             raise ValueError("Expected threshold to be a number, got nan.")
+        if MAX_THRESHOLD_VOTES < abs(self.threshold) < math.inf:
+            raise ValueError(f"Expected |threshold| <= {MAX_THRESHOLD_VOTES:.0f} or infinite, got {self.threshold}.")
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self, field)
             if not 0 <= value < math.inf:
@@ -70,12 +79,14 @@ class VoteBatch:
     """Teachers' votes on public queries, private to the operator.
 
     ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, a member of public group
-    ``groups_Q[i]``; every row sums to the number of teachers.
+    ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` names the teachers that voted: a digest of
+    what they were trained on and how.
     """
 
     record_ids: Sequence[str]
     groups_Q: IntArray
     votes_QC: IntArray
+    ensemble: str
 
     def __post_init__(self) -> None:
         num_queries = len(self.record_ids)
@@ -118,9 +129,11 @@ class LabelledSet:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The claim that may be published with a run; every number in it is independent of the private votes' values.
+    """The claim that may be published with a run.
 
-    ``epsilon_data_independent`` holds at ``delta`` for the stated unit and relation and covers every query posed.
+    ``epsilon_data_independent`` holds at ``delta`` for the stated unit and relation. It covers every reservation the
+    ledger holds at its full cost, those refused for free and those a crash left open included: a bound fixed before
+    any answer, because how many refusals are free depends on the labels released.
     ``epsilon_sanitised`` is null until a smooth-sensitivity release is asked for and paid. Counts of answers and
     refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
     ``seeded: not private``.

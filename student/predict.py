@@ -20,12 +20,12 @@ from fairpate.config import ModelConfig
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
-from fairpate.types import GateRule
+from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
 
 
-class StudentFileError(ValueError):
+class StudentFileError(UserError):
     """A file that is no student."""
 
 
@@ -82,6 +82,7 @@ def save_student(student: Student, path: Path) -> None:
     card = asdict(student.card) | {"model": student.card.model.model_dump(mode="json")}
     tensors = {name: tensor.contiguous() for name, tensor in student.network.state_dict().items()}
     save_file(tensors, path, metadata={"format": FORMAT, "card": json.dumps(card)})
+    path.chmod(0o644)
 
 
 def load_student(path: Path) -> Student:

@@ -1,8 +1,8 @@
 """Weights on disk: one safetensors file per block of teachers, named by a hash of everything that determines them.
 
 A file is found again only for the same shards, model, training, seed and library, so a resumed run trains what is
-missing and nothing else. A file is written under a temporary name and renamed; its own digest is stored beside the
-tensors, and a file that is cut short or altered counts as missing.
+missing and nothing else. A file's own digest is stored beside the tensors, and a file that is cut short or altered
+counts as missing. Teachers memorise their shards, so folder and files are for their owner only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fairpate import __version__
+from fairpate.files import write_atomically
+from fairpate.types import UserError
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine
 
@@ -29,7 +30,7 @@ _DIGEST = "blake2b"
 _log = logging.getLogger(__name__)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be read; the message names the file and the remedy."""
 
 
@@ -56,15 +57,16 @@ def block_path(
 
 
 def save_block(path: Path, weights: ArrayWeights) -> None:
-    """Write ``weights`` so that ``path`` holds all of them or does not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    """Write ``weights`` so that ``path`` holds all of them or does not exist; a new folder gets mode 0700."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    try:
+
+    def write(temporary: Path) -> None:
+        temporary.touch(mode=0o600)
         save_file(arrays, temporary, metadata={_DIGEST: _digest(arrays)})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        temporary.chmod(0o600)
+
+    write_atomically(path, write)
 
 
 def load_block(path: Path) -> ArrayWeights:

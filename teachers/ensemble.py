@@ -7,7 +7,7 @@ releases a label.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # a worker process imports this module and needs no data load
     from fairpate.data.dataset import Split
 
 Progress = Callable[[int, int], None]
-_LARGEST_STACK, _LOOPED_BLOCK = 100, 4
+# Teachers per block, whatever the number of workers, so that a checkpoint is found again with more or fewer of them. A
+# stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together.
+_LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,12 @@ class Ensemble:
     def num_teachers(self) -> int:
         """Number of teachers T."""
         return sum(len(block.teacher_indices) for block in self.blocks)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with any teacher's shard, model, training, seed or library."""
+        names = "\n".join(block.checkpoint.name for block in self.blocks)
+        return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +102,7 @@ def train_ensemble(
         Block(
             teacher_indices=t, checkpoint=block_path(checkpoint_dir, data.shards([rows[i] for i in t]), spec, t, engine)
         )
-        for t in _split_into_blocks(config, workers, engine)
+        for t in _split_into_blocks(config, engine, workers.device)
     )
     missing = [block for block in blocks if not is_intact(block.checkpoint)]
     report = _Counter(config.num_teachers, on_progress)
@@ -142,11 +150,9 @@ def _load_blocks(ensemble: Ensemble) -> Iterator[ArrayWeights]:
         yield load_block(block.checkpoint)
 
 
-def _split_into_blocks(config: TeachersConfig, workers: Pool, engine: Engine) -> list[tuple[int, ...]]:
-    """A stack gains from being wide, so each worker gets one; a loop only from workers that finish together."""
-    per_worker = math.ceil(config.num_teachers / workers.num_workers)
-    automatic = min(per_worker, _LARGEST_STACK if workers.device == "cpu" else per_worker)
-    size = config.block_size or (automatic if engine == "stacked" else min(per_worker, _LOOPED_BLOCK))
+def _split_into_blocks(config: TeachersConfig, engine: Engine, device: str) -> list[tuple[int, ...]]:
+    stacked = _STACKED_BLOCK if device == "cpu" else _ACCELERATED_BLOCK
+    size = config.block_size or (stacked if engine == "stacked" else _LOOPED_BLOCK)
     teachers = range(config.num_teachers)
     return [tuple(teachers[start : start + size]) for start in range(0, config.num_teachers, size)]
 

@@ -8,8 +8,9 @@ dies is restarted and its item computed again, which changes nothing because the
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from fairpate.config import RayConfig
+from fairpate.types import UserError
 
 SharedT = TypeVar("SharedT")
 ItemT = TypeVar("ItemT")
@@ -27,7 +29,7 @@ _DEFAULT_STALL_TIMEOUT_S = 3600.0
 _SHUTDOWN_TIMEOUT_S = 10.0
 
 
-class PoolError(RuntimeError):
+class PoolError(UserError, RuntimeError):
     """Work that a pool could not finish; the cause is chained."""
 
 
@@ -81,14 +83,14 @@ class Worker:
 class RayPool:
     """A bounded pool of Ray actors; use as a context manager inside :func:`start_ray`.
 
-    ``stall_timeout_s`` bounds the time in which no item at all is finished.
+    ``stall_timeout_s`` bounds the time in which no item at all is finished. PoolError where the cluster is too small.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
         self._config = config
         self._stall_timeout_s = stall_timeout_s
         self.device = "cuda" if config.num_gpus else "cpu"
-        self.num_workers = config.num_actors or _workers_that_fit(config)
+        self.num_workers = _number_of_actors(config)
         self.actors: list[Any] = []
 
     def __enter__(self) -> RayPool:
@@ -188,16 +190,23 @@ def _own_packages() -> list[str]:
     return [str(Path(package.__file__).parent) for package in (fairpate, teachers) if package.__file__]
 
 
-def _workers_that_fit(config: RayConfig) -> int:
+def _number_of_actors(config: RayConfig) -> int:
+    """``ray.num_actors``, or as many as fit; one that found no place would be waited for without end."""
     import ray
 
-    resources = ray.cluster_resources()
-    workers = int(resources.get("CPU", 0) / config.num_cpus)
-    if config.num_gpus:
-        workers = min(workers, int(resources.get("GPU", 0) / config.num_gpus))
-    if workers < 1:
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = sum(_actors_on_node(node, config) for node in nodes)
+    wanted = config.num_actors or max(1, fitting)
+    if wanted > fitting:
+        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         raise PoolError(
-            f"The cluster has {resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs, too few for one "
-            f"worker of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g}; lower them."
+            f"ray.num_actors: {wanted} actors of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g} "
+            f"do not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes, room for {fitting}; "
+            "lower ray.num_actors, ray.num_cpus or ray.num_gpus, or add nodes."
         )
-    return workers
+    return wanted
+
+
+def _actors_on_node(resources: Mapping[str, float], config: RayConfig) -> int:
+    needs = {"CPU": config.num_cpus, "GPU": config.num_gpus}
+    return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)

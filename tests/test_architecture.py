@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BASE = {"fairpate", "fairpate.types", "fairpate.config"}
+BASE = {"fairpate", "fairpate.types", "fairpate.config", "fairpate.files"}
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
+    "fairpate.files": set(),
     "fairpate.config": {"fairpate.types"},
     "fairpate.privacy": BASE,
     "fairpate.fairness": BASE,
@@ -21,7 +22,7 @@ ALLOWED = {
     "fairpate.evaluation": {"fairpate", "fairpate.types", "fairpate.fairness"},
 }
 HEAVY = {"torch", "torchvision", "ray"}
-WITHOUT_HEAVY = ("fairpate.types", "fairpate.config", "fairpate.privacy", "fairpate.fairness")
+WITHOUT_HEAVY = ("fairpate.types", "fairpate.files", "fairpate.config", "fairpate.privacy", "fairpate.fairness")
 OURS = ("fairpate", "teachers", "aggregator", "student")
 
 

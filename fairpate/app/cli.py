@@ -35,6 +35,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's 
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
 
 _DEMO = Path(__file__).with_name("color_digits.yaml")
@@ -59,11 +60,9 @@ def main() -> None:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether the error is something the user can mend: bad input, a missing file, a cluster that is not there."""
-    from aggregator.ledger import LedgerError
+    from fairpate.types import UserError
 
-    return isinstance(error, (ValueError, OSError, LedgerError)) or type(error).__module__.startswith(
-        ("click", "typer")
-    )
+    return isinstance(error, (UserError, ValueError, OSError)) or type(error).__module__.startswith(("click", "typer"))
 
 
 def _message(error: Exception) -> str:
@@ -94,13 +93,14 @@ def run(config: ConfigFile = None, overrides: Overrides = None, out: Out = None,
 
 @app.command()
 def report(folder: RunFolder) -> None:
-    """Write the two reports of a finished run again."""
+    """Write the two reports of a finished run again; nothing is trained, asked or charged."""
     from fairpate.app.pipeline import run_pipeline
     from fairpate.app.progress import Reporter
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.summary import summarise
 
     found, config = open_run_directory(folder)
+    found.require_finished()
     run_pipeline(config.model_copy(update={"out": found.root}), Reporter(quiet=True))
     Console(highlight=False).print(summarise(found))
 
@@ -121,14 +121,14 @@ def list_data(data_dir: DataDir = None) -> None:
 
 
 @data_app.command("fetch")
-def fetch_data(name: DatasetName, data_dir: DataDir = None) -> None:
+def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> None:
     """Download a data set from its publisher and check it against its pinned checksum."""
     from fairpate.data import fetch
 
     target = data_dir or _data_dir_from_environment()
     if target is None:
         raise ValueError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
-    for path in fetch(name, target):
+    for path in fetch(name, target, options=_data_config(name, options, None).options):
         typer.echo(str(path))
 
 
@@ -140,13 +140,25 @@ def describe_data(
     from fairpate.app.summary import describe_table
     from fairpate.data import describe
 
-    settings = [f"data.options.{option}" for option in options or []]
-    config = load_config(None, [f"data.name={name}", *settings]).data
-    description = describe(_at(config, data_dir))
+    description = describe(_data_config(name, options, data_dir))
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=2))
     else:
         Console(highlight=False).print(describe_table(description))
+
+
+@data_app.command("export")
+def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> None:
+    """Write the four splits as Parquet, one file each. The private split is private: keep the folder to yourself."""
+    from fairpate.data import load_dataset, save_dataset
+
+    save_dataset(load_dataset(_data_config(name, options, data_dir)), folder)
+    typer.echo(str(folder))
+
+
+def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
+    settings = [f"data.options.{option}" for option in options or []]
+    return _at(load_config(None, [f"data.name={name}", *settings]).data, data_dir)
 
 
 def _with_places(config: RunConfig, *, out: Path | None, data_dir: Path | None) -> RunConfig:

@@ -6,46 +6,40 @@ ledger entries are kept one by one. From ``private/`` to ``public/`` there is on
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from aggregator.ledger import Charge, Ledger, LedgerTerms
-from aggregator.session import answer_queries, query_key
 from fairpate.app.progress import Reporter
-from fairpate.app.reporting import Spending, write_reports
-from fairpate.app.rundir import RunDirectory, create_run_directory, write_atomically, write_json
-from fairpate.app.tables import read_votes, write_labels, write_votes
+from fairpate.app.release import choose_queries, release_labels
+from fairpate.app.reporting import write_reports
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, write_json
+from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError, RunConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.evaluation.metrics import Evaluation, evaluate
-from fairpate.privacy import accountant
-from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.types import LabelledSet, PrivacyStatement, VoteBatch
+from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.files import write_atomically
+from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import RayPool, start_ray
 from teachers.vote import count_votes
 
-_STUDENT_STREAM, _BOOTSTRAP_STREAM = 1, 2
+_STUDENT_STREAM, _BOOTSTRAP_STREAM, _ORDERS_STREAM = 1, 2, 3
 _MAX_STUDENT_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
-    """What came out of the aggregator: labels and a statement for everybody, spending for the operator."""
+class Assessment:
+    """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order."""
 
-    labelled: LabelledSet
-    statement: PrivacyStatement
-    spending: Spending
+    evaluations: dict[str, Evaluation]
+    reject_option: RejectOptionSpread | None = None
 
 
 def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
@@ -56,21 +50,25 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
     with reporter.stage("data"):
         dataset = load_dataset(config.data)
         _check_augmentation(dataset, config)
-        queries = _choose_queries(dataset, config)
+        queries = choose_queries(dataset, config)
     run = create_run_directory(config)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
     votes = ask_teachers(run, config, dataset, queries, reporter)
-    release = aggregate(run, config, dataset, queries, votes, reporter)
+    with reporter.stage("aggregator") as advance:
+        release = release_labels(run, config, dataset, queries, votes, advance)
+    statement = release.statement
+    reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
     student = learn(run, config, dataset, release.labelled, reporter)
-    evaluations = assess(run, config, dataset, student)
+    assessment = assess(run, config, dataset, student)
     with reporter.stage("report"):
         write_reports(
             run,
             title=dataset.name,
             num_public_records=len(dataset.public),
             spending=release.spending,
-            statement=release.statement,
-            evaluations=evaluations,
+            statement=statement,
+            evaluations=assessment.evaluations,
+            reject_option=assessment.reject_option,
         )
     return run
 
@@ -81,7 +79,7 @@ def ask_teachers(
     """Train the teachers that are missing and let all of them vote on the queries."""
     if run.votes.exists():
         reporter.note("teachers", "votes are there already")
-        return read_votes(run.votes)
+        return _votes_on(queries, run)
     with start_ray(config.ray), RayPool(config.ray) as pool:
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(
@@ -96,73 +94,11 @@ def ask_teachers(
         with reporter.stage("votes") as advance:
             predictions_TQ = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
     votes_QC = count_votes(predictions_TQ, dataset.num_classes)
-    batch = VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC)
+    batch = VoteBatch(
+        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+    )
     write_votes(batch, run.votes)
     return batch
-
-
-def aggregate(
-    run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, votes: VoteBatch, reporter: Reporter
-) -> Release:
-    """Ask the aggregator every query; the ledger makes this the same release however often it is run."""
-    settings = config.aggregator
-    source: NoiseSource = OsEntropy() if settings.noise == "os_entropy" else SeededSource(config.seed)
-    terms = LedgerTerms(
-        mechanism=settings.mechanism,
-        gate=settings.gate,
-        num_teachers=config.teachers.num_teachers,
-        num_classes=dataset.num_classes,
-        num_groups=dataset.num_groups,
-        noise=source.label,
-        ensemble=_ensemble_digest(config),
-    )
-    keys = [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
-    with reporter.stage("aggregator") as advance, Ledger(run.ledger, terms) as ledger:
-        session = answer_queries(
-            votes, keys=keys, ledger=ledger, source=source, on_progress=lambda done: advance(done, len(keys))
-        )
-        charges_Q = charges_per_query(keys, ledger.charges)
-    spending = Spending(
-        votes=votes,
-        session=session,
-        charges_Q=charges_Q,
-        terms=terms,
-        target_delta=settings.target_delta,
-        tail=settings.tail,
-    )
-    statement = state_privacy(spending)
-    write_labels(session.labelled, run.labels)
-    write_json(run.statement, statement.to_json())
-    reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
-    return Release(labelled=session.labelled, statement=statement, spending=spending)
-
-
-def charges_per_query(keys: Sequence[str], charges: Sequence[Charge]) -> npt.NDArray[np.int64]:
-    """How often each query was charged; a repeated query counts where it was first asked."""
-    charged = Counter(
-        charge.reservation.key for charge in charges if charge.outcome is None or charge.outcome.is_charged
-    )
-    return np.array([charged.pop(key, 0) for key in keys], dtype=np.int64)
-
-
-def state_privacy(spending: Spending) -> PrivacyStatement:
-    """The publishable claim: every reservation that touched votes, open ones included, at its full cost."""
-    session, event = spending.session, spending.queries(0, len(spending.charges_Q))
-    price = accountant.epsilon([event], target_delta=spending.target_delta)
-    return PrivacyStatement(
-        unit=event.unit,
-        relation=event.relation,
-        delta=price.delta,
-        epsilon_data_independent=price.epsilon,
-        epsilon_sanitised=None,
-        queries_posed=len(session.replies),
-        answered=len(session.labelled.record_ids),
-        rejected_confidence=session.count("confidence"),
-        rejected_fairness=session.count("fairness"),
-        refused_free=session.count("free"),
-        noise=spending.terms.noise,
-        tuning_accounted=False,
-    )
 
 
 def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter) -> Student:
@@ -203,31 +139,42 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
     )
 
 
-def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Student) -> dict[str, Evaluation]:
-    """Measure the student on the test split: as it predicts, and with IDP3 also as it would without refusing."""
-    test = dataset.test
-    prediction = student.predict(test.x, test.z.numpy())
+def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Student) -> Assessment:
+    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders."""
+    test, rule = dataset.test, student.card.idp3
+    groups = test.z.numpy()
+    prediction = student.predict(test.x, groups)
 
     def measure(answered_N: npt.NDArray[np.bool_]) -> Evaluation:
         return evaluate(
             prediction.labels,
             labels_N=test.y.numpy(),
-            groups_N=test.z.numpy(),
+            groups_N=groups,
             answered_N=answered_N,
             class_names=dataset.label_names,
             group_names=dataset.group_names,
-            generator=np.random.default_rng(_stream_seed(config, _BOOTSTRAP_STREAM)),
+            generator=_generator(config, _BOOTSTRAP_STREAM),
         )
 
-    evaluations = {"student": measure(prediction.answered)}
-    if student.card.idp3 is not None:
-        evaluations = {
-            "student with IDP3": evaluations["student"],
-            "student without refusals": measure(np.ones(len(test), dtype=np.bool_)),
-        }
-    headline, *others = evaluations.values()
-    write_json(run.metrics, headline.to_json() | {"without_refusals": others[0].to_json() if others else None})
-    return evaluations
+    headline = measure(prediction.answered)
+    if rule is None:
+        write_json(run.metrics, headline.to_json())
+        return Assessment(evaluations={"student": headline})
+    unrefused = measure(np.ones(len(test), dtype=np.bool_))
+    spread = reject_option_spread(
+        prediction.labels,
+        groups,
+        true_labels_N=test.y.numpy(),
+        rule=rule,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        generator=_generator(config, _ORDERS_STREAM),
+    )
+    others = {"without_refusals": unrefused.to_json(), "orders": spread.to_json()}
+    write_json(run.metrics, headline.to_json() | others)
+    return Assessment(
+        evaluations={"student with IDP3": headline, "student without refusals": unrefused}, reject_option=spread
+    )
 
 
 def _check_augmentation(dataset: Dataset, config: RunConfig) -> None:
@@ -241,24 +188,19 @@ def _check_augmentation(dataset: Dataset, config: RunConfig) -> None:
             raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
 
 
-def _choose_queries(dataset: Dataset, config: RunConfig) -> Split:
-    wanted = config.aggregator.num_queries
-    if wanted is None:
-        return dataset.public
-    if wanted > len(dataset.public):
-        raise ConfigError(
-            f"aggregator.num_queries: {wanted} queries asked, {len(dataset.public)} public records there; "
-            "lower it, or raise data.num_public."
+def _votes_on(queries: Split, run: RunDirectory) -> VoteBatch:
+    """The stored votes, if they are votes on these queries."""
+    votes = read_votes(run.votes)
+    if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
+        raise RunDirectoryError(
+            f"{run.votes}: votes on other records than this configuration asks about; restore the data set's files, or "
+            "start a new run folder."
         )
-    return dataset.public.take(range(wanted))
+    return votes
 
 
-def _ensemble_digest(config: RunConfig) -> str:
-    """What determines the teachers, as one name: a ledger refuses the votes of others."""
-    teachers = config.teachers.model_dump(mode="json", exclude={"checkpoint_dir", "engine", "block_size"})
-    data = config.data.model_dump(mode="json", exclude={"data_dir"})
-    text = json.dumps([data, teachers, config.seed], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _generator(config: RunConfig, stream: int) -> np.random.Generator:
+    return np.random.default_rng(_stream_seed(config, stream))
 
 
 def _stream_seed(config: RunConfig, stream: int) -> int:

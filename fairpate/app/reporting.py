@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import LedgerTerms
+from aggregator.ledger import Charge, LedgerTerms
 from aggregator.session import SessionResult
 from fairpate.app.rundir import RunDirectory, write_json, write_text
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.evaluation.report import (
     GroupOutcomes,
     Outcome,
@@ -24,8 +25,7 @@ from fairpate.evaluation.report import (
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.gnmax import confident_gnmax_rdp
-from fairpate.types import Answer, PrivacyStatement, Tail, VoteBatch
+from fairpate.types import Answer, PrivacyStatement
 
 FloatArray = npt.NDArray[np.float64]
 _MAX_COURSE_POINTS = 200
@@ -33,39 +33,49 @@ _MAX_COURSE_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a session spent, query by query, for the operator alone.
+    """What a session spent, query by query; all of it but :meth:`posed` is for the operator alone.
 
-    ``charges_Q[i]`` is how often query i was charged: once if votes were touched, again for each reservation that a
-    crash left open, 0 if it was refused for free or repeats an earlier query.
+    ``charges_Q[i]`` are the ledger's reservations for query i: one, and another for each that a crash left open.
     """
 
-    votes: VoteBatch
     session: SessionResult
-    charges_Q: npt.NDArray[np.int64]
+    charges_Q: Sequence[Sequence[Charge]]
     terms: LedgerTerms
     target_delta: float
-    tail: Tail
 
     @property
     def outcomes_Q(self) -> list[Outcome]:
         """How each query ended."""
         return ["answered" if isinstance(reply, Answer) else reply.reason for reply in self.session.replies]
 
-    def queries(self, start: int, stop: int) -> ConfidentGnmaxQueries:
-        """The data-independent event of queries start .. stop - 1."""
-        return ConfidentGnmaxQueries(count=int(self.charges_Q[start:stop].sum()), **self._parameters)
+    def posed(self, start: int, stop: int) -> ConfidentGnmaxQueries:
+        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
+        count = sum(len(charges) for charges in self.charges_Q[start:stop])
+        return ConfidentGnmaxQueries(count=count, **self._parameters)
 
-    def votes_drawn(self, start: int, stop: int) -> ConfidentGnmaxVotes:
-        """The data-dependent event of the same queries."""
-        charged_QC = np.repeat(self.votes.votes_QC[start:stop], self.charges_Q[start:stop], axis=0)
-        return ConfidentGnmaxVotes(votes_QC=charged_QC, tail=self.tail, **self._parameters)
+    def drawn(self, start: int, stop: int) -> ConfidentGnmaxVotes:
+        """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
+        touched = [
+            charge.reservation.votes
+            for charges in self.charges_Q[start:stop]
+            for charge in charges
+            if charge.outcome is None or charge.outcome.is_charged
+        ]
+        return self._votes(touched)
 
     def as_published(self, start: int, stop: int) -> FloatArray:
-        """The published code's curve for the same queries: fairness rejections are free, no crash ever happened."""
-        posed = self.charges_Q[start:stop] > 0
-        event = ConfidentGnmaxVotes(votes_QC=self.votes.votes_QC[start:stop][posed], tail=self.tail, **self._parameters)
-        rejected = np.array([outcome == "fairness" for outcome in self.outcomes_Q[start:stop]])[posed]
-        return accountant.as_published_rdp(event, fairness_rejected_Q=rejected)
+        """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
+        ended = [
+            (charges[-1].reservation.votes, charges[-1].outcome.verdict)
+            for charges in self.charges_Q[start:stop]
+            if charges[-1].outcome is not None and charges[-1].outcome.is_charged
+        ]
+        rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
+        return accountant.as_published_rdp(self._votes([votes for votes, _ in ended]), fairness_rejected_Q=rejected)
+
+    def _votes(self, rows: Sequence[Sequence[int]]) -> ConfidentGnmaxVotes:
+        votes_QC = np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
+        return ConfidentGnmaxVotes(votes_QC=votes_QC, **self._parameters)
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -80,6 +90,7 @@ def write_reports(
     spending: Spending,
     statement: PrivacyStatement,
     evaluations: dict[str, Evaluation],
+    reject_option: RejectOptionSpread | None,
 ) -> None:
     """Write ``public/report.html``, ``private/report.html`` and ``private/costs.json``."""
     public = PublicReport(
@@ -90,10 +101,11 @@ def write_reports(
         num_private_records=None,
         num_teachers=spending.terms.num_teachers,
         num_public_records=num_public_records,
-        epsilon_course_Q=_course(spending, lambda a, b: accountant.rdp([spending.queries(a, b)])),
+        epsilon_course_Q=_course(spending, lambda a, b: accountant.rdp([spending.posed(a, b)])),
         outcomes=_outcomes_by_group(spending, next(iter(evaluations.values()))),
         answered_GC=_answers_by_group(spending),
         evaluations=evaluations,
+        reject_option=reject_option,
     )
     private = _private_report(public, spending)
     write_json(run.costs, _costs(private))
@@ -102,24 +114,19 @@ def write_reports(
 
 
 def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
-    posed = len(spending.charges_Q)
-    everything = spending.votes_drawn(0, posed)
-    best = accountant.epsilon_data_dependent([everything], target_delta=spending.target_delta)
-    once_Q = confident_gnmax_rdp(
-        spending.votes.votes_QC,
-        orders_A=[best.order],
-        tail=spending.tail,
-        **dataclasses.asdict(spending.terms.mechanism),
-    )[:, 0]
+    posed = range(len(spending.charges_Q))
+    best = accountant.epsilon_data_dependent([spending.drawn(0, len(posed))], target_delta=spending.target_delta)
     return PrivateReport(
         public=public,
         rdp_order=best.order,
-        rdp_Q=(once_Q * spending.charges_Q).tolist(),
+        rdp_Q=[
+            float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0]) for query in posed
+        ],
         epsilon_data_dependent_course_Q=_course(
-            spending, lambda a, b: accountant.rdp_data_dependent([spending.votes_drawn(a, b)])
+            spending, lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)])
         ),
         epsilon_as_published_course_Q=_course(spending, spending.as_published),
-        plurality_votes_Q=spending.votes.votes_QC.max(axis=1).tolist(),
+        plurality_votes_Q=[max(charges[-1].reservation.votes) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
     )
 
@@ -152,7 +159,8 @@ def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> Sequ
 
 
 def _outcomes_by_group(spending: Spending, evaluation: Evaluation) -> list[GroupOutcomes]:
-    groups, outcomes = spending.votes.groups_Q, np.array(spending.outcomes_Q)
+    groups = np.array([charges[-1].reservation.group for charges in spending.charges_Q])
+    outcomes = np.array(spending.outcomes_Q)
 
     def count(group: int, outcome: Outcome) -> int:
         return int(((groups == group) & (outcomes == outcome)).sum())

@@ -1,8 +1,7 @@
 """The run directory: what may be published, what may not, and what made it.
 
 ``public/`` holds released labels, the student, the statement, metrics and the report; ``private/`` (mode 0700) holds
-teachers, votes and the ledger. A file is written under a temporary name and renamed, so a file that exists is whole and
-an interrupted stage is simply done again.
+teachers, votes and the ledger. A file that exists is whole, and an interrupted stage is simply done again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,14 +20,16 @@ from typing import Any
 import yaml
 
 from fairpate import __version__
-from fairpate.config import RunConfig, parse_config
+from fairpate.config import RunConfig, load_config
+from fairpate.files import write_atomically
+from fairpate.types import UserError
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 # Where a run happens does not change what it computes.
 _PLACES = {"out": True, "ray": True, "data": {"data_dir"}, "teachers": {"checkpoint_dir", "engine", "block_size"}}
 
 
-class RunDirectoryError(ValueError):
+class RunDirectoryError(UserError):
     """A folder that does not hold what was asked for; nothing in it was changed."""
 
 
@@ -109,6 +109,12 @@ class RunDirectory:
         """Versions, machine and revision."""
         return self.root / "environment.json"
 
+    def require_finished(self) -> None:
+        """RunDirectoryError if a stage that costs something is still to be done."""
+        for path in (self.votes, self.ledger, self.statement, self.student, self.metrics):
+            if not path.is_file():
+                raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
+
 
 def config_digest(config: RunConfig) -> str:
     """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
@@ -126,13 +132,14 @@ def create_run_directory(config: RunConfig) -> RunDirectory:
         _require_same(run, config)
     elif run.root.exists() and any(run.root.iterdir()):
         raise RunDirectoryError(f"{run.root}: not empty and no run; give another folder with --out.")
-    run.public.mkdir(parents=True, exist_ok=True)
+    else:
+        run.root.mkdir(parents=True, exist_ok=True)
+        write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    run.public.mkdir(exist_ok=True)
     run.private.mkdir(mode=0o700, exist_ok=True)
     run.private.chmod(0o700)
-    if not run.config.exists():
+    if not run.environment.exists():
         write_json(run.environment, environment())
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        write_text(run.config, text)
     return run
 
 
@@ -141,7 +148,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, RunConfig]:
     run = RunDirectory(root=root)
     if not run.config.is_file():
         raise RunDirectoryError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
-    return run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    return run, load_config(run.config)
 
 
 def _require_same(run: RunDirectory, config: RunConfig) -> None:
@@ -164,16 +171,6 @@ def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
         for name, value in values.items()
         for path, leaf in _flatten(value, f"{prefix}.{name}" if prefix else name).items()
     }
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it: ``path`` is whole or absent."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fairpate.app.rundir import RunDirectory
 from fairpate.data import DatasetDescription, DatasetListing
+from fairpate.evaluation.page import epsilon_text
 
 
 def summarise(run: RunDirectory) -> Group:
@@ -30,7 +31,7 @@ def summarise(run: RunDirectory) -> Group:
     table.add_row("labels released", f"{statement['answered']} of {statement['queries_posed']} queries")
     table.add_row(
         "epsilon, data-independent",
-        f"{statement['epsilon_data_independent']:.2f} at delta {statement['delta']:g} "
+        f"{epsilon_text(statement['epsilon_data_independent'])} at delta {statement['delta']:g} "
         f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})",
     )
     table.add_row("published", str(run.public_report))

@@ -8,24 +8,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fairpate.app.rundir import RunDirectoryError, write_atomically
+from fairpate.app.rundir import RunDirectoryError
+from fairpate.files import write_atomically
 from fairpate.types import LabelledSet, VoteBatch
+
+_ENSEMBLE = b"ensemble"
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
-    """One row per query: record_id, group, and how many teachers chose each class."""
+    """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
     counts = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": counts})
+    table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+    path.chmod(0o600)
 
 
 def read_votes(path: Path) -> VoteBatch:
     """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
+    metadata = table.schema.metadata or {}
+    if _ENSEMBLE not in metadata:
+        raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
     return VoteBatch(
         record_ids=table["record_id"].to_pylist(),
         groups_Q=table["group"].to_numpy().astype(np.int64),
         votes_QC=np.array(table["votes"].to_pylist(), dtype=np.int64),
+        ensemble=metadata[_ENSEMBLE].decode(),
     )
 
 

@@ -115,4 +115,5 @@ ENTRY = DatasetEntry(
     },
     num_public=1500,
     num_validation=500,
+    num_test=2000,
 )

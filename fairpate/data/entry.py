@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fairpate.data.dataset import FeatureKind, Split
+from fairpate.types import UserError
 
 OptionValue = str | int | float | bool
 Origin = Literal["any", "private", "training", "held_out", "test"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
 
 
@@ -87,7 +88,7 @@ class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
     ``rows`` is the publisher's count. ``select_files`` picks from ``files`` by the options where not all are needed.
-    ``num_test`` null takes every record that the publisher set aside, or a quarter of the records where none was.
+    ``num_test`` null takes every record that the publisher set aside, or a quarter of ``rows`` where none was.
     """
 
     name: str

@@ -136,4 +136,5 @@ ENTRY = DatasetEntry(
     },
     num_public=1500,
     num_validation=1000,
+    num_test=2000,
 )

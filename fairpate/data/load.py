@@ -40,11 +40,10 @@ def load_dataset(config: DataConfig) -> Dataset:
 
 
 def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
-    num_test = config.num_test if config.num_test is not None else entry.num_test
     return SplitSizes(
         num_public=entry.num_public if config.num_public is None else config.num_public,
         num_validation=entry.num_validation if config.num_validation is None else config.num_validation,
-        num_test=default_num_test(records) if num_test is None else num_test,
+        num_test=default_num_test(entry, records) if config.num_test is None else config.num_test,
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fairpate.data.dataset import Dataset, Split
-from fairpate.data.entry import DataError, Origin, Records
+from fairpate.data.entry import DataError, DatasetEntry, Origin, Records
 from fairpate.data.identity import keyed_hash
 
 PERMITTED: dict[str, frozenset[Origin]] = {
@@ -31,8 +31,8 @@ Mask = npt.NDArray[np.bool_]
 class SplitSizes:
     """Records per split; the private split takes the rest.
 
-    ``num_test`` null takes every record that may not train, or a quarter of all where there is none. With
-    ``unit_ids`` the sizes are lower bounds: whole persons are taken until each is reached.
+    ``num_test`` null takes every record that may not train. With ``unit_ids`` the sizes are lower bounds: whole
+    persons are taken until each is reached. No size may depend on the records, or one of them would move others.
     """
 
     num_public: int
@@ -57,10 +57,12 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
     return {name: records.records.take(torch.from_numpy(index)) for name, index in indices.items()}
 
 
-def default_num_test(records: Records) -> int | None:
-    """Null (take what was set aside) where the publisher set test records aside, else a quarter of the records."""
+def default_num_test(entry: DatasetEntry, records: Records) -> int | None:
+    """What ``entry`` declares, else null (take what was set aside) or a quarter of the publisher's count."""
+    if entry.num_test is not None:
+        return entry.num_test
     set_aside = records.origins is not None and not {"held_out", "test"}.isdisjoint(records.origins)
-    return None if set_aside else len(records.records) // 4
+    return None if set_aside else entry.rows // 4
 
 
 def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:

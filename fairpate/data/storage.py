@@ -1,15 +1,13 @@
 """Data sets on disk: one Parquet file per split and a `dataset.json`, exact in both directions.
 
 Images are one fixed-size-binary column, tables one float32 column per feature. The manifest holds the sha256 of every
-file and is written last; files are written under a temporary name and renamed. So a damaged or half-written data set
-is found and never trusted.
+file and is written last. So a damaged or half-written data set is found and never trusted.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
 from fairpate.data.entry import DataError
 from fairpate.data.files import sha256_of
+from fairpate.files import write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -39,9 +38,8 @@ def save_dataset(dataset: Dataset, folder: Path) -> None:
     manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "record_shape": list(dataset.private.x.shape[1:])}
     manifest["sha256"] = {name: sha256_of(folder / f"{name}.parquet") for name in SPLIT_NAMES}
     manifest |= {word: getattr(dataset, word) for word in WORDS}
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / MANIFEST)
+    text = json.dumps(manifest, indent=2) + "\n"
+    write_atomically(folder / MANIFEST, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -60,20 +58,18 @@ def read_dataset(folder: Path) -> Dataset:
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """``table`` under a temporary name of this process, then renamed to ``path``."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        pq.write_table(
+    """``table`` with page checksums, whole at ``path`` or not there."""
+    write_atomically(
+        path,
+        lambda partial: pq.write_table(
             table,
             partial,
             compression="lz4",
             write_page_checksum=True,
             row_group_size=ROWS_PER_GROUP,
             use_dictionary=False,
-        )
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        ),
+    )
 
 
 def read_parquet(path: Path) -> pa.Table:

@@ -84,7 +84,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field; undefined numbers are null."""
-        plain: dict[str, Any] = _nan_to_none(asdict(self))
+        plain: dict[str, Any] = nan_to_none(asdict(self))
         return plain
 
     @classmethod
@@ -121,43 +121,23 @@ def evaluate(
     """
     groups = np.asarray(groups_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
-    joint_GYC = rates.joint_table(
-        predictions,
-        groups,
-        labels_N=labels_N,
-        answered_N=answered,
-        num_groups=len(group_names),
-        num_classes=len(class_names),
-    )
-    joint_RGYC = rates.resampled_tables(
-        predictions,
-        groups,
-        labels_N=labels_N,
-        answered_N=answered,
-        num_groups=len(group_names),
-        num_classes=len(class_names),
-        generator=generator,
-        num_replicates=num_replicates,
-    )
-    accuracy, accuracy_G = rates.accuracies(joint_GYC)
-    coverage, coverage_G = rates.coverages(groups, answered, num_groups=len(group_names))
+    records: dict[str, Any] = {
+        "groups_N": groups,
+        "labels_N": labels_N,
+        "answered_N": answered,
+        "num_groups": len(group_names),
+        "num_classes": len(class_names),
+    }
+    joint_GYC = rates.joint_table(predictions, **records)
+    joint_RGYC = rates.resampled_tables(predictions, **records, generator=generator, num_replicates=num_replicates)
     return Evaluation(
         num_records=len(groups),
         num_answered=int(answered.sum()),
-        accuracy=accuracy,
-        coverage=coverage,
+        accuracy=rates.accuracies(joint_GYC)[0],
+        coverage=rates.coverages(groups, answered, num_groups=len(group_names))[0],
         group_names=tuple(group_names),
         class_names=tuple(class_names),
-        groups=tuple(
-            GroupResult(
-                name=name,
-                num_records=int((groups == z).sum()),
-                num_answered=int((answered & (groups == z)).sum()),
-                coverage=float(coverage_G[z]),
-                accuracy=float(accuracy_G[z]),
-            )
-            for z, name in enumerate(group_names)
-        ),
+        groups=_by_group(joint_GYC, groups, answered, group_names),
         gaps={
             name: _measure(metric, joint_GYC, joint_RGYC, level, group_names, class_names)
             for name, metric in GAPS.items()
@@ -182,6 +162,35 @@ def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_n
     return f"{event}: {group_names[cell.group]}{against}"
 
 
+def nan_to_none(value: Any) -> Any:
+    """A copy of nested JSON values with None for every NaN; tuples become lists."""
+    if isinstance(value, dict):
+        return {key: nan_to_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [nan_to_none(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _by_group(
+    joint_GYC: rates.FloatArray,
+    groups_N: npt.NDArray[Any],
+    answered_N: npt.NDArray[np.bool_],
+    group_names: Sequence[str],
+) -> tuple[GroupResult, ...]:
+    _, accuracy_G = rates.accuracies(joint_GYC)
+    _, coverage_G = rates.coverages(groups_N, answered_N, num_groups=len(group_names))
+    return tuple(
+        GroupResult(
+            name=name,
+            num_records=int((groups_N == z).sum()),
+            num_answered=int((answered_N & (groups_N == z)).sum()),
+            coverage=float(coverage_G[z]),
+            accuracy=float(accuracy_G[z]),
+        )
+        for z, name in enumerate(group_names)
+    )
+
+
 def _measure(
     metric: gaps.Metric,
     joint_GYC: rates.FloatArray,
@@ -201,14 +210,6 @@ def _measure(
         min_cell_size=worst.min_cell_size,
         where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
     )
-
-
-def _nan_to_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _nan_to_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_nan_to_none(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _none_to_nan(value: Any) -> Any:

@@ -6,14 +6,17 @@ Nothing is fetched and nothing runs. Whoever passes text passes it unescaped; ``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
 from html import escape
 from importlib import resources
 
 
 def page(*, title: str, body: str) -> str:
-    """A complete document around ``body``."""
+    """A complete document around ``body``, in which no line breaks inside "ε = 2.00"."""
     style = resources.files("fairpate.evaluation").joinpath("report.css").read_text(encoding="utf-8")
+    body = re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
@@ -71,8 +74,13 @@ def decimal(value: float, *, digits: int = 3) -> str:
 
 
 def epsilon_text(value: float) -> str:
-    """An epsilon to two decimals, rounded up: a printed budget is never below the true one."""
-    return decimal(math.ceil(value * 100 - 1e-9) / 100 if math.isfinite(value) else value, digits=2)
+    """An epsilon to two decimals, rounded up: a printed budget is never below the true one.
+
+    The true one is the decimal that ``value`` prints as: 0.07 stays 0.07. For pages, command line and benchmarks.
+    """
+    if not math.isfinite(value):
+        return decimal(value)
+    return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING))
 
 
 def delta_text(value: float) -> str:

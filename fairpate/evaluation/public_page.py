@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from fairpate.evaluation import charts
@@ -22,7 +22,8 @@ from fairpate.evaluation.page import (
     table,
 )
 from fairpate.evaluation.records import OUTCOMES, GroupOutcomes, PublicReport
-from fairpate.types import PrivacyStatement
+from fairpate.evaluation.reject_option import RejectOptionSpread, Spread
+from fairpate.types import GateRule, PrivacyStatement
 
 _GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",
@@ -116,8 +117,7 @@ def pipeline(report: PublicReport) -> str:
     )
     settings = (
         f"Threshold {rule.threshold:g} votes, threshold noise σ₁ = {rule.threshold_stddev_votes:g} votes, label noise "
-        f"σ₂ = {rule.noise_stddev_votes:g} votes. Fairness margin γ = {_margin(report)} after {report.gate.min_count} "
-        f"answers ({_words(report.gate.cold_start)}), gap {_words(report.gate.gap)}. Noise: {_noise(statement)}. "
+        f"σ₂ = {rule.noise_stddev_votes:g} votes. Fairness margin {_gate(report.gate)}. Noise: {_noise(statement)}. "
         f"Tuning {'is' if statement.tuning_accounted else 'is not'} part of ε."
     )
     drawing = (
@@ -148,7 +148,8 @@ def answers(report: PublicReport) -> str:
     curve = charts.curves(
         [
             charts.Curve(
-                name=f"ε = {epsilon_text(statement.epsilon_data_independent)}", points=course(report.epsilon_course_Q)
+                name=f"ε = {epsilon_text(statement.epsilon_data_independent)}",
+                points=course(report.epsilon_course_Q),
             )
         ],
         x_label="queries posed",
@@ -174,12 +175,13 @@ def answers(report: PublicReport) -> str:
     )
     return section(
         "What was asked and answered",
-        "The budget counts every query that was posed, including those that got no answer.",
+        "The budget counts every query that was posed, also those that got no answer.",
         cards(
             column(
                 card(
                     "Budget spent",
-                    f"Data-independent: the same for any votes. Unit: {statement.unit}, {statement.relation}.",
+                    f"Data-independent: every posed query at its worst case, refusals before the vote included. "
+                    f"Unit: {statement.unit}, {statement.relation}.",
                     curve,
                 ),
                 card(
@@ -247,11 +249,41 @@ def student(report: PublicReport) -> str:
         _gap_card(name, measured, gap_max) + _rate_card(name, measured) + _group_card(name, measured)
         for name, measured in report.evaluations.items()
     )
+    order = _order_card(report.reject_option, report.headline.group_names) if report.reject_option else ""
     return section(
         "How the student treats the groups",
         "Measured on test records with their true labels and groups; these numbers are outside the privacy guarantee.",
-        cards(measurements, *_confusion_cards(report.headline)),
+        cards(measurements, order, *_confusion_cards(report.headline)),
     )
+
+
+def _order_card(spread: RejectOptionSpread, group_names: Sequence[str]) -> str:
+    start = f"once every group has {count(max(spread.rule.min_count, 1))} answers"
+    rows = [
+        _spread_row("Accuracy on answered records", spread.accuracy, percent),
+        _spread_row("Coverage", spread.coverage, percent),
+        *(
+            _spread_row(f"Coverage, {name}", shares, percent)
+            for name, shares in zip(group_names, spread.coverage_G, strict=True)
+        ),
+        _spread_row("Gap after the last answer", spread.final_gap, decimal),
+        _spread_row("Largest gap on the way", spread.max_gap, decimal, note=start),
+    ]
+    return card(
+        "How much the order of predictions matters",
+        "A student that may refuse decides on each record in view of its earlier answers: the figures with refusals "
+        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
+        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}.",
+        table(["", "lowest", "mean", "highest"], rows),
+        wide=True,
+    )
+
+
+def _spread_row(name: str, spread: Spread, words: Callable[[float], str], *, note: str = "") -> list[str]:
+    partly = f"undefined in {count(spread.n_undefined)} orders" if spread.n_undefined else ""
+    notes = "; ".join(filter(None, (note, partly)))
+    detail = f"<small>{escape(notes)}</small>" if notes else ""
+    return [f"{escape(name)}{detail}", words(spread.low), f"<b>{words(spread.mean)}</b>", words(spread.high)]
 
 
 def _confusion_cards(measured: Evaluation) -> list[str]:
@@ -294,12 +326,12 @@ def _gap_card(name: str, measured: Evaluation, gap_max: float) -> str:
         for key, gap in measured.gaps.items()
     ]
     details = table(
-        ["gap", "value", "interval", "smallest cell", "undefined cells"],
+        ["gap", "value, interval", "smallest cell", "undefined cells"],
         [
             [
                 f"{escape(_GAP_NAMES.get(key, key))}<small>{escape(gap.where)}</small>",
-                decimal(gap.value),
-                f"{decimal(gap.low)} to {decimal(gap.high)}" if not math.isnan(gap.low) else "undefined",
+                f"{decimal(gap.value)}<small>"
+                f"{'undefined' if math.isnan(gap.low) else f'{decimal(gap.low)} to {decimal(gap.high)}'}</small>",
                 count(gap.min_cell_size),
                 count(gap.n_undefined),
             ]
@@ -359,15 +391,17 @@ def promises(report: PublicReport) -> str:
         f"({statement.relation}) among the private records.",
         "The bound is data-independent: every posed query is charged at its worst case, whatever the votes were.",
         "A query that the fairness gate rejected is charged in full, because its noisy vote was drawn.",
-        "Asking for a label that was released before shows the stored answer and costs nothing.",
+        "A refusal before the vote used no votes; the bound counts it all the same, because how many there are depends "
+        "on the labels released.",
+        "Only a repeat of an earlier query costs nothing: it shows the stored outcome.",
     ]
     if statement.epsilon_sanitised is not None:
         held.append(
-            f"A smooth-sensitivity release estimates the spent budget at {decimal(statement.epsilon_sanitised)}."
+            f"A smooth-sensitivity release estimates the spent budget at {epsilon_text(statement.epsilon_sanitised)}."
         )
     not_held = [
         "Test metrics use true labels and groups of the test records. They are outside the guarantee.",
-        f"The fairness margin (γ = {_margin(report)}) steers each answer as it is given. It does not bound the "
+        f"The fairness margin (γ = {_margin(report.gate)}) steers each answer as it is given. It does not bound the "
         "final gap of the labels, and even less the student’s.",
         "Small differences between groups on this test set may be chance: read the intervals and cell sizes.",
         "Public records and their groups are not protected, nor is the declared number of private records.",
@@ -407,12 +441,20 @@ def _more(summary: str, content: str) -> str:
     return f'<details><summary>{escape(summary)}</summary><div class="scroll">{content}</div></details>'
 
 
-def _margin(report: PublicReport) -> str:
-    return "off" if math.isinf(report.gate.max_disparity) else f"{report.gate.max_disparity:g}"
+def _gate(rule: GateRule) -> str:
+    return f"γ = {_margin(rule)} after {rule.min_count} answers ({_words(rule.cold_start)}), gap {_words(rule.gap)}"
+
+
+def _margin(rule: GateRule) -> str:
+    return "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
 
 
 def _noise(statement: PrivacyStatement) -> str:
-    return "exact, from operating-system entropy" if statement.noise == "os_entropy" else statement.noise
+    return (
+        "exact, from operating-system entropy"
+        if statement.noise == "os_entropy"
+        else statement.noise.replace(": ", ", ")
+    )
 
 
 def _words(name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
 
 Outcome = Literal["answered", "confidence", "fairness", "free"]
@@ -35,8 +36,10 @@ class PublicReport:
 
     ``title`` names the data set. ``num_private_records`` is a declared, public number (the exact count is itself
     protected when records may be added or removed); None leaves it out. ``epsilon_course_Q`` is the
-    data-independent epsilon after each posed query, at the statement's delta. ``answered_GC[z][k]`` counts released
-    labels. ``evaluations`` maps what was measured on the test records to its result; the first is the headline.
+    data-independent epsilon after each posed query, at the statement's delta: it grows with every one, also with
+    those refused before the vote. ``answered_GC[z][k]`` counts released labels. ``evaluations`` maps what was measured
+    on the test records to its result; the first is the headline. ``reject_option`` is how a student that may refuse
+    fares in other orders of the test records; None for one that answers everything.
     """
 
     title: str
@@ -50,6 +53,7 @@ class PublicReport:
     outcomes: Sequence[GroupOutcomes]
     answered_GC: Sequence[Sequence[int]]
     evaluations: Mapping[str, Evaluation]
+    reject_option: RejectOptionSpread | None = None
 
     def __post_init__(self) -> None:
         if not self.evaluations:
@@ -63,6 +67,11 @@ class PublicReport:
             raise ValueError(
                 f"Expected answered_GC to have a row for each of {len(self.headline.group_names)} groups, "
                 f"got {len(self.answered_GC)}."
+            )
+        if self.reject_option and len(self.reject_option.coverage_G) != len(self.headline.group_names):
+            raise ValueError(
+                f"Expected reject_option to cover {len(self.headline.group_names)} groups, "
+                f"got {len(self.reject_option.coverage_G)}."
             )
 
     @property

@@ -96,7 +96,7 @@ class Metric:
         """The value alone for every replicate, shape (R,); NaN where undefined."""
         events = self.events(joint_RGYC)
         differences = self.compare(events.hits_EG, events.sizes_EG)
-        return _nan_max(differences.reshape(len(joint_RGYC), -1))
+        return _nan_max(differences.reshape(len(joint_RGYC), math.prod(differences.shape[1:])))
 
 
 def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float = 0.95) -> Interval:

@@ -14,7 +14,7 @@ Not known here: where events come from, how they are stored, what a budget is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import ClassVar, Literal, Protocol
@@ -29,10 +29,13 @@ from fairpate.types import IntArray, Relation, Tail, Unit
 FloatArray = npt.NDArray[np.float64]
 Conversion = Literal["improved", "classic"]
 
-DEFAULT_ORDERS: tuple[float, ...] = tuple(
-    sorted({*map(float, range(2, 257)), *(n + 0.5 for n in range(2, 64)), 320.0, 400.0, 512.0})
+DEFAULT_ORDERS: tuple[float, ...] = (
+    *(1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0),
+    *(n / 2 for n in range(5, 128)),
+    *map(float, range(64, 257)),
+    *(320.0, 400.0, 512.0),
+    *(2.0**k for k in range(10, 21)),
 )
-_WIDER_ORDERS: tuple[float, ...] = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, *DEFAULT_ORDERS, *(2.0**k for k in range(10, 21)))
 
 
 class Event(Protocol):
@@ -204,7 +207,7 @@ def epsilon(
 ) -> EpsilonAtDelta:
     """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
 
-    ``orders_A`` None takes the default grid and widens it where its end point would be best. ``conversion``
+    ``orders_A`` None takes the default grid. ``conversion``
     ``classic`` is RDP + ln(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3): valid, looser. Errors as ``rdp``, and
     ValueError unless 0 < target_delta < 1.
     """
@@ -221,14 +224,14 @@ def epsilon_data_dependent(
 ) -> EpsilonAtDelta:
     """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
     unit, relation = _common_promise(events)
-    value, order, at_grid_end = _best_order(
-        lambda orders: rdp_data_dependent(events, orders), target_delta, orders_A, conversion
-    )
+    orders = np.asarray(DEFAULT_ORDERS if orders_A is None else orders_A, dtype=np.float64)
+    curve_A = rdp_data_dependent(events, orders)
+    value, order = epsilon_of_curve(curve_A, orders, target_delta=target_delta, conversion=conversion)
     return EpsilonAtDelta(
         epsilon=value,
         delta=target_delta,
         order=order,
-        at_grid_end=at_grid_end,
+        at_grid_end=0 < value < math.inf and order in (orders.min(), orders.max()),
         conversion=conversion,
         data_dependent=any(event.data_dependent for event in events),
         unit=unit,
@@ -283,22 +286,6 @@ def as_published_rdp(
     )
     total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
     return total_A
-
-
-def _best_order(
-    curve: Callable[[FloatArray], FloatArray],
-    target_delta: float,
-    orders_A: Sequence[float] | None,
-    conversion: Conversion,
-) -> tuple[float, float, bool]:
-    grids = [orders_A] if orders_A is not None else [DEFAULT_ORDERS, _WIDER_ORDERS]
-    for grid in grids:
-        orders = np.asarray(grid, dtype=np.float64)
-        value, order = epsilon_of_curve(curve(orders), orders, target_delta=target_delta, conversion=conversion)
-        at_grid_end = 0 < value < math.inf and order in (orders.min(), orders.max())
-        if not at_grid_end:
-            break
-    return value, order, at_grid_end
 
 
 def _repeated(count: int, single_A: FloatArray) -> FloatArray:

@@ -34,11 +34,9 @@ from fairpate.privacy._moments import (
     pricings,
 )
 from fairpate.privacy.discrete_gaussian import log_difference_survival_table, log_survival_and_complement
-from fairpate.types import IntArray, Tail
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]
-
-_MAX_THRESHOLD = 2.0**23
 
 
 def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> FloatArray:
@@ -315,7 +313,7 @@ def _checked_log_q(log_q_Q: npt.ArrayLike) -> FloatArray:
 
 def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> None:
     _require_number("threshold", threshold)
-    if math.isfinite(threshold) and abs(threshold) > _MAX_THRESHOLD:
+    if math.isfinite(threshold) and abs(threshold) > MAX_THRESHOLD_VOTES:
         raise ValueError(f"Expected |threshold| <= 2^23 or an infinite threshold, got {threshold}.")
     _require_positive("threshold_stddev_votes", threshold_stddev)
     if tail not in ("gaussian", "discrete"):

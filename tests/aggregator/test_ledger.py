@@ -37,7 +37,7 @@ def batch():
     generator = np.random.default_rng(0)
     votes_QC = np.array([generator.multinomial(60, generator.dirichlet([0.5] * 3)) for _ in range(100)])
     ids = [f"record-{index}" for index in range(100)]
-    return VoteBatch(record_ids=ids, groups_Q=generator.integers(0, 2, 100), votes_QC=votes_QC)
+    return VoteBatch(record_ids=ids, groups_Q=generator.integers(0, 2, 100), votes_QC=votes_QC, ensemble="teachers")
 
 
 def ask(batch, path, *, block_size=64, source=None, terms=TERMS):
@@ -138,7 +138,9 @@ def test_asking_again_charges_nothing_and_draws_nothing(batch, path):
 
 
 def test_equal_content_is_one_query(batch, path):
-    twice = VoteBatch(record_ids=["a", "b"], groups_Q=batch.groups_Q[[0, 0]], votes_QC=batch.votes_QC[[0, 0]])
+    twice = VoteBatch(
+        record_ids=["a", "b"], groups_Q=batch.groups_Q[[0, 0]], votes_QC=batch.votes_QC[[0, 0]], ensemble="teachers"
+    )
     with Ledger(path, TERMS) as ledger:
         result = answer_queries(twice, keys=["same", "same"], ledger=ledger, source=SeededSource(0))
         assert len(ledger.charges) == 1

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairpate.data import DataError, Dataset, Split
-from fairpate.data.entry import Records, origins
+from fairpate.config import DataConfig
+from fairpate.data import DataError, Dataset, Split, load_dataset
+from fairpate.data.entry import DatasetEntry, Records, origins
 from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
+from fairpate.types import UserError
 
 SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
 
@@ -99,14 +101,40 @@ def test_origins_are_respected() -> None:
     assert number["private"] == set(range(60)) - number["public"] - number["validation"]
 
 
-def test_a_test_split_that_nobody_set_aside_is_a_quarter() -> None:
-    assert default_num_test(records_of(names(42))) == 10
-    assert default_num_test(records_of(names(4), origins=origins(training=3, test=1))) is None
+def entry_of(records: Records, *, rows: int, num_test: int | None = None) -> DatasetEntry:
+    words = dict.fromkeys(("task", "sensitive", "publisher", "address", "licence"), "")
+    sizes = {"num_public": 8, "num_validation": 8, "num_test": num_test}
+    return DatasetEntry(name="t", rows=rows, kind="tabular", load=lambda _: records, **sizes, **words)  # type: ignore[arg-type]
+
+
+def test_the_default_test_size_is_declared_set_aside_or_a_quarter_of_the_published_count() -> None:
+    free, set_aside = records_of(names(40)), records_of(names(4), origins=origins(training=3, test=1))
+    assert default_num_test(entry_of(free, rows=50), free) == 12
+    assert default_num_test(entry_of(free, rows=50, num_test=3), free) == 3
+    assert default_num_test(entry_of(set_aside, rows=4), set_aside) is None
+
+
+@pytest.mark.parametrize("victim", range(0, 40, 5))
+def test_with_default_sizes_a_private_record_moves_no_other_record(
+    victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(kept: list[int]) -> dict[str, set[str]]:
+        everyone = records_of(names(100))
+        found = replace(everyone, records=everyone.records.take(kept))
+        monkeypatch.setattr("fairpate.data.load.find_entry", lambda _: entry_of(found, rows=100))
+        return members(load_dataset(DataConfig(name="t")).splits)
+
+    before = load(list(range(100)))
+    removed = sorted(before["private"])[victim]
+    after = load([i for i in range(100) if f"r{i}" != removed])
+    assert [len(before[name]) for name in ("public", "validation", "test", "private")] == [8, 8, 25, 59]
+    assert after == before | {"private": before["private"] - {removed}}
 
 
 def test_a_size_that_cannot_be_met_names_the_field() -> None:
-    with pytest.raises(DataError, match=r"data\.num_public: expected at most 5 records left for it, got 7"):
+    with pytest.raises(DataError, match=r"data\.num_public: expected at most 5 records left for it, got 7") as raised:
         divide(records_of(names(5)), SIZES, seed=0)
+    assert isinstance(raised.value, UserError)
 
 
 def dataset_of(**splits: Split) -> Dataset:

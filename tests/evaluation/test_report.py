@@ -14,6 +14,7 @@ import pytest
 from fairpate.evaluation import charts
 from fairpate.evaluation.metrics import evaluate
 from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, percent
+from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.report import GroupOutcomes, PrivateReport, PublicReport, private_report, public_report
 from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
 
@@ -67,6 +68,19 @@ def published(**changes) -> PublicReport:
         "evaluations": {"student": measured()},
     }
     return PublicReport(**(fields | changes))
+
+
+def reordered(num_groups=2, min_count=2) -> RejectOptionSpread:
+    random = np.random.default_rng(0)
+    return reject_option_spread(
+        random.integers(0, 3, 80),
+        random.integers(0, 2, 80),
+        true_labels_N=random.integers(0, 3, 80),
+        rule=GateRule(max_disparity=0.3, min_count=min_count),
+        num_groups=num_groups,
+        num_classes=3,
+        generator=random,
+    )
 
 
 def operated(**changes) -> PrivateReport:
@@ -155,7 +169,7 @@ def test_the_public_page_tells_the_run() -> None:
     statement = published()
     for expected in (
         "100 teachers answered 3 of 6 public queries",
-        "ε = 6.13",
+        "ε\u00a0=\u00a06.13",
         "per record, add or remove one",
         percent(statement.headline.accuracy),
         decimal(statement.headline.disparity),
@@ -165,6 +179,35 @@ def test_the_public_page_tells_the_run() -> None:
     ):
         assert expected in words
     assert "not private" not in words
+
+
+def test_every_posed_query_counts_in_the_promise_and_in_the_chart() -> None:
+    words = Page(public_report(published())).words
+    for expected in (
+        "every posed query is charged at its worst case",
+        "A refusal before the vote used no votes; the bound counts it all the same",
+        "refusals before the vote included",
+    ):
+        assert expected in words
+
+
+def test_the_order_of_predictions_is_told_when_the_student_may_refuse() -> None:
+    heading = "How much the order of predictions matters"
+    assert heading not in Page(public_report(published())).words
+    spread = reordered()
+    words = Page(public_report(published(reject_option=spread))).words
+    for expected in (
+        heading,
+        "10 random orders of the same 80 predictions",
+        "γ\u00a0=\u00a00.3 after 2 answers",
+        "once every group has 2 answers",
+        percent(spread.coverage.low),
+        percent(spread.accuracy.mean),
+        decimal(spread.max_gap.high),
+    ):
+        assert expected in words
+    never_warm = Page(public_report(published(reject_option=reordered(min_count=60)))).words
+    assert re.search(r"Largest gap on the way.{0,90}undefined in 10 ordersundefinedundefinedundefined", never_warm)
 
 
 def test_only_the_operators_page_shows_what_depends_on_votes() -> None:
@@ -201,9 +244,9 @@ def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
     Page(private_report(PrivateReport(public=public, rdp_order=8.0, **empty)))
     noiseless = replace(published().statement, epsilon_data_independent=math.inf)
     words = Page(PAGES["public"](statement=noiseless, epsilon_course_Q=[math.inf] * 6)).words
-    assert "ε = ∞" in words
+    assert "ε\u00a0=\u00a0∞" in words
     ungated = Page(PAGES["public"](gate=GateRule(max_disparity=math.inf, min_count=0))).words
-    assert ungated.count("γ = off") == 2
+    assert ungated.count("γ\u00a0=\u00a0off") == 2
 
 
 def test_records_that_do_not_fit_are_named() -> None:
@@ -215,6 +258,8 @@ def test_records_that_do_not_fit_are_named() -> None:
         published(evaluations={})
     with pytest.raises(ValueError, match="a row for each of 2 groups, got 1"):
         published(answered_GC=[[1, 1, 1]])
+    with pytest.raises(ValueError, match="reject_option to cover 2 groups, got 3"):
+        published(reject_option=reordered(num_groups=3))
 
 
 def test_histogram_blocks_are_as_high_as_their_counts() -> None:
@@ -260,6 +305,10 @@ def test_a_long_course_is_thinned_but_keeps_its_ends() -> None:
 def test_printed_numbers() -> None:
     assert epsilon_text(2.001) == "2.01"
     assert epsilon_text(2.0) == "2.00"
+    assert epsilon_text(2 + 1e-12) == "2.01"
+    assert epsilon_text(0.07) == "0.07"
+    assert epsilon_text(0.0) == "0.00"
+    assert epsilon_text(math.nan) == "undefined"
     assert epsilon_text(math.inf) == "∞"
     assert delta_text(1e-5) == "10⁻⁵"
     assert delta_text(2e-6) == "2·10⁻⁶"

@@ -109,14 +109,14 @@ def test_no_noise_has_infinite_price() -> None:
     assert epsilon([ConfidentGnmaxQueries(count=5, **shut)], target_delta=1e-5).epsilon == 0
 
 
-def test_the_default_grid_widens_and_a_given_one_confesses() -> None:
+def test_the_default_grid_is_wide_and_a_narrow_one_confesses() -> None:
     faint = [NoisyArgmaxes(count=1, noise_stddev_votes=4000)]
-    widened = epsilon(faint, target_delta=1e-8)
-    assert widened.order > 512
-    assert not widened.at_grid_end
+    wide = epsilon(faint, target_delta=1e-8)
+    assert wide.order > 512
+    assert not wide.at_grid_end
     narrow = epsilon(faint, target_delta=1e-8, orders_A=[2.0, 4.0, 8.0])
     assert narrow.at_grid_end
-    assert narrow.epsilon > widened.epsilon
+    assert narrow.epsilon > wide.epsilon
     assert epsilon([NoisyArgmaxes(count=10**6, noise_stddev_votes=1)], target_delta=1e-8).at_grid_end
 
 

@@ -1,5 +1,7 @@
 """Checkpoints: named by what determines them, whole or absent."""
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from fairpate.config import FitConfig, ModelConfig
+from fairpate.types import UserError
 from teachers.checkpoint import CheckpointError, block_path, is_intact, load_block, save_block
 from teachers.teacher import Shard, TeacherSpec
 
@@ -29,6 +32,17 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded[name], value)
         assert loaded[name].dtype == value.dtype
     assert [p.name for p in path.parent.iterdir()] == ["block.safetensors"]
+
+
+def test_folder_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    earlier = os.umask(0o022)
+    try:
+        save_block(folder / "block.safetensors", WEIGHTS)
+    finally:
+        os.umask(earlier)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "block.safetensors").stat().st_mode) == 0o600
 
 
 def test_the_name_follows_everything_that_determines_the_weights() -> None:
@@ -69,8 +83,9 @@ def test_a_damaged_file_is_detected(tmp_path: Path, damage: str) -> None:
 
 def test_a_missing_file_is_not_intact(tmp_path: Path) -> None:
     assert not is_intact(tmp_path / "none.safetensors")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read") as raised:
         load_block(tmp_path / "none.safetensors")
+    assert isinstance(raised.value, UserError)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

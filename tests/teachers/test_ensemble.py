@@ -1,5 +1,6 @@
 """The two stages on a pool that is not Ray: order, resumption, interruption, progress."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ CONFIG = TeachersConfig(
 class FakePool:
     """Computes in this process, hands results over last first, and fails after ``fail_after`` results."""
 
-    num_workers, device = 3, "cpu"
+    device = "cpu"
 
-    def __init__(self, fail_after: int | None = None):
-        self.fail_after = fail_after
+    def __init__(self, fail_after: int | None = None, num_workers: int = 3):
+        self.fail_after, self.num_workers = fail_after, num_workers
         self.num_computed = 0
 
     def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -76,6 +77,23 @@ def test_a_finished_ensemble_is_not_trained_again(tmp_path: Path) -> None:
     first, second = FakePool(), FakePool()
     assert _train(tmp_path, pool=first) == _train(tmp_path, pool=second)
     assert (first.num_computed, second.num_computed) == (4, 0)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_another_number_of_workers_finds_every_checkpoint(tmp_path: Path, engine: Any) -> None:
+    config = CONFIG.model_copy(update={"num_teachers": 60, "block_size": None, "engine": engine})
+    one, many = FakePool(num_workers=1), FakePool(num_workers=15)
+    assert _train(tmp_path, config=config, pool=one) == _train(tmp_path, config=config, pool=many)
+    assert (one.num_computed, many.num_computed) == ({"loop": 15, "stacked": 2}[engine], 0)
+
+
+def test_the_digest_follows_the_teachers_and_not_their_place(tmp_path: Path) -> None:
+    fewer, slower = _split().take(range(1, 60)), CONFIG.model_copy(update={"fit": FitConfig(epochs=2)})
+    here, elsewhere = _train(tmp_path / "a"), _train(tmp_path / "b", pool=FakePool())
+    others = [_train(tmp_path / "a", fewer), _train(tmp_path / "a", config=slower)]
+    assert here.digest == elsewhere.digest
+    assert len({here.digest, *(other.digest for other in others)}) == 3
+    assert re.fullmatch("[0-9a-f]{16}", here.digest)
 
 
 def test_an_interrupted_training_resumes_with_what_is_missing(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
+from fairpate.types import UserError
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import PoolError, RayPool
 
@@ -105,5 +107,28 @@ def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
 def test_a_closed_pool_and_an_impossible_worker_are_refused(ray_session: None) -> None:
     with pytest.raises(PoolError, match="closed"):
         list(RayPool(ONE_ACTOR).run(lambda *_: 0, None, [0]))
-    with pytest.raises(PoolError, match=r"too few for one worker of ray\.num_cpus=1000"):
+    with pytest.raises(PoolError, match=r"1 actors of ray\.num_cpus=1000 .* do not fit: .* room for 0; lower"):
         RayPool(RayConfig(num_cpus=1000))
+
+
+def test_more_actors_than_fit_are_refused_before_any_work(ray_session: None) -> None:
+    num_cpus = int(ray.cluster_resources()["CPU"])
+    message = rf"ray\.num_actors: {num_cpus + 1} actors of ray\.num_cpus=1 .* {num_cpus} CPUs .* room for {num_cpus};"
+    with pytest.raises(PoolError, match=message) as raised:
+        RayPool(RayConfig(num_actors=num_cpus + 1))
+    assert isinstance(raised.value, UserError)
+    assert RayPool(RayConfig(num_actors=num_cpus)).num_workers == RayPool(RayConfig()).num_workers == num_cpus
+
+
+def test_an_actor_is_not_spread_over_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 1.5, "GPU": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 1.5}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert RayPool(RayConfig()).num_workers == 2
+    assert RayPool(RayConfig(num_cpus=0.1)).num_workers == 30
+    assert RayPool(RayConfig(num_cpus=0.5, num_gpus=0.5)).num_workers == 2
+    with pytest.raises(PoolError, match="has 3 CPUs and 1 GPUs on 2 nodes, room for 2"):
+        RayPool(RayConfig(num_actors=3))

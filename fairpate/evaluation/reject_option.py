@@ -1,0 +1,177 @@
+"""IDP3 under other orders of the same predictions: how much of its result is the order's doing.
+
+The reject option (FairPATE, Algorithm 2) answers or refuses each prediction in view of the answers before it, so
+accuracy, coverage and gap belong to an order of the records and not to the student alone. Here the same predictions
+pass a fresh gate in several random orders. What the gate accepts is left to ``fairpate.fairness.gate``.
+
+Accuracy and gaps are over answered records. Undefined numbers are NaN here and null in JSON. Shapes: N records, G
+groups, C classes, A states of one order: before its first answer and after each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.evaluation.metrics import nan_to_none
+from fairpate.fairness import gaps, rates
+from fairpate.fairness.gate import filter_stream
+from fairpate.types import GateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderResult:
+    """What one order gave. Gaps are ``dp_one_vs_rest`` over the records answered so far.
+
+    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
+    ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
+    answers, and at least one. The latter two are undefined (NaN and None) when a group never gets that many, or when
+    there is only one group.
+    """
+
+    accuracy: float
+    coverage: float
+    coverage_G: tuple[float, ...]
+    final_gap: float
+    max_gap: float
+    max_gap_from: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Mean, least and greatest value over orders, NaN when no order has one; ``n_undefined`` orders were left out."""
+
+    mean: float
+    low: float
+    high: float
+    n_undefined: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectOptionSpread:
+    """The reject option over several orders of the same ``num_records`` predictions: each order, and the spread."""
+
+    rule: GateRule
+    num_records: int
+    orders: tuple[OrderResult, ...]
+
+    @property
+    def accuracy(self) -> Spread:
+        """Accuracy on answered records."""
+        return _spread([order.accuracy for order in self.orders])
+
+    @property
+    def coverage(self) -> Spread:
+        """The share of records that were answered."""
+        return _spread([order.coverage for order in self.orders])
+
+    @property
+    def coverage_G(self) -> tuple[Spread, ...]:
+        """The same for each group's records."""
+        return tuple(_spread(shares) for shares in zip(*(order.coverage_G for order in self.orders), strict=True))
+
+    @property
+    def final_gap(self) -> Spread:
+        """The gap after the last answer."""
+        return _spread([order.final_gap for order in self.orders])
+
+    @property
+    def max_gap(self) -> Spread:
+        """The largest gap after the cold start."""
+        return _spread([order.max_gap for order in self.orders])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
+        margin = self.rule.max_disparity
+        spreads = ("accuracy", "coverage", "final_gap", "max_gap")
+        plain: dict[str, Any] = nan_to_none(
+            {
+                "rule": asdict(self.rule) | {"max_disparity": margin if math.isfinite(margin) else None},
+                "num_records": self.num_records,
+                **{name: asdict(getattr(self, name)) for name in spreads},
+                "coverage_G": [asdict(spread) for spread in self.coverage_G],
+                "orders": [asdict(order) for order in self.orders],
+            }
+        )
+        return plain
+
+
+def reject_option_spread(
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    *,
+    true_labels_N: npt.ArrayLike,
+    rule: GateRule,
+    num_groups: int,
+    num_classes: int,
+    generator: np.random.Generator,
+    num_orders: int = 10,
+) -> RejectOptionSpread:
+    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
+
+    ``true_labels_N`` serve accuracy alone. ValueError for lengths or values that do not fit, IndexError for a label or
+    group that the gate does not know.
+    """
+    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
+    if not len(labels) == len(groups) == len(truth):
+        raise ValueError(
+            f"Expected as many labels, groups and true labels, got {len(labels)}, {len(groups)} and {len(truth)}."
+        )
+    if num_orders < 1:
+        raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
+    shuffles = [generator.permutation(len(labels)) for _ in range(num_orders)]
+    return RejectOptionSpread(
+        rule=rule,
+        num_records=len(labels),
+        orders=tuple(
+            _one_order(
+                labels[order], groups[order], truth[order], rule=rule, num_groups=num_groups, num_classes=num_classes
+            )
+            for order in shuffles
+        ),
+    )
+
+
+def _one_order(
+    labels_N: npt.NDArray[Any],
+    groups_N: npt.NDArray[Any],
+    truth_N: npt.NDArray[Any],
+    *,
+    rule: GateRule,
+    num_groups: int,
+    num_classes: int,
+) -> OrderResult:
+    answered = filter_stream(labels_N, groups_N, rule=rule, num_groups=num_groups, num_classes=num_classes)
+    course_AGYC = rates.cumulative_tables(
+        labels_N[answered], groups_N[answered], num_groups=num_groups, num_classes=num_classes
+    )
+    course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
+    gap_A = gaps.dp_one_vs_rest.values(course_AGYC)
+    start = _cold_start_end(course_AGYC, present=np.unique(groups_N), min_count=max(rule.min_count, 1))
+    coverage, coverage_G = rates.coverages(groups_N, answered, num_groups=num_groups)
+    return OrderResult(
+        accuracy=float(rates.divide((labels_N == truth_N)[answered].sum(), answered.sum())),
+        coverage=coverage,
+        coverage_G=tuple(coverage_G.tolist()),
+        final_gap=float(gap_A[-1]),
+        max_gap=math.nan if start is None else float(gap_A[start:].max()),
+        max_gap_from=start,
+    )
+
+
+def _cold_start_end(course_AGYC: rates.FloatArray, *, present: npt.NDArray[Any], min_count: int) -> int | None:
+    if len(present) < 2:
+        return None
+    warm_A = (course_AGYC.sum(axis=(-2, -1))[:, present] >= min_count).all(axis=-1)
+    return int(warm_A.argmax()) if warm_A.any() else None
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    defined = [value for value in values if not math.isnan(value)]
+    mean, low, high = (sum(defined) / len(defined), min(defined), max(defined)) if defined else (math.nan,) * 3
+    return Spread(mean=mean, low=low, high=high, n_undefined=len(values) - len(defined))

@@ -1,0 +1,51 @@
+"""Atomic files: whole and on the disk, or as before."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fairpate.files import write_atomically
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("after")
+        assert (temporary.parent, path.read_text()) == (tmp_path, "before")
+
+    write_atomically(path, write)
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_content_is_on_the_disk_before_its_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_atomically(path, lambda temporary: temporary.write_text("content"))
+    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
