@@ -7,6 +7,8 @@ ledger entries are kept one by one. From ``private/`` to ``public/`` there is on
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +20,12 @@ from fairpate.app.release import choose_queries, release_labels
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, write_json
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.config import ConfigError, RunConfig
+from fairpate.config import ConfigError, ModelConfig, RunConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.files import write_atomically
+from fairpate.nn.models import is_convolutional
 from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
@@ -106,8 +109,7 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
     if run.student.exists():
         reporter.note("student", "trained already")
         return load_student(run.student)
-    torch.set_num_threads(min(os.cpu_count() or 1, _MAX_STUDENT_THREADS))
-    with reporter.stage("student") as advance:
+    with reporter.stage("student") as advance, _torch_threads(config.student.model):
         network = train_student(
             public_records(dataset.public, labelled),
             config.student,
@@ -126,6 +128,17 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
     student = Student(card=card, network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student
+
+
+@contextmanager
+def _torch_threads(model: ModelConfig) -> Iterator[None]:
+    """One thread for small dense layers, which lose by sharing; a few for convolutions. Restored afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(os.cpu_count() or 1, _MAX_STUDENT_THREADS) if is_convolutional(model) else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
