@@ -45,17 +45,17 @@ _INTERRUPTED = 130
 def main() -> None:
     """Entry point: turns a user's error into one message and a non-zero exit."""
     try:
-        app(standalone_mode=False)
-    except typer.Abort:
-        sys.exit(_INTERRUPTED)
-    except KeyboardInterrupt:
-        sys.exit(
-            _fail("Interrupted; what was finished is kept, and the same command goes on from there.", _INTERRUPTED)
-        )
+        code = app(standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
     except Exception as error:
         if not _is_the_users(error):
             raise
-        sys.exit(_fail(_message(error)))
+        code = _fail(_message(error))
+    if code == _INTERRUPTED:
+        _fail("Interrupted; what was finished is kept, and the same command goes on from there.")
+    if code:
+        sys.exit(code)
 
 
 def _is_the_users(error: Exception) -> bool:
@@ -70,9 +70,9 @@ def _message(error: Exception) -> str:
     return str(format_message() if callable(format_message) else error) or type(error).__name__
 
 
-def _fail(message: str, code: int = 1) -> int:
+def _fail(message: str) -> int:
     Console(stderr=True, highlight=False).print(f"[bold red]error[/] {_escaped(message)}", soft_wrap=True)
-    return code
+    return 1
 
 
 def _escaped(text: str) -> str:

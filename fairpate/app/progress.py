@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Advance = Callable[[int, int], None]
 _NAME_WIDTH = 12
@@ -25,8 +25,9 @@ class Reporter:
         started = time.monotonic()
         if self.console.is_terminal:
             with _bars(self.console) as bars:
-                task = bars.add_task(f"{name:<{_NAME_WIDTH}}", total=None)
-                yield lambda done, total: bars.update(task, completed=done, total=total)
+                task = bars.add_task(f"{name:<{_NAME_WIDTH}}", total=None, count="")
+                yield lambda done, total: bars.update(task, completed=done, total=total, count=f"{done}/{total}")
+                bars.update(task, completed=1, total=1)
         else:
             self.console.print(f"{name:<{_NAME_WIDTH}} started")
             yield lambda _done, _total: None
@@ -38,5 +39,5 @@ class Reporter:
 
 
 def _bars(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[count]}"))
     return Progress(*columns, console=console)

@@ -92,6 +92,16 @@ def test_fetch_needs_a_folder(fairpate, monkeypatch):
     assert "--data-dir" in errors
 
 
+def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fairpate.app.pipeline.run_pipeline", interrupted)
+    code, _, errors = fairpate("run")
+    assert code == 130
+    assert "the same command goes on" in errors
+
+
 def test_the_installed_module_answers_with_an_exit_code():
     command = [sys.executable, "-m", "fairpate", "run", "missing.yaml"]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
