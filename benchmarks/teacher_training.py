@@ -36,6 +36,7 @@ from teachers.train import train_teachers
 from teachers.vote import predict_votes
 
 NUM_FEATURES = 102
+HALF_CPU = 0.5  # pool and tasks each take half of every core: both can use all cores, in turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,13 @@ def plain_training(x: np.ndarray, y: np.ndarray, case: Case, teacher: int) -> di
     return {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-@ray.remote(num_cpus=1)
+@ray.remote(num_cpus=HALF_CPU)
 def _task(x: np.ndarray, y: np.ndarray, rows: np.ndarray, case: Case, teacher: int) -> dict[str, np.ndarray]:
     torch.set_num_threads(1)
     return plain_training(x[rows], y[rows], case, teacher)
 
 
-@ray.remote(num_cpus=1)
+@ray.remote(num_cpus=HALF_CPU)
 def _warm_task() -> None:
     parameter = torch.zeros(1, requires_grad=True)
     torch.optim.Adam([parameter])
@@ -183,7 +184,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     with start_ray(RayConfig()):
         start = time.perf_counter()
-        with RayPool(RayConfig(num_cpus=0.5, num_actors=len(os.sched_getaffinity(0)))) as pool:
+        with RayPool(RayConfig(num_cpus=HALF_CPU, num_actors=len(os.sched_getaffinity(0)))) as pool:
             list(pool.run(_nothing, None, range(2 * pool.num_workers)))
             start_s = time.perf_counter() - start
             ray.get([_warm_task.remote() for _ in range(pool.num_workers)], timeout=600)
