@@ -13,6 +13,7 @@ from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Records, Request, SourceFile
 from fairpate.data.files import read_any
+from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, base_name, decode, open_pictures
 from fairpate.data.tables import column_of, read_table
 
@@ -99,7 +100,7 @@ ENTRY = DatasetEntry(
     kind="image",
     load=load,
     files=(ARCHIVE, ATTRIBUTES, PARTITION),
-    options={"image_size": IMAGE_SIZE},
+    options={"features": FEATURES, "image_size": IMAGE_SIZE},
     num_public=9000,
     num_validation=750,
     num_test=4500,

@@ -18,6 +18,7 @@ from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Option, Records, Request, SourceFile
 from fairpate.data.files import read_bytes, resolve_data_dir
+from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, decode, open_pictures
 from fairpate.data.tables import column_of, keep_rows, read_table, require_columns
 
@@ -125,6 +126,7 @@ ENTRY = DatasetEntry(
         "finding": Option(
             default="No Finding", allowed=FINDINGS, description="Which of the 14 observations is the label."
         ),
+        "features": FEATURES,
         "image_size": IMAGE_SIZE,
     },
     num_public=4000,

@@ -14,6 +14,7 @@ from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile, origins
 from fairpate.data.files import read_bytes
+from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, Pictures, decode, open_pictures
 from fairpate.data.tables import column_of, keep_rows, read_table, require_columns
 
@@ -85,7 +86,7 @@ ENTRY = DatasetEntry(
     kind="image",
     load=load,
     files=(ARCHIVE, TRAIN_LABELS, VAL_LABELS),
-    options={"image_size": IMAGE_SIZE},
+    options={"features": FEATURES, "image_size": IMAGE_SIZE},
     num_public=3000,
     num_validation=1000,
 )

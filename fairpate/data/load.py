@@ -10,6 +10,7 @@ from collections import Counter
 from fairpate.config import DataConfig
 from fairpate.data.dataset import Dataset
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
+from fairpate.data.gradients import with_features
 from fairpate.data.registry import find_entry
 from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
 
@@ -22,7 +23,8 @@ def load_dataset(config: DataConfig) -> Dataset:
     """
     entry = find_entry(config.name)
     options = entry.complete_options(config.options)
-    records = entry.load(Request(data_dir=config.data_dir, seed=config.seed, options=options))
+    loaded = entry.load(Request(data_dir=config.data_dir, seed=config.seed, options=options))
+    records = with_features(loaded, options.get("features", "pixels"))
     _check_unique(records)
     splits = divide(records, _sizes(config, entry, records), seed=config.seed)
     dataset = Dataset(

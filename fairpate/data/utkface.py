@@ -12,6 +12,7 @@ import torch
 
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile
+from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, base_name, decode, open_pictures
 
 # Codes as the publisher numbers them; the index is the code.
@@ -65,7 +66,7 @@ ENTRY = DatasetEntry(
     kind="image",
     load=load,
     files=(ARCHIVE,),
-    options={"image_size": IMAGE_SIZE},
+    options={"features": FEATURES, "image_size": IMAGE_SIZE},
     num_public=1500,
     num_validation=750,
     num_test=1500,
