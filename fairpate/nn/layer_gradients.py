@@ -1,0 +1,165 @@
+"""Per-example gradients of single layers: their norms in closed form, and their weighted sums.
+
+Each layer is given its input and the gradient of the summed loss with respect to its output, from which the gradient
+of every record follows without another backward pass. A dense layer's is an outer product, so its norm is the product
+of two norms and it is never formed (Goodfellow 2015, arXiv 1510.01799); over T positions the products of all pairs
+take that place (Li et al. 2022, arXiv 2110.05679). Convolutions form theirs, some records at a time.
+
+Shapes: B records; T positions; I inputs, O outputs, G groups of a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_RECORDS_UNFOLDED_AT_ONCE = 16
+WeightedSums = list[tuple[Tensor, Tensor]]
+
+
+class LayerGradient(Protocol):
+    """The gradients of B records with respect to one layer's parameters."""
+
+    def squared_norms(self) -> Tensor:
+        """Squared L2 norm per record over the layer's trainable parameters, shape (B,)."""
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        """Per trainable parameter the sum over records of weight times gradient."""
+
+
+def supports(layer: nn.Module) -> bool:
+    """Whether the layer has its gradients here, with the options it was made with."""
+    if isinstance(layer, nn.Conv2d):
+        return type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
+    if isinstance(layer, nn.Embedding):
+        return type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq
+    return type(layer) in _GRADIENTS
+
+
+def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
+    return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
+
+
+class _Dense:
+    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer = cast("nn.Linear", layer)
+        self._input_BTI = layer_input.flatten(1, -2) if layer_input.ndim > 2 else layer_input[:, None]
+        self._gradient_BTO = output_gradient.flatten(1, -2) if output_gradient.ndim > 2 else output_gradient[:, None]
+
+    def squared_norms(self) -> Tensor:
+        if self._gradient_BTO.shape[1] == 1:
+            gradient_B = self._gradient_BTO.square().sum(dim=(1, 2))
+            input_B = self._input_BTI.square().sum(dim=(1, 2))
+            return gradient_B * (self._counts_weight() * input_B + self._counts_bias())
+        pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
+        inputs_BTT = self._input_BTI @ self._input_BTI.mT
+        both: Tensor = (pairs_BTT * (self._counts_weight() * inputs_BTT + self._counts_bias())).sum(dim=(1, 2))
+        return both.clamp(min=0)
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        gradient = (self._gradient_BTO * weights_B[:, None, None]).flatten(0, 1)
+        weight = gradient.T @ self._input_BTI.flatten(0, 1) if self._counts_weight() else None
+        return _trainable((self._layer.weight, weight), (self._layer.bias, gradient.sum(dim=0)))
+
+    def _counts_weight(self) -> int:
+        return int(self._layer.weight.requires_grad)
+
+    def _counts_bias(self) -> int:
+        return int(self._layer.bias is not None and self._layer.bias.requires_grad)
+
+
+class _Stored:
+    """Layers whose per-example gradients are small enough to be formed: one (B, ...) per parameter."""
+
+    def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
+        self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack([values.square().sum(dim=1) for _, values in self._gradients]).sum(dim=0)
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        return [(p, (weights_B @ values).reshape(p.shape)) for p, values in self._gradients]
+
+
+def _convolution(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    convolution = cast("nn.Conv2d", layer)
+    gradient_BOT = output_gradient.flatten(2)
+    weight = convolution.weight.new_empty(len(layer_input), convolution.weight.numel())
+    for start in range(0, len(layer_input), _RECORDS_UNFOLDED_AT_ONCE):
+        rows = slice(start, start + _RECORDS_UNFOLDED_AT_ONCE)
+        weight[rows] = _convolution_weights(convolution, layer_input[rows], gradient_BOT[rows])
+    return _Stored((convolution.weight, weight), (convolution.bias, gradient_BOT.sum(dim=2)))
+
+
+def _convolution_weights(layer: nn.Conv2d, layer_input: Tensor, gradient_BOT: Tensor) -> Tensor:
+    """(B, weights): output gradients times the patches that they saw, group by group."""
+    columns_BIT = functional.unfold(
+        functional.pad(layer_input, _padding(layer)), layer.kernel_size, dilation=layer.dilation, stride=layer.stride
+    )
+    columns_BGIT = columns_BIT.unflatten(1, (layer.groups, -1))
+    gradient_BGOT = gradient_BOT.unflatten(1, (layer.groups, -1))
+    weights: Tensor = (gradient_BGOT @ columns_BGIT.mT).flatten(1)
+    return weights
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
+    """Zeros left, right, above and below, as ``functional.pad`` takes them."""
+    left, right, above, below = layer._reversed_padding_repeated_twice
+    return left, right, above, below
+
+
+def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    norm = cast("nn.GroupNorm", layer)
+    normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
+    positions = tuple(range(2, layer_input.ndim))
+    weight, bias = output_gradient * normal, output_gradient
+    if positions:
+        weight, bias = weight.sum(dim=positions), bias.sum(dim=positions)
+    return _Stored((norm.weight, weight), (norm.bias, bias))
+
+
+def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    norm = cast("nn.LayerNorm", layer)
+    normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
+    size = math.prod(norm.normalized_shape)
+    weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
+    return _Stored((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
+
+
+class _Embedding:
+    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer = cast("nn.Embedding", layer)
+        self._index_BT = layer_input.reshape(len(layer_input), -1)
+        gradient_BTO = output_gradient.reshape(*self._index_BT.shape, -1)
+        is_padding_BT = self._index_BT == (-1 if self._layer.padding_idx is None else self._layer.padding_idx)
+        self._gradient_BTO = gradient_BTO.masked_fill(is_padding_BT[..., None], 0)
+
+    def squared_norms(self) -> Tensor:
+        same_BTT = self._index_BT[:, :, None] == self._index_BT[:, None, :]
+        pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
+        norms: Tensor = (pairs_BTT * same_BTT).sum(dim=(1, 2)).clamp(min=0)
+        return norms
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        total = torch.zeros_like(self._layer.weight)
+        weighted = (self._gradient_BTO * weights_B[:, None, None]).flatten(0, 1)
+        return [(self._layer.weight, total.index_add_(0, self._index_BT.flatten(), weighted))]
+
+
+def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
+    return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
+
+
+_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
+    nn.Linear: _Dense,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _Embedding,
+}

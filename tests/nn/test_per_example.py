@@ -1,0 +1,194 @@
+"""Clipped sums against brute force: one record at a time through autograd, and clipping done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairpate.config import ModelConfig
+from fairpate.nn.models import build_model
+from fairpate.nn.per_example import choose_engine, clipped_gradient_sum
+
+BATCH = 5
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def brute_force(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float) -> tuple[list[Tensor], Tensor]:
+    """The same sum, one backward pass per record."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total, norms = [torch.zeros_like(p) for p in parameters], []
+    for i in range(len(x)):
+        gradients = torch.autograd.grad(
+            loss(model(x[i : i + 1]), y[i : i + 1])[0], parameters, allow_unused=True, materialize_grads=True
+        )
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        norms.append(norm)
+        for sum_, gradient in zip(total, gradients, strict=True):
+            sum_ += min(1.0, clip_norm / float(norm)) * gradient
+    return total, torch.stack(norms)
+
+
+class Pooled(nn.Module):
+    """Turns anything (B, ...) into logits (B, 3) without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return torch.stack(
+            [(flat * flat.new_tensor(range(1, flat.shape[1] + 1)).mul(k + 1).sin()).sum(1) for k in range(3)], 1
+        )
+
+
+def images(channels: int = 4, side: int = 9) -> Tensor:
+    return torch.randn(BATCH, channels, side, side, dtype=torch.float64, generator=generator())
+
+
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Conv2d(4, 6, 3),
+    "no bias": lambda: nn.Conv2d(4, 6, 3, bias=False),
+    "padding": lambda: nn.Conv2d(4, 6, 3, padding=(1, 2)),
+    "stride": lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 3), padding=1),
+    "dilation": lambda: nn.Conv2d(4, 6, 3, dilation=2, padding=2),
+    "same": lambda: nn.Conv2d(4, 6, 5, padding="same"),
+    "two groups": lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1, stride=2),
+    "depthwise": lambda: nn.Conv2d(4, 8, 3, groups=4, padding=1),
+    "one pixel": lambda: nn.Conv2d(4, 6, 1),
+}
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "dense": (lambda: nn.Linear(7, 4), lambda: torch.randn(BATCH, 7, dtype=torch.float64, generator=generator())),
+    "dense without bias": (
+        lambda: nn.Linear(7, 4, bias=False),
+        lambda: torch.randn(BATCH, 7, dtype=torch.float64, generator=generator()),
+    ),
+    "dense over positions": (
+        lambda: nn.Linear(7, 4),
+        lambda: torch.randn(BATCH, 3, 2, 7, dtype=torch.float64, generator=generator()),
+    ),
+    "group norm": (lambda: nn.GroupNorm(2, 4), images),
+    "group norm of a table": (
+        lambda: nn.GroupNorm(2, 6),
+        lambda: torch.randn(BATCH, 6, dtype=torch.float64, generator=generator()),
+    ),
+    "layer norm": (
+        lambda: nn.LayerNorm((5, 6)),
+        lambda: torch.randn(BATCH, 3, 5, 6, dtype=torch.float64, generator=generator()),
+    ),
+    "embedding": (
+        lambda: nn.Embedding(5, 3, padding_idx=2),
+        lambda: torch.randint(0, 5, (BATCH, 8), generator=generator()),
+    ),
+    **{f"convolution, {name}": (make, images) for name, make in CONVOLUTIONS.items()},
+}
+
+
+def model_of(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(make(), nn.Tanh(), Pooled()).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator(1))
+    return model
+
+
+def assert_matches_brute_force(model: nn.Module, x: Tensor, engine: str) -> None:
+    y = torch.arange(len(x)) % 3
+    _, norms = brute_force(model, x, y, 1.0)
+    clip_norm = float(norms.median())
+    expected, _ = brute_force(model, x, y, clip_norm)
+    got = clipped_gradient_sum(model, x, y, loss, clip_norm=clip_norm, engine=engine, max_records=3)  # type: ignore[arg-type]
+    torch.testing.assert_close(got.norms_B, norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(got.gradients, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(got.losses_B, loss(model(x), y).detach())
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_matches_one_backward_pass_per_record(name: str, engine: str) -> None:
+    make, x = LAYERS[name]
+    assert_matches_brute_force(model_of(make), x(), engine)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_channels_last_changes_no_norm(name: str) -> None:
+    model = model_of(CONVOLUTIONS[name]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert_matches_brute_force(model, images().contiguous(memory_format=torch.channels_last), "book_keeping")
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet", "cnn"])
+def test_whole_models_match_in_both_engines(name: str) -> None:
+    model = build_model(ModelConfig(name=name), input_shape=(2, 12, 12), num_classes=3, generator_seed=0).double()
+    x = torch.rand(BATCH, 2, 12, 12, dtype=torch.float64, generator=generator())
+    assert choose_engine(model) == "book_keeping"
+    for engine in ("book_keeping", "functional"):
+        assert_matches_brute_force(model, x, engine)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0).double()
+    next(p for p in model.parameters() if p.ndim == 2).requires_grad_(False)
+    x = torch.randn(BATCH, 6, dtype=torch.float64, generator=generator())
+    for engine in ("book_keeping", "functional"):
+        assert_matches_brute_force(model, x, engine)
+
+
+def test_no_single_record_moves_the_sum_by_more_than_the_clip_norm() -> None:
+    model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0)
+    x, y = 100 * torch.randn(9, 6, generator=generator()), torch.arange(9) % 3
+    whole = clipped_gradient_sum(model, x, y, loss, clip_norm=0.3)
+    for left_out in range(9):
+        rows = [i for i in range(9) if i != left_out]
+        rest = clipped_gradient_sum(model, x[rows], y[rows], loss, clip_norm=0.3)
+        moved = torch.cat([(a - b).flatten() for a, b in zip(whole.gradients, rest.gradients, strict=True)]).norm()
+        assert moved <= 0.3 * (1 + 1e-5)
+
+
+def test_no_record_gives_zeros() -> None:
+    model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0)
+    empty = clipped_gradient_sum(model, torch.zeros(0, 6), torch.zeros(0, dtype=torch.long), loss, clip_norm=1.0)
+    assert not any(gradient.any() for gradient in empty.gradients)
+    assert empty.norms_B.shape == (0,)
+
+
+class Tied(nn.Module):
+    """Uses one layer twice, or one parameter in two layers."""
+
+    def __init__(self, *, share_parameter: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.is_shared = share_parameter
+        if share_parameter:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)) if self.is_shared else self.first(self.first(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("share_parameter", [True, False])
+def test_what_has_no_closed_form_is_refused_there_and_right_in_the_other_engine(share_parameter: bool) -> None:
+    model = Tied(share_parameter=share_parameter).double()
+    x, y = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator()), torch.arange(BATCH) % 3
+    with pytest.raises(ValueError, match="functional"):
+        clipped_gradient_sum(model, x, y, loss, clip_norm=1.0, engine="book_keeping")
+    assert_matches_brute_force(model, x, "functional")
+
+
+def test_batch_norm_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match=r"Layer 1 \(BatchNorm1d\).*GroupNorm"):
+        clipped_gradient_sum(model, torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), loss, clip_norm=1.0)
+
+
+def test_a_gradient_that_is_not_finite_stops_training() -> None:
+    model = build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=3, generator_seed=0)
+    x = torch.tensor([[1.0, 2.0, float("inf")], [1.0, 2.0, 3.0]])
+    with pytest.raises(ValueError, match="not finite"):
+        clipped_gradient_sum(model, x, torch.tensor([0, 1]), loss, clip_norm=1.0)
