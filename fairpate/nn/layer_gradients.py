@@ -54,9 +54,8 @@ class _Dense:
 
     def squared_norms(self) -> Tensor:
         if self._gradient_BTO.shape[1] == 1:
-            gradient_B = self._gradient_BTO.square().sum(dim=(1, 2))
-            input_B = self._input_BTI.square().sum(dim=(1, 2))
-            return gradient_B * (self._counts_weight() * input_B + self._counts_bias())
+            input_B = squared_norms(self._input_BTI[:, 0])
+            return squared_norms(self._gradient_BTO[:, 0]) * (self._counts_weight() * input_B + self._counts_bias())
         pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
         inputs_BTT = self._input_BTI @ self._input_BTI.mT
         both: Tensor = (pairs_BTT * (self._counts_weight() * inputs_BTT + self._counts_bias())).sum(dim=(1, 2))
@@ -81,37 +80,67 @@ class _Stored:
         self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([values.square().sum(dim=1) for _, values in self._gradients]).sum(dim=0)
+        return sum((squared_norms(values) for _, values in self._gradients), start=torch.zeros(()))
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         return [(p, (weights_B @ values).reshape(p.shape)) for p, values in self._gradients]
 
 
-def _convolution(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    convolution = cast("nn.Conv2d", layer)
-    gradient_BOT = output_gradient.flatten(2)
-    weight = convolution.weight.new_empty(len(layer_input), convolution.weight.numel())
-    for start in range(0, len(layer_input), _RECORDS_UNFOLDED_AT_ONCE):
-        rows = slice(start, start + _RECORDS_UNFOLDED_AT_ONCE)
-        weight[rows] = _convolution_weights(convolution, layer_input[rows], gradient_BOT[rows])
-    return _Stored((convolution.weight, weight), (convolution.bias, gradient_BOT.sum(dim=2)))
+class _Convolution:
+    """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
+
+    With images and output gradients in channels-last layout that order is that of memory.
+    """
+
+    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer = cast("nn.Conv2d", layer)
+        layer_input = _padded(self._layer, layer_input)
+        num_records = len(layer_input)
+        self._weight = layer_input.new_empty(num_records, self._layer.weight.numel())
+        self._squared_norms = layer_input.new_zeros(num_records)
+        for start in range(0, num_records, _RECORDS_UNFOLDED_AT_ONCE):
+            rows = slice(start, start + _RECORDS_UNFOLDED_AT_ONCE)
+            self._weight[rows] = self._weight_gradients(layer_input[rows], output_gradient[rows])
+            self._squared_norms[rows] = squared_norms(self._weight[rows])
+        self._bias = _Stored((self._layer.bias, output_gradient.sum(dim=(2, 3))))
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms * int(self._layer.weight.requires_grad) + self._bias.squared_norms()
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        outputs, inputs, height, width = self._layer.weight.shape
+        total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        return [*_trainable((self._layer.weight, total)), *self._bias.weighted_sums(weights_B)]
+
+    def _weight_gradients(self, layer_input: Tensor, output_gradient: Tensor) -> Tensor:
+        """(B, weights): output gradients times the patches that they saw, group by group."""
+        groups = self._layer.groups
+        patches = _patches(self._layer, layer_input).flatten(0, 1)
+        gradient = output_gradient.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3).flatten(0, 1)
+        weights: Tensor = (gradient.mT @ patches).reshape(len(layer_input), -1)
+        return weights
 
 
-def _convolution_weights(layer: nn.Conv2d, layer_input: Tensor, gradient_BOT: Tensor) -> Tensor:
-    """(B, weights): output gradients times the patches that they saw, group by group."""
-    columns_BIT = functional.unfold(
-        functional.pad(layer_input, _padding(layer)), layer.kernel_size, dilation=layer.dilation, stride=layer.stride
-    )
-    columns_BGIT = columns_BIT.unflatten(1, (layer.groups, -1))
-    gradient_BGOT = gradient_BOT.unflatten(1, (layer.groups, -1))
-    weights: Tensor = (gradient_BGOT @ columns_BGIT.mT).flatten(1)
-    return weights
+def _patches(layer: nn.Conv2d, padded_input: Tensor) -> Tensor:
+    """What every output position sees, (B, groups, positions, height * width * inputs of a group)."""
+    patches = padded_input.unflatten(1, (layer.groups, -1))
+    for axis, size, stride, dilation in zip((3, 4), layer.kernel_size, layer.stride, layer.dilation, strict=True):
+        patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
+    flat: Tensor = patches.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(2, 3)
+    return flat
 
 
-def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
-    """Zeros left, right, above and below, as ``functional.pad`` takes them."""
+def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
     left, right, above, below = layer._reversed_padding_repeated_twice
-    return left, right, above, below
+    if not any((left, right, above, below)):
+        return layer_input
+    return functional.pad(layer_input, (left, right, above, below))
+
+
+def squared_norms(values_BP: Tensor) -> Tensor:
+    """Squared L2 norm of every row, shape (B,)."""
+    norms_B: Tensor = torch.linalg.vector_norm(values_BP, dim=1)
+    return norms_B.square_()
 
 
 def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -158,7 +187,7 @@ def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
 
 _GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
     nn.Linear: _Dense,
-    nn.Conv2d: _convolution,
+    nn.Conv2d: _Convolution,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _Embedding,

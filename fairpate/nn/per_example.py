@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fairpate.nn.layer_gradients import LayerGradient, layer_gradient, supports
+from fairpate.nn.layer_gradients import LayerGradient, layer_gradient, squared_norms, supports
 
 Engine = Literal["book_keeping", "functional"]
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -38,49 +38,119 @@ class ClippedSum:
     losses_B: Tensor
 
 
-def clipped_gradient_sum(
-    model: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    loss: PerExampleLoss,
-    *,
-    clip_norm: float,
-    engine: Literal["auto"] | Engine = "auto",
-    max_records: int | None = None,
-) -> ClippedSum:
-    """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; zeros for no record.
+class GradientClipper:
+    """Sums the clipped per-example gradients of one model, batch after batch."""
 
-    ``loss(outputs, targets)`` gives one value per record, shape (B,). ``max_records`` bounds how many records are in
-    memory at once; the sum does not depend on it. The model should be in the mode that training wants.
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        *,
+        clip_norm: float,
+        engine: Literal["auto"] | Engine = "auto",
+        max_records: int | None = None,
+    ) -> None:
+        """``loss(outputs, targets)`` gives one value per record, shape (B,).
 
-    ValueError for a layer that mixes records, for a gradient that is not finite, and where ``book_keeping`` is asked of
-    a model that it does not cover.
-    """
-    if not clip_norm > 0:
-        raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
-    refuse_mixing_layers(model)
-    chosen = choose_engine(model) if engine == "auto" else engine
-    parts_of = _book_keeping if chosen == "book_keeping" else _functional
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    total = [torch.zeros_like(p) for p in parameters]
-    norms, losses = [torch.zeros(0, device=x.device)], [torch.zeros(0, device=x.device)]
-    size = max_records or max(1, len(x))
-    for start in range(0, len(x), size):
-        rows = slice(start, start + size)
-        sums, norms_B, losses_B = parts_of(model, x[rows], targets[rows], loss, clip_norm)
-        torch._foreach_add_(total, sums)
-        norms.append(norms_B)
-        losses.append(losses_B)
-    return ClippedSum(gradients=total, norms_B=torch.cat(norms), losses_B=torch.cat(losses))
+        ``max_records`` bounds how many records are in memory at once; the sum does not depend on it. ValueError for a
+        layer that mixes records, and where ``book_keeping`` is asked of a model that it does not cover.
+        """
+        if not clip_norm > 0:
+            raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
+        _refuse_mixing_layers(model)
+        uncovered = _uncovered(model)
+        if engine == "book_keeping" and uncovered is not None:
+            raise ValueError(f"Parameter {uncovered} has no closed form for its norm; use engine `functional`.")
+        self.engine: Engine = engine if engine != "auto" else "functional" if uncovered else "book_keeping"
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
+        self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+
+    def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
+
+        The model should be in the mode that training wants. ValueError for a gradient that is not finite.
+        """
+        part = self._book_keeping if self.engine == "book_keeping" else self._functional
+        size = self._max_records or len(x)
+        if 0 < len(x) <= size:
+            return part(x, targets)
+        parts = [part(x[i : i + size], targets[i : i + size]) for i in range(0, len(x), max(1, size))]
+        total = [torch.zeros_like(p) for p in self.parameters]
+        for each in parts:
+            torch._foreach_add_(total, each.gradients)
+        nothing = torch.zeros(0, device=x.device)
+        return ClippedSum(
+            gradients=total,
+            norms_B=torch.cat([nothing, *(each.norms_B for each in parts)]),
+            losses_B=torch.cat([nothing, *(each.losses_B for each in parts)]),
+        )
+
+    def _book_keeping(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        with _LayerCalls(self._layers) as calls:
+            losses_B = self._loss(self._model(x), targets)
+        _check_losses(losses_B, len(x))
+        output_gradients = torch.autograd.grad(losses_B.sum(), [output for _, _, output in calls])
+        with torch.no_grad():
+            layers: list[LayerGradient] = []
+            for (layer, layer_input, _), output_gradient in zip(calls, output_gradients, strict=True):
+                _check_rows(layer, layer_input, len(x))
+                layers.append(layer_gradient(layer, layer_input, output_gradient))
+            norms_B, factors_B = self._clip_factors([layer.squared_norms() for layer in layers])
+            sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
+        # A layer that the outputs do not depend on made no call: its gradient is 0.
+        gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self.parameters]
+        return ClippedSum(gradients=gradients, norms_B=norms_B, losses_B=losses_B.detach())
+
+    def _functional(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        named = dict(self._model.named_parameters())
+        trainable = {name: p.detach() for name, p in named.items() if p.requires_grad}
+        fixed = {name: p.detach() for name, p in named.items() if not p.requires_grad}
+        fixed |= dict(self._model.named_buffers())
+
+        def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+            output = functional_call(self._model, parameters | fixed, (record[None],))
+            return self._loss(output, target[None])[0]
+
+        per_record = vmap(grad_and_value(record_loss), in_dims=(None, 0, 0), randomness="different")
+        gradients, losses_B = per_record(trainable, x, targets)
+        flat = [gradient.flatten(1) for gradient in gradients.values()]
+        norms_B, factors_B = self._clip_factors([squared_norms(values) for values in flat])
+        sums = [(factors_B @ values).reshape(p.shape) for values, p in zip(flat, trainable.values(), strict=True)]
+        return ClippedSum(gradients=sums, norms_B=norms_B, losses_B=losses_B)
+
+    def _clip_factors(self, squared_norms: list[Tensor]) -> tuple[Tensor, Tensor]:
+        norms_B = sum(squared_norms[1:], start=squared_norms[0]).sqrt()
+        if not torch.isfinite(norms_B).all():
+            raise ValueError("The gradient of a record is not finite; lower the learning rate or scale the features.")
+        return norms_B, self._clip_norm / norms_B.clamp(min=self._clip_norm)
 
 
-def choose_engine(model: nn.Module) -> Engine:
-    """``book_keeping`` where every parameter belongs to one layer that has a closed form, else ``functional``."""
-    return "functional" if _uncovered(model) else "book_keeping"
+Calls = list[tuple[nn.Module, Tensor, Tensor]]
 
 
-def refuse_mixing_layers(model: nn.Module) -> None:
-    """ValueError that names the first layer whose output for one record depends on the others."""
+class _LayerCalls:
+    """The input and the output of every call of the given layers inside the block."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+        self._calls: Calls = []
+
+    def __enter__(self) -> Calls:
+        self._handles = [layer.register_forward_hook(self._keep) for layer in self._layers]
+        return self._calls
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if any(layer is known for known, _, _ in self._calls):
+            raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
+        self._calls.append((layer, inputs[0].detach(), output))
+
+
+def _refuse_mixing_layers(model: nn.Module) -> None:
     mixing = [(name, module) for name, module in model.named_modules() if isinstance(module, _MIXES_RECORDS)]
     if mixing:
         name, module = mixing[0]
@@ -101,87 +171,14 @@ def _uncovered(model: nn.Module) -> str | None:
     return None
 
 
-def _clip_factors(squared_norms_B: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    norms_B = squared_norms_B.sqrt()
-    if not torch.isfinite(norms_B).all():
-        raise ValueError("The gradient of a record is not finite; lower the learning rate or scale the features.")
-    return norms_B, clip_norm / norms_B.clamp(min=clip_norm)
-
-
-def _book_keeping(
-    model: nn.Module, x: Tensor, targets: Tensor, loss: PerExampleLoss, clip_norm: float
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    if (name := _uncovered(model)) is not None:
-        raise ValueError(f"Parameter {name} has no closed form for its norm; use engine `functional`.")
-    calls = _LayerCalls(model)
-    with calls:
-        losses_B = loss(model(x), targets)
-    _check_losses(losses_B, len(x))
-    output_gradients = torch.autograd.grad(losses_B.sum(), [output for _, _, output in calls.made])
-    with torch.no_grad():
-        layers: list[LayerGradient] = []
-        for (layer, layer_input, _), output_gradient in zip(calls.made, output_gradients, strict=True):
-            if len(layer_input) != len(x):
-                raise ValueError(
-                    f"{type(layer).__name__} reads {len(layer_input)} rows for {len(x)} records: records must stay "
-                    "along the first axis; use engine `functional`."
-                )
-            layers.append(layer_gradient(layer, layer_input, output_gradient))
-        squared_norms_B = torch.stack([layer.squared_norms() for layer in layers]).sum(dim=0)
-        norms_B, factors_B = _clip_factors(squared_norms_B, clip_norm)
-        sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
-    # A layer that the loss does not reach made no call and has gradient 0.
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    return [sums.get(id(p), torch.zeros_like(p)) for p in trainable], norms_B, losses_B.detach()
-
-
-class _LayerCalls:
-    """Keeps the input and the output of every trainable layer that runs inside the block."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.made: list[tuple[nn.Module, Tensor, Tensor]] = []
-        self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> None:
-        self._handles = [layer.register_forward_hook(self._keep) for layer in self._layers]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if any(layer is known for known, _, _ in self.made):
-            raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
-        self.made.append((layer, inputs[0].detach(), output))
-
-
-def _functional(
-    model: nn.Module, x: Tensor, targets: Tensor, loss: PerExampleLoss, clip_norm: float
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad} | dict(
-        model.named_buffers()
-    )
-
-    def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        output = functional_call(model, parameters | fixed, (record[None],))
-        return loss(output, target[None])[0]
-
-    per_record = vmap(grad_and_value(record_loss), in_dims=(None, 0, 0), randomness="different")
-    gradients, losses_B = per_record(trainable, x, targets)
-    flat = [gradient.flatten(1) for gradient in gradients.values()]
-    squared_norms_B = torch.stack([values.square().sum(dim=1) for values in flat]).sum(dim=0)
-    norms_B, factors_B = _clip_factors(squared_norms_B, clip_norm)
-    sums = [(factors_B @ values).reshape(p.shape) for values, p in zip(flat, trainable.values(), strict=True)]
-    return sums, norms_B, losses_B
+def _check_rows(layer: nn.Module, layer_input: Tensor, num_records: int) -> None:
+    if len(layer_input) != num_records:
+        raise ValueError(
+            f"{type(layer).__name__} reads {len(layer_input)} rows for {num_records} records: records must stay along "
+            "the first axis; use engine `functional`."
+        )
 
 
 def _check_losses(losses_B: Tensor, num_records: int) -> None:
     if losses_B.shape != (num_records,):
         raise ValueError(f"Expected one loss per record, shape ({num_records},), got {tuple(losses_B.shape)}.")
-
-
-def per_example_norms(gradients: Sequence[Tensor]) -> Tensor:
-    """L2 norms over all parameters together of stacked per-example gradients, each (B, ...)."""
-    return torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients]).sum(dim=0).sqrt()

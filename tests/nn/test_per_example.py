@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -11,13 +12,25 @@ from torch.nn import functional
 
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
-from fairpate.nn.per_example import choose_engine, clipped_gradient_sum
+from fairpate.nn.per_example import ClippedSum, Engine, GradientClipper
 
 BATCH = 5
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def clipped_sum(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip_norm: float,
+    engine: Literal["auto"] | Engine = "auto",
+    max_records: int | None = None,
+) -> ClippedSum:
+    return GradientClipper(model, loss, clip_norm=clip_norm, engine=engine, max_records=max_records).sum(x, y)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -99,12 +112,12 @@ def model_of(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def assert_matches_brute_force(model: nn.Module, x: Tensor, engine: str) -> None:
+def assert_matches_brute_force(model: nn.Module, x: Tensor, engine: Engine) -> None:
     y = torch.arange(len(x)) % 3
     _, norms = brute_force(model, x, y, 1.0)
     clip_norm = float(norms.median())
     expected, _ = brute_force(model, x, y, clip_norm)
-    got = clipped_gradient_sum(model, x, y, loss, clip_norm=clip_norm, engine=engine, max_records=3)  # type: ignore[arg-type]
+    got = clipped_sum(model, x, y, clip_norm=clip_norm, engine=engine, max_records=3)
     torch.testing.assert_close(got.norms_B, norms, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(got.gradients, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(got.losses_B, loss(model(x), y).detach())
@@ -112,7 +125,7 @@ def assert_matches_brute_force(model: nn.Module, x: Tensor, engine: str) -> None
 
 @pytest.mark.parametrize("engine", ["book_keeping", "functional"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_matches_one_backward_pass_per_record(name: str, engine: str) -> None:
+def test_every_layer_matches_one_backward_pass_per_record(name: str, engine: Engine) -> None:
     make, x = LAYERS[name]
     assert_matches_brute_force(model_of(make), x(), engine)
 
@@ -127,7 +140,7 @@ def test_channels_last_changes_no_norm(name: str) -> None:
 def test_whole_models_match_in_both_engines(name: str) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 12, 12), num_classes=3, generator_seed=0).double()
     x = torch.rand(BATCH, 2, 12, 12, dtype=torch.float64, generator=generator())
-    assert choose_engine(model) == "book_keeping"
+    assert GradientClipper(model, loss, clip_norm=1.0).engine == "book_keeping"
     for engine in ("book_keeping", "functional"):
         assert_matches_brute_force(model, x, engine)
 
@@ -143,17 +156,17 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_no_single_record_moves_the_sum_by_more_than_the_clip_norm() -> None:
     model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0)
     x, y = 100 * torch.randn(9, 6, generator=generator()), torch.arange(9) % 3
-    whole = clipped_gradient_sum(model, x, y, loss, clip_norm=0.3)
+    whole = clipped_sum(model, x, y, clip_norm=0.3)
     for left_out in range(9):
         rows = [i for i in range(9) if i != left_out]
-        rest = clipped_gradient_sum(model, x[rows], y[rows], loss, clip_norm=0.3)
+        rest = clipped_sum(model, x[rows], y[rows], clip_norm=0.3)
         moved = torch.cat([(a - b).flatten() for a, b in zip(whole.gradients, rest.gradients, strict=True)]).norm()
         assert moved <= 0.3 * (1 + 1e-5)
 
 
 def test_no_record_gives_zeros() -> None:
     model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0)
-    empty = clipped_gradient_sum(model, torch.zeros(0, 6), torch.zeros(0, dtype=torch.long), loss, clip_norm=1.0)
+    empty = clipped_sum(model, torch.zeros(0, 6), torch.zeros(0, dtype=torch.long), clip_norm=1.0)
     assert not any(gradient.any() for gradient in empty.gradients)
     assert empty.norms_B.shape == (0,)
 
@@ -177,18 +190,18 @@ def test_what_has_no_closed_form_is_refused_there_and_right_in_the_other_engine(
     model = Tied(share_parameter=share_parameter).double()
     x, y = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator()), torch.arange(BATCH) % 3
     with pytest.raises(ValueError, match="functional"):
-        clipped_gradient_sum(model, x, y, loss, clip_norm=1.0, engine="book_keeping")
+        clipped_sum(model, x, y, clip_norm=1.0, engine="book_keeping")
     assert_matches_brute_force(model, x, "functional")
 
 
 def test_batch_norm_is_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match=r"Layer 1 \(BatchNorm1d\).*GroupNorm"):
-        clipped_gradient_sum(model, torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), loss, clip_norm=1.0)
+        clipped_sum(model, torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), clip_norm=1.0)
 
 
 def test_a_gradient_that_is_not_finite_stops_training() -> None:
     model = build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=3, generator_seed=0)
     x = torch.tensor([[1.0, 2.0, float("inf")], [1.0, 2.0, 3.0]])
     with pytest.raises(ValueError, match="not finite"):
-        clipped_gradient_sum(model, x, torch.tensor([0, 1]), loss, clip_norm=1.0)
+        clipped_sum(model, x, torch.tensor([0, 1]), clip_norm=1.0)
