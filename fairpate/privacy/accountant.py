@@ -22,8 +22,9 @@ from typing import ClassVar, Literal, Protocol
 import dp_accounting.rdp
 import numpy as np
 import numpy.typing as npt
+from dp_accounting.pld import PLDAccountant
 
-from fairpate.privacy import gnmax
+from fairpate.privacy import gnmax, subsampled
 from fairpate.types import IntArray, Relation, Tail, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -36,6 +37,9 @@ DEFAULT_ORDERS: tuple[float, ...] = (
     *(320.0, 400.0, 512.0),
     *(2.0**k for k in range(10, 21)),
 )
+
+
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14  # noise multipliers that are looked at
 
 
 class Event(Protocol):
@@ -121,6 +125,30 @@ class ConfidentGnmaxVotes(_TeacherEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoissonGaussians:
+    """``count`` Gaussian sums, each over a fresh Poisson sample of the records.
+
+    ``noise_multiplier``: standard deviation over the L2 norm that one record may add. Renyi curves price adding or
+    removing a record; replacing one is priced by :func:`epsilon_pld` alone.
+    """
+
+    unit: ClassVar[Unit] = "record"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    noise_multiplier: float
+    sampling_rate: float
+    relation: Relation = "add or remove one"
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+        if not self.noise_multiplier >= 0 or not 0 < self.sampling_rate <= 1:
+            raise ValueError(
+                "Expected noise_multiplier >= 0 and 0 < sampling_rate <= 1, got "
+                f"{self.noise_multiplier} and {self.sampling_rate}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
     """A converted privacy loss. ``order`` is the Renyi order that gave it; ``at_grid_end``: no order beyond was tried,
     so a wider grid might give less. ``unit`` and ``relation`` are None when no event was priced."""
@@ -176,6 +204,18 @@ def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
         orders_A=orders_A,
         tail=event.tail,
     )
+
+
+@event_rdp.register
+def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
+    if event.relation != "add or remove one":
+        raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
+    if event.count and not event.noise_multiplier:
+        return np.full(len(orders_A), math.inf)
+    if not event.count:
+        return np.zeros(len(orders_A))
+    moments = subsampled.gaussian_log_moments(event.noise_multiplier)
+    return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
 
 
 def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
@@ -256,6 +296,47 @@ def epsilon_of_curve(
         best = int(np.argmin(epsilon_A))
         return float(epsilon_A[best]), float(orders[best])
     raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
+
+
+def epsilon_pld(events: Sequence[PoissonGaussians], *, target_delta: float) -> float:
+    """The epsilon of the privacy loss distribution (tighter than Renyi), for either relation; may be published."""
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
+    _, relation = _common_promise(events)
+    if any(event.count and not event.noise_multiplier for event in events):
+        return math.inf
+    relations = dp_accounting.NeighboringRelation
+    neighbours = relations.REPLACE_ONE if relation == "replace one" else relations.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(neighbours)
+    for event in events:
+        step = dp_accounting.PoissonSampledDpEvent(
+            event.sampling_rate, dp_accounting.GaussianDpEvent(event.noise_multiplier)
+        )
+        accountant.compose(step, event.count)
+    return float(accountant.get_epsilon(target_delta))
+
+
+def noise_multiplier_for(
+    *, target_epsilon: float, target_delta: float, sampling_rate: float, num_steps: int, tolerance: float = 1e-3
+) -> float:
+    """The least noise multiplier, up to ``tolerance`` of it, whose ``num_steps`` Poisson steps stay within the target.
+
+    Priced by Renyi curves under adding or removing one record. ValueError for a target that no noise reaches.
+    """
+
+    def fits(noise_multiplier: float) -> bool:
+        event = PoissonGaussians(count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
+        return epsilon([event], target_delta=target_delta).epsilon <= target_epsilon
+
+    if not target_epsilon > 0 or not fits(_LARGEST_NOISE):
+        raise ValueError(f"Expected a target_epsilon that some noise reaches, got {target_epsilon}; raise it.")
+    low, high = 0.0, _LARGEST_NOISE
+    while high - low > tolerance * high:
+        middle = (low + high) / 2 if low else high / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+        if high < _SMALLEST_NOISE:
+            break
+    return high
 
 
 def as_published_rdp(

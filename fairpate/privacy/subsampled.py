@@ -1,0 +1,84 @@
+"""Renyi cost of a mechanism on a Poisson sample: every record enters independently with one probability.
+
+For a mechanism whose worst pair of output distributions is mirror symmetric (Gaussian and Laplace noise, products of
+them) the cost at a whole order is the binomial mixture of its moments (Mironov, Talwar and Zhang 2019, arXiv
+1908.10530; Zhu and Wang 2019, Theorem 6). Mechanisms on the *same* sample multiply their moments first and are then
+amplified once. Between whole orders the chord of (alpha - 1) R, which is convex in alpha, is an upper bound; beyond
+``_LARGEST_MIXTURE`` the two-point mixture is one.
+
+Relation: add or remove one record. Nothing here holds for shuffled or fixed-size batches.
+
+Shapes: A orders; K moments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln, logsumexp
+
+FloatArray = npt.NDArray[np.float64]
+LogMoments = Callable[[FloatArray], FloatArray]
+
+_LARGEST_MIXTURE = 1024
+
+
+def gaussian_log_moments(noise_multiplier: float) -> LogMoments:
+    """ln E[(mu1 / mu0)^k] of a Gaussian with standard deviation ``noise_multiplier`` times its L2 sensitivity."""
+    if not noise_multiplier > 0:
+        raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
+    return lambda k_K: k_K * (k_K - 1) / (2 * noise_multiplier**2)
+
+
+def laplace_log_moments(scale: float) -> LogMoments:
+    """ln E[(mu1 / mu0)^k] of Laplace noise of ``scale`` times its L1 sensitivity, k >= 0."""
+    if not scale > 0:
+        raise ValueError(f"Expected scale > 0, got {scale}.")
+
+    def log_moments(k_K: FloatArray) -> FloatArray:
+        up_K = np.log(np.maximum(k_K, 0.75) / (2 * np.maximum(k_K, 0.75) - 1)) + (k_K - 1) / scale
+        down_K = np.log(np.maximum(k_K - 1, 1e-300) / (2 * np.maximum(k_K, 0.75) - 1)) - k_K / scale
+        return np.where(k_K < 2, 0.0, np.logaddexp(up_K, down_K))
+
+    return log_moments
+
+
+def combined_log_moments(*mechanisms: LogMoments) -> LogMoments:
+    """The moments of several mechanisms that read the same sample: their product."""
+    return lambda k_K: np.sum([log_moments(k_K) for log_moments in mechanisms], axis=0)
+
+
+def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
+    """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1]."""
+    if not 0 <= sampling_rate <= 1:
+        raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
+    orders = np.asarray(orders_A, dtype=np.float64)
+    if not np.all(orders > 1):
+        raise ValueError("Expected orders > 1.")
+    if sampling_rate == 0:
+        return np.zeros(len(orders))
+    below_A, above_A = np.floor(orders), np.ceil(orders)
+    exponent_of = {order: _exponent(log_moments, sampling_rate, int(order)) for order in np.unique([below_A, above_A])}
+    share_A = orders - below_A
+    below = np.array([exponent_of[order] for order in below_A])
+    above = np.array([exponent_of[order] for order in above_A])
+    rdp_A: FloatArray = ((1 - share_A) * below + share_A * above) / (orders - 1)
+    return rdp_A
+
+
+def _exponent(log_moments: LogMoments, sampling_rate: float, order: int) -> float:
+    """(alpha - 1) R at a whole order; 0 at order 1."""
+    if order == 1:
+        return 0.0
+    if sampling_rate == 1:
+        return float(log_moments(np.array([float(order)]))[0])
+    log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
+    if order > _LARGEST_MIXTURE:
+        return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
+    k_K = np.arange(order + 1, dtype=np.float64)
+    log_choices_K = gammaln(order + 1) - gammaln(k_K + 1) - gammaln(order - k_K + 1)
+    terms_K = log_choices_K + k_K * log_in + (order - k_K) * log_out + log_moments(k_K)
+    return max(0.0, float(logsumexp(terms_K)))
