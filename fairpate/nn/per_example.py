@@ -62,7 +62,7 @@ class GradientClipper:
         if engine == "book_keeping" and uncovered is not None:
             raise ValueError(f"Parameter {uncovered} has no closed form for its norm; use engine `functional`.")
         self.engine: Engine = engine if engine != "auto" else "functional" if uncovered else "book_keeping"
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
 

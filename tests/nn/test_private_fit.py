@@ -1,0 +1,169 @@
+"""DP-SGD's steps: who is sampled, what is divided, how much noise, and what a seed or a public term changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairpate.config import ModelConfig
+from fairpate.nn.models import build_model
+from fairpate.nn.private_fit import (
+    OsRandomness,
+    PrivateRandomness,
+    PrivateSteps,
+    SeededRandomness,
+    add_noise,
+    fit_privately,
+    poisson_sample,
+)
+
+SETTINGS: dict[str, Any] = {
+    "num_steps": 1,
+    "sampling_rate": 1.0,
+    "expected_batch_size": 8.0,
+    "clip_norm": 0.5,
+    "noise_multiplier": 0.0,
+    "learning_rate": 1.0,
+}
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def model() -> nn.Module:
+    return build_model(ModelConfig(name="logistic"), input_shape=(4,), num_classes=2, generator_seed=0)
+
+
+def records(count: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def weights(trained: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trained.parameters()])
+
+
+def trained(x: Tensor, y: Tensor, *, randomness: PrivateRandomness | None = None, **changed: Any) -> Tensor:
+    network = model()
+    fit_privately(network, x, y, loss, PrivateSteps(**SETTINGS | changed), randomness=randomness or SeededRandomness(0))
+    return weights(network)
+
+
+@pytest.mark.parametrize("randomness", [OsRandomness(), SeededRandomness(3)])
+def test_every_record_enters_independently_with_the_rate(randomness: PrivateRandomness) -> None:
+    draws, count, rate = 2000, 40, 0.15
+    sizes = np.array([len(poisson_sample(count, rate, randomness)) for _ in range(draws)])
+    spread = math.sqrt(count * rate * (1 - rate))
+    assert abs(sizes.mean() - count * rate) < 5 * spread / math.sqrt(draws)
+    # A fixed-size or shuffled batch has no spread; Poisson sampling has the binomial one.
+    assert 0.85 < sizes.std() / spread < 1.15
+    assert (
+        stats.chisquare(np.bincount(np.concatenate([poisson_sample(8, 0.5, randomness) for _ in range(2000)]))).pvalue
+        > 1e-6
+    )
+
+
+@pytest.mark.parametrize("randomness", [OsRandomness(), SeededRandomness(3)])
+def test_noise_is_gaussian_with_the_standard_deviation_that_was_asked(randomness: PrivateRandomness) -> None:
+    sums = [torch.zeros(300, 200), torch.zeros(40_001)]
+    add_noise(sums, 2.5, randomness)
+    values = torch.cat([part.flatten() for part in sums]).double().numpy()
+    assert stats.kstest(values / 2.5, "norm").pvalue > 1e-6
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(values / (2.5 * wrong), "norm").pvalue < 1e-12
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+
+
+def test_one_record_moves_a_step_by_at_most_clip_norm_over_the_constant_denominator() -> None:
+    x, y = records(9)
+    everyone, without_one = trained(100 * x, y), trained(100 * x[1:], y[1:])
+    moved = float((everyone - without_one).norm())
+    assert 0.5 * 0.5 / 8 < moved <= 0.5 / 8 * (1 + 1e-4)
+
+
+def test_the_denominator_is_constant_whatever_the_batch() -> None:
+    x, y = records(4)
+    start = weights(model())
+    once, twice = trained(x, y) - start, trained(x.repeat(2, 1), y.repeat(2)) - start
+    torch.testing.assert_close(twice, 2 * once)
+
+
+def test_an_empty_batch_still_adds_noise() -> None:
+    x, y = records(0)
+    moved = trained(x, y, noise_multiplier=4.0) - weights(model())
+    assert 0.5 < float(moved.std()) / (4.0 * 0.5 / 8) < 1.6
+
+
+def test_virtual_batches_change_memory_and_nothing_else() -> None:
+    x, y = records(30)
+    changed: dict[str, Any] = {"num_steps": 5, "noise_multiplier": 1.0, "sampling_rate": 0.5, "momentum": 0.9}
+    torch.testing.assert_close(trained(x, y, **changed), trained(x, y, max_records=4, **changed))
+
+
+def test_a_seed_repeats_everything_and_the_operating_system_nothing() -> None:
+    x, y = records(20)
+    noisy: dict[str, Any] = {"num_steps": 3, "noise_multiplier": 1.0, "sampling_rate": 0.5}
+    assert torch.equal(trained(x, y, **noisy), trained(x, y, **noisy))
+    assert not torch.equal(
+        trained(x, y, randomness=OsRandomness(), **noisy), trained(x, y, randomness=OsRandomness(), **noisy)
+    )
+    assert (OsRandomness().label, SeededRandomness(0).label) == ("os_entropy", "seeded: not private")
+
+
+def test_a_public_term_is_added_after_clipping_and_noise_and_zero_changes_no_bit() -> None:
+    x, y = records(20)
+
+    def run(size: float) -> Tensor:
+        network = model()
+        steps = PrivateSteps(**SETTINGS | {"noise_multiplier": 1.0})
+        fit_privately(
+            network,
+            x,
+            y,
+            loss,
+            steps,
+            randomness=SeededRandomness(0),
+            public_gradient=lambda m: [torch.full_like(p, size) for p in m.parameters()],
+        )
+        return weights(network)
+
+    without = trained(x, y, noise_multiplier=1.0)
+    assert torch.equal(run(0.0), without)
+    torch.testing.assert_close(run(3.0), without - 3.0)
+
+
+def test_training_learns() -> None:
+    x, y = records(500)
+    network = model()
+    steps = PrivateSteps(
+        **SETTINGS | {"num_steps": 150, "sampling_rate": 0.1, "expected_batch_size": 50.0, "noise_multiplier": 0.8}
+    )
+    fit_privately(network, x, y, loss, steps, randomness=SeededRandomness(1))
+    assert not network.training
+    assert (network(x).argmax(dim=1) == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sampling_rate", 0.0),
+        ("sampling_rate", 1.3),
+        ("clip_norm", 0.0),
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", math.nan),
+        ("expected_batch_size", math.inf),
+        ("momentum", 1.0),
+        ("num_steps", -1),
+    ],
+)
+def test_impossible_steps_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        PrivateSteps(**SETTINGS | {name: value})
