@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
@@ -30,7 +30,6 @@ from fairpate.nn.per_example import GradientClipper, PerExampleLoss
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
-_BITS_OF_A_UNIFORM = 53
 
 
 class PrivateRandomness(Protocol):
@@ -41,20 +40,25 @@ class PrivateRandomness(Protocol):
         """Whether this randomness protects anyone."""
         ...
 
-    def uniform(self, size: int) -> np.ndarray:
-        """Independent numbers in [0, 1), float64."""
+    def words(self, size: int) -> Tensor:
+        """Independent uniform words of 64 bits, ``int64`` of shape (size,)."""
         ...
 
 
 class OsRandomness:
-    """Bytes of the operating system, 53 bits to a number."""
+    """AES-256 in counter mode under a key from the operating system, which is too slow to be asked for every word."""
 
     label: NoiseLabel = "os_entropy"
 
-    def uniform(self, size: int) -> np.ndarray:
-        """Independent numbers in [0, 1)."""
-        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(64 - _BITS_OF_A_UNIFORM)
-        return words * 2.0**-_BITS_OF_A_UNIFORM
+    def __init__(self) -> None:
+        self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, size: int) -> Tensor:
+        """Independent uniform words."""
+        words = torch.empty(size, dtype=torch.int64)
+        if size:
+            self._stream.update_into(bytes(8 * size), words.numpy().view("uint8").data)
+        return words
 
 
 class SeededRandomness:
@@ -63,11 +67,11 @@ class SeededRandomness:
     label: NoiseLabel = "seeded: not private"
 
     def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
-    def uniform(self, size: int) -> np.ndarray:
-        """Independent numbers in [0, 1)."""
-        return self._generator.random(size)
+    def words(self, size: int) -> Tensor:
+        """Independent uniform words."""
+        return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,7 @@ def fit_privately(
 
 def poisson_sample(num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> Tensor:
     """The rows that enter, each independently with ``sampling_rate``; there may be none."""
-    return torch.from_numpy(np.flatnonzero(randomness.uniform(num_records) < sampling_rate))
+    return torch.nonzero(_uniform(randomness.words(num_records)) < sampling_rate).flatten()
 
 
 def add_noise(sums: Sequence[Tensor], stddev: float, randomness: PrivateRandomness) -> None:
@@ -146,15 +150,20 @@ def add_noise(sums: Sequence[Tensor], stddev: float, randomness: PrivateRandomne
     if not stddev:
         return
     sizes = [values.numel() for values in sums]
-    noise = torch.from_numpy(stddev * _standard_normals(sum(sizes), randomness))
+    noise = stddev * _standard_normals(sum(sizes), randomness)
     for values, part in zip(sums, torch.split(noise, sizes), strict=True):
         values.add_(part.to(values).reshape(values.shape))
 
 
-def _standard_normals(size: int, randomness: PrivateRandomness) -> np.ndarray:
-    """Box and Muller's pairs: radius from one uniform number, angle from another."""
-    half = (size + 1) // 2
-    uniform = randomness.uniform(2 * half)
-    radius = np.sqrt(-2 * np.log1p(-uniform[:half]))
-    angle = 2 * np.pi * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:
+    """``float32`` by the pairs of Box and Muller: a radius from one word, an angle from another."""
+    radius_words, angle_words = torch.chunk(randomness.words(size + size % 2), 2)
+    # 1 - uniform is never 0, and its 53 bits reach out to 8.5 standard deviations.
+    radius = _uniform(radius_words).neg_().log1p_().mul_(-2).sqrt_().float()
+    angle = angle_words.float().mul_(math.pi * 2.0**-63)
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:size]
+
+
+def _uniform(words: Tensor) -> Tensor:
+    """Numbers in [0, 1), ``float64``, from the low 53 bits."""
+    return (words & (2**53 - 1)).double().mul_(2.0**-53)
