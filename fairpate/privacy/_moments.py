@@ -11,8 +11,9 @@ v + 1, A orders, K chunks, B rows of one chunk, R the leading orders at which Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ IntArray = npt.NDArray[np.int64]
 MAX_EXPONENT = 600.0  # moments up to e^600 are handled as numbers, greater ones by their logarithm
 NEVER = -1e300  # stands for ln 0 where an infinity would meet another: costs come out as exactly 0
 _CHUNK_ROWS = 128
+_BLOCK_ROWS = 512
+_RUN_START = 4  # evenly spaced orders that are exponentiated before factors take over
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,20 @@ class TheoremSix:
         lines_2UL = np.stack([np.stack([growth_U, log_stay_U], -1), np.stack([slope_U, log_q_U], -1)])
         return cls(np.where(applies_U, mu2_U + 1, -math.inf), lines_2UL, variance)
 
-    def moments(self, rows: slice, powers_LA: FloatArray, independent_A: FloatArray, *, logs: bool) -> FloatArray:
+    def moments(
+        self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
+    ) -> FloatArray:
         """The moment, or with ``logs`` the exponent, of rows of U; a moment may overflow to inf.
 
-        ``powers_LA``: ``order_powers`` of the orders; ``independent_A``: the same quantity for any votes.
+        ``powers_LA``, ``runs``: ``order_powers`` and ``even_runs`` of the orders; ``independent_A``: the same quantity
+        for any votes.
         """
-        terms_2BA: FloatArray = self.lines_2UL[:, rows] @ powers_LA
         moment_BA: FloatArray
         if logs:
-            moment_BA = np.logaddexp(terms_2BA[0], terms_2BA[1])
+            moment_BA = np.logaddexp(*(self.lines_2UL[:, rows] @ powers_LA))
         else:
-            np.exp(terms_2BA, out=terms_2BA)
-            moment_BA = np.add(terms_2BA[0], terms_2BA[1], out=terms_2BA[0])
+            stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
+            moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
         np.minimum(moment_BA, independent_A, out=moment_BA)
         last_B = self.limit_U[rows] - 1
         sure = int(powers_LA[0].searchsorted(last_B.min()))
@@ -130,6 +135,32 @@ def order_powers(orders_A: FloatArray) -> FloatArray:
     """(alpha - 1, 1), shape (2, A): what the lines of ``TheoremSix`` are multiplied by."""
     powers_LA: FloatArray = np.stack([orders_A - 1, np.ones_like(orders_A)])
     return powers_LA
+
+
+def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
+    """e to the lines, shape (2, B, A). In a run of evenly spaced orders what is known gives the rest by factors."""
+    lines_2LB, exp_2AB = lines_2BL.transpose(0, 2, 1), np.empty((2, powers_LA.shape[1], lines_2BL.shape[1]))
+    done = 0
+    for run in runs if lines_2BL[..., 1].min() > -MAX_EXPONENT else ():  # what starts near 0 would stay there
+        start, known, stop = run.start, run.start + _RUN_START, min(run.stop, exp_2AB.shape[1])
+        if known >= stop:
+            break
+        exp_2AB[:, done:known] = np.exp(powers_LA[:, done:known].T @ lines_2LB)
+        factor_21B = np.exp((powers_LA[0, known] - powers_LA[0, start]) * lines_2LB[:, :1])
+        while known < stop:
+            more = min(stop - known, known - start)
+            np.multiply(exp_2AB[:, start : start + more], factor_21B, out=exp_2AB[:, known : known + more])
+            known, factor_21B = known + more, factor_21B * factor_21B
+        done = stop
+    exp_2AB[:, done:] = np.exp(powers_LA[:, done:].T @ lines_2LB)
+    return exp_2AB.transpose(0, 2, 1)
+
+
+def even_runs(orders_A: FloatArray) -> tuple[slice, ...]:
+    """The longer runs of evenly spaced orders; the end of one may be the start of the next."""
+    steps = np.diff(orders_A)
+    bounds = np.flatnonzero(np.diff(steps, prepend=np.nan, append=np.nan) != 0)
+    return tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START)
 
 
 @dataclass(frozen=True)
@@ -171,6 +202,7 @@ class JointPricing:
     argmax: TheoremSix
     orders_A: FloatArray
     powers_LA: FloatArray
+    runs: tuple[slice, ...]
     independent_A: FloatArray
     yes_SVA: FloatArray
     no_SVA: FloatArray
@@ -185,7 +217,8 @@ class JointPricing:
         yes_SVA, no_SVA = bit.log_factors(orders_A)
         if not logs:
             independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
-        return cls(distinct, argmax, orders_A, order_powers(orders_A), independent_A, yes_SVA, no_SVA, logs)
+        powers_LA, runs = order_powers(orders_A), even_runs(orders_A)
+        return cls(distinct, argmax, orders_A, powers_LA, runs, independent_A, yes_SVA, no_SVA, logs)
 
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
@@ -215,15 +248,16 @@ class JointPricing:
         """Joint moments of the chunks that Theorem 6 reaches, at the orders it reaches: (rows of U, (B, R))."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
-        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)
+        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]
         with np.errstate(over="ignore"):  # a moment beyond any float is above the data-independent one
-            for group, start, stop, reach in table_K4[reach_K > 0].tolist():
-                rows = slice(start, stop)
-                moment_BR = self.argmax.moments(
-                    rows, self.powers_LA[:, :reach], self.independent_A[:reach], logs=self.logs
+            for block_K4 in _blocks(table_K4):
+                first, last, reach = block_K4[0, 1], block_K4[-1, 2], block_K4[:, 3].max()
+                moment_BA = self.argmax.moments(
+                    slice(first, last), self.powers_LA[:, :reach], self.runs, self.independent_A[:reach], logs=self.logs
                 )
-                yes_SR, no_SR = self.yes_SVA[:, group, None, :reach], self.no_SVA[:, group, None, :reach]
-                yield rows, self._join(moment_BR, yes_SR, no_SR)
+                for group, start, stop, reach in block_K4.tolist():
+                    yes_SR, no_SR = self.yes_SVA[:, group, None, :reach], self.no_SVA[:, group, None, :reach]
+                    yield slice(start, stop), self._join(moment_BA[start - first : stop - first, :reach], yes_SR, no_SR)
 
     def _independent_exponents(self) -> FloatArray:
         """(alpha - 1) R where the argmax is charged in full, shape (V, A)."""
@@ -250,6 +284,13 @@ class JointPricing:
         if repeated_B.any():
             sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])
         return sum_R
+
+
+def _blocks(table_K4: IntArray) -> Iterator[IntArray]:
+    """Runs of chunks (group, start, stop, reach) that together span about ``_BLOCK_ROWS`` rows."""
+    if len(table_K4):
+        block_K = (table_K4[:, 1] - table_K4[0, 1]) // _BLOCK_ROWS
+        yield from np.split(table_K4, np.flatnonzero(np.diff(block_K)) + 1)
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
