@@ -38,6 +38,8 @@ from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]
 
+_TINY = 1e-250  # probabilities below are added up as logarithms
+
 
 def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> FloatArray:
     """ln of a bound on P[noisy argmax is not the plurality class] per query, shape (Q,), at most ln(1 - 1/C).
@@ -236,9 +238,12 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
     if num_classes == 1:
         return np.full(len(ranked_QC), -math.inf)
     gaps_QC = ranked_QC[:, -1:] - ranked_QC[:, -2::-1]  # the runner-up, with the smallest gap, comes first
-    log_tails_QC = _log_difference_survival(noise_stddev, int(gaps_QC.max(initial=0)), tail)[gaps_QC]
-    nearest_Q = log_tails_QC[:, 0]
-    union_Q = nearest_Q + np.log(np.exp(log_tails_QC - nearest_Q[:, None]).sum(axis=1))
+    log_tails = _log_difference_survival(noise_stddev, int(gaps_QC.max(initial=0)), tail)
+    sums_Q = np.exp(log_tails)[gaps_QC].sum(axis=1)
+    union_Q = np.log(np.maximum(sums_Q, _TINY))
+    vanishing_Q = sums_Q < _TINY
+    if vanishing_Q.any():
+        union_Q[vanishing_Q] = np.logaddexp.reduce(log_tails[gaps_QC[vanishing_Q]], axis=1)
     capped_Q: FloatArray = np.minimum(union_Q, math.log1p(-1 / num_classes))
     return capped_Q
 
