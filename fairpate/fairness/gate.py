@@ -69,7 +69,8 @@ def decide(counts_GC: IntArray, *, rule: GateRule, group: int, label: int) -> Ga
     that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is larger.
     IndexError for a group or label outside ``counts_GC``. Changes nothing.
     """
-    _check_cell(counts_GC, group, label)
+    num_groups, num_classes = counts_GC.shape
+    _check_cell(num_groups, num_classes, group, label)
     gap = None
     if not _is_cold(counts_GC, rule, group, label):
         gap = tentative_gap(counts_GC, group=group, label=label, gap=rule.gap)
@@ -94,26 +95,79 @@ class DemographicParityGate:
             raise ValueError(f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}.")
         if not np.issubdtype(counts_GC.dtype, np.integer) or (counts_GC < 0).any():
             raise ValueError("Expected counts_GC to hold integers >= 0.")
-        self._counts_GC = counts_GC.astype(np.int64)
+        self._rows: list[list[int]] = counts_GC.tolist()
+        self._group_sizes = [sum(row) for row in self._rows]
+        self._label_sizes = [sum(column) for column in zip(*self._rows, strict=True)]
+        self._total = sum(self._group_sizes)
+        self._margin: tuple[int, int] | None = None
+        if not math.isinf(rule.max_disparity):
+            self._margin = _as_decimal(rule.max_disparity).as_integer_ratio()
 
     @property
     def counts_GC(self) -> IntArray:
         """How often each label was released to each group: a read-only copy."""
-        counts_GC = self._counts_GC.copy()
+        counts_GC = np.array(self._rows, dtype=np.int64)
         counts_GC.flags.writeable = False
         return counts_GC
 
     def offer(self, group: int, label: int) -> GateDecision:
         """Decide on ``label`` for ``group`` and, when accepted, count it as released."""
-        decision = decide(self._counts_GC, rule=self.rule, group=group, label=label)
+        decision = decide(self.counts_GC, rule=self.rule, group=group, label=label)
         if decision.accepted:
-            self._counts_GC[group, label] += 1
+            self._count(group, label)
         return decision
+
+    def admit(self, group: int, label: int) -> bool:
+        """``offer(group, label).accepted`` without the words: an order of magnitude faster."""
+        accepted = self._accepts(group, label)
+        if accepted:
+            self._count(group, label)
+        return accepted
 
     def accepts_any(self, group: int) -> bool:
         """False if every label would be refused for this group: refuse before any vote is read, at no cost."""
-        labels = range(self._counts_GC.shape[1])
-        return any(decide(self._counts_GC, rule=self.rule, group=group, label=k).accepted for k in labels)
+        return any(self._accepts(group, label) for label in range(len(self._label_sizes)))
+
+    def _count(self, group: int, label: int) -> None:
+        self._rows[group][label] += 1
+        self._group_sizes[group] += 1
+        self._label_sizes[label] += 1
+        self._total += 1
+
+    def _accepts(self, group: int, label: int) -> bool:
+        """``decide(...).accepted`` in whole numbers, from sums that are kept."""
+        _check_cell(len(self._rows), len(self._label_sizes), group, label)
+        rule, hits, size = self.rule, self._rows[group][label], self._group_sizes[group]
+        rest = self._total - size
+        if rest == 0 or self._is_cold(group, label):
+            return True
+        if self._margin is None:
+            return rule.max_disparity > 0
+        rest_hits = self._label_sizes[label] - hits
+        if rule.gap == "one_vs_rest":
+            return self._is_below(hits + 1, size + 1, rest_hits, rest)
+        if rule.gap == "overall":
+            return self._is_below(hits + 1, size + 1, rest_hits + hits + 1, self._total + 1)
+        return all(
+            self._is_below(hits + 1, size + 1, self._rows[other][label], other_size)
+            for other, other_size in enumerate(self._group_sizes)
+            if other != group and other_size
+        )
+
+    def _is_cold(self, group: int, label: int) -> bool:
+        if self.rule.cold_start == "group":
+            answers: int = self._group_sizes[group]
+        elif self.rule.cold_start == "cell":
+            answers = self._rows[group][label]
+        else:
+            answers = min(self._group_sizes)
+        return answers < self.rule.min_count
+
+    def _is_below(self, hits: int, size: int, other_hits: int, other_size: int) -> bool:
+        """Whether hits / size - other_hits / other_size stays strictly below the margin."""
+        assert self._margin is not None
+        numerator, denominator = self._margin
+        return (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
 
 
 def filter_stream(
@@ -145,8 +199,7 @@ def _as_decimal(margin: float) -> Fraction:
     return Fraction(repr(float(margin)))
 
 
-def _check_cell(counts_GC: IntArray, group: int, label: int) -> None:
-    num_groups, num_classes = counts_GC.shape
+def _check_cell(num_groups: int, num_classes: int, group: int, label: int) -> None:
     if not 0 <= group < num_groups:
         raise IndexError(f"Expected 0 <= group < {num_groups}, got {group}.")
     if not 0 <= label < num_classes:

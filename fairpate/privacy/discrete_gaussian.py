@@ -1,18 +1,25 @@
 """Discrete Gaussian noise: exact samples, and tail probabilities that stay accurate in log space.
 
-The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. Samples follow
-Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform integers, so no
-rounded real number ever decides an outcome. ``s`` is read as the exact rational value of the float that was given.
+The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. One sample at a
+time follows Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform
+integers. Many at a time invert the distribution function: the first 64 binary digits of a uniform real number decide,
+unless they are also those of a cut between two values, and then further digits are drawn. Cuts are exact to the last
+digit, so neither way does a rounded real number ever decide an outcome. ``s`` is read as the exact rational value of
+the float that was given.
 
 This module knows nothing of votes, thresholds or privacy costs.
 """
 
 from __future__ import annotations
 
+import bisect
+import decimal
 import hashlib
 import math
+import os
 import random
 import secrets
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
@@ -21,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+WordArray = npt.NDArray[np.uint64]
 
 OS_ENTROPY = "os_entropy"
 SEEDED = "seeded: not private"
@@ -46,6 +55,10 @@ class NoiseSource(RandomSource, Protocol):
         """The source for the release that ``parts`` identify, whatever was drawn before."""
         ...
 
+    def words(self, keys: Sequence[str], count: int) -> WordArray:
+        """``count`` uniform 64-bit words for each release that ``keys`` identify, shape (len(keys), count)."""
+        ...
+
 
 class OsEntropy:
     """The operating system's entropy: the only source for a release that claims privacy."""
@@ -59,6 +72,10 @@ class OsEntropy:
     def derive(self, *parts: str | int) -> OsEntropy:  # noqa: ARG002 - every draw is fresh already
         """This source: its draws share no state to separate."""
         return self
+
+    def words(self, keys: Sequence[str], count: int) -> WordArray:
+        """Fresh words, shape (len(keys), count)."""
+        return np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count)
 
 
 class SeededSource:
@@ -80,7 +97,15 @@ class SeededSource:
 
     def derive(self, *parts: str | int) -> SeededSource:
         """An independent source for ``parts``; 1 and "1" differ, and so do ("ab",) and ("a", "b")."""
-        return SeededSource(hashlib.sha256(repr((self._seed, *parts)).encode()).hexdigest())
+        return SeededSource(self._digest(parts).hexdigest())
+
+    def words(self, keys: Sequence[str], count: int) -> WordArray:
+        """Words that depend on the seed and on each key alone, shape (len(keys), count)."""
+        streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)
+        return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
+
+    def _digest(self, parts: tuple[str | int, ...]) -> hashlib._Hash:
+        return hashlib.sha256(repr((self._seed, *parts)).encode())
 
 
 def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> int:
@@ -137,6 +162,100 @@ def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSou
     while source.randbelow(denominator * length) < numerator:
         length += 1
     return length % 2 == 1
+
+
+def discrete_gaussian(stddev: float, word: int, source: RandomSource) -> int:
+    """One exact draw from N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
+
+    ``source`` adds digits to the rare word (less than one in 2^40) that leaves its draw open, and draws alone where
+    noise is so wide that a table of cuts would be long. ValueError for a negative, infinite or undefined ``stddev``.
+    """
+    if stddev == 0:
+        return 0
+    if stddev > _WIDEST_TABLE:
+        return sample_discrete_gaussian(stddev, source)
+    least, cuts, _ = _word_cuts(stddev)
+    below, digits, num_digits = bisect.bisect_right(cuts, word), word, 64
+    while cuts[below - 1] == digits:
+        digits, num_digits = (digits << 64) | source.randbelow(2**64), num_digits + 64
+        least, cuts = exact_cuts(stddev, num_digits)
+        below = bisect.bisect_right(cuts, digits)
+    return least + below
+
+
+def discrete_gaussians(stddev: float, words: WordArray, source: RandomSource) -> IntArray:
+    """:func:`discrete_gaussian` of every word, in the shape of ``words``."""
+    if stddev == 0 or stddev > _WIDEST_TABLE:
+        draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]
+        return np.array(draws, dtype=np.int64).reshape(words.shape)
+    least, _, cuts = _word_cuts(stddev)
+    last_below = cuts.searchsorted(words, side="right") - 1  # the first cut is 0
+    drawn: IntArray = last_below + (least + 1)
+    undecided = cuts.take(last_below) == words
+    if undecided.any():
+        drawn[undecided] = [discrete_gaussian(stddev, word, source) for word in words[undecided].tolist()]
+    return drawn
+
+
+_WIDEST_TABLE = 2.0**12
+
+
+@lru_cache(maxsize=64)
+def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
+    """``exact_cuts`` of 64 digits, as a list and as an array."""
+    _require_positive_stddev(stddev)
+    least, cuts = exact_cuts(stddev, 64)
+    table = np.array(cuts, dtype=np.uint64)
+    table.setflags(write=False)
+    return least, cuts, table
+
+
+def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
+    """The first ``num_digits`` binary digits of P[N <= x], as integers, for x = least, least + 1, ...: (least, cuts).
+
+    The first cut is 0 and the last has no digit but 1, as have all beyond. Every digit is right: sums carry bounds of
+    their error, and more digits are taken until both bounds agree.
+    """
+    spare = 32
+    while True:
+        found = _bounded_cuts(stddev, num_digits, num_digits + spare)
+        if found is not None:
+            return found
+        spare *= 2
+
+
+def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, list[int]] | None:
+    """``exact_cuts`` from masses that are right to 2^-precision; None where that leaves a digit open."""
+    reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
+    half = _fixed_point_masses(stddev, reach, precision)
+    masses = [*half[:0:-1], *half]
+    # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
+    error = len(masses) + 2 * reach
+    total, running, cuts = sum(masses), 0, []
+    for mass in masses:
+        running += mass
+        low = (max(running - error, 0) << num_digits) // (total + error)
+        high = ((running + error) << num_digits) // (total - error)
+        if low != min(high, 2**num_digits - 1):
+            return None
+        cuts.append(low)
+    assert cuts[0] == 0
+    assert cuts[-1] == 2**num_digits - 1
+    return -reach, cuts
+
+
+def _fixed_point_masses(stddev: float, reach: int, precision: int) -> list[int]:
+    """exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit."""
+    twice_variance = 2 * Fraction(stddev) ** 2
+    context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+    unit = decimal.Decimal(2**precision)
+    masses = []
+    for x in range(reach + 1):
+        exponent = context.divide(
+            decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
+        )
+        masses.append(int(context.multiply(context.exp(exponent), unit)))
+    return masses
 
 
 def log_survival_table(stddev: float, max_value: int) -> FloatArray:

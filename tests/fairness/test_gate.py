@@ -217,3 +217,17 @@ def test_bad_input_is_named() -> None:
         DemographicParityGate(gate.rule, num_groups=1, num_classes=2, counts_GC=np.array([[-1, 0]]))
     with pytest.raises(ValueError, match="3 labels and 2 groups"):
         filter_stream([0, 1, 0], [0, 1], rule=gate.rule, num_groups=2, num_classes=2)
+
+
+@pytest.mark.parametrize("cold_start", ["group", "cell", "all_groups"])
+@pytest.mark.parametrize("gap", ["one_vs_rest", "pairwise", "overall"])
+@pytest.mark.parametrize("max_disparity", [-0.05, 0.0, 0.1, 1 / 3, math.inf, -math.inf])
+def test_admitting_is_offering_without_the_words(cold_start, gap, max_disparity):
+    rule = GateRule(max_disparity=max_disparity, min_count=3, cold_start=cold_start, gap=gap)
+    offering, admitting = (DemographicParityGate(rule, num_groups=3, num_classes=4) for _ in range(2))
+    generator = np.random.default_rng(0)
+    for group, label in zip(generator.integers(0, 3, 300), generator.integers(0, 4, 300), strict=True):
+        decisions = [decide(offering.counts_GC, rule=rule, group=group, label=k).accepted for k in range(4)]
+        assert admitting.accepts_any(group) == any(decisions)
+        assert admitting.admit(group, label) == offering.offer(group, label).accepted == decisions[label]
+    np.testing.assert_array_equal(admitting.counts_GC, offering.counts_GC)

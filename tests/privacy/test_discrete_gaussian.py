@@ -13,6 +13,9 @@ from scipy import stats
 from fairpate.privacy.discrete_gaussian import (
     OsEntropy,
     SeededSource,
+    discrete_gaussian,
+    discrete_gaussians,
+    exact_cuts,
     log_difference_survival_table,
     log_survival_and_complement,
     log_survival_table,
@@ -137,3 +140,86 @@ def test_tables_are_shared_and_cannot_be_overwritten() -> None:
 def test_wide_noise_is_close_to_continuous() -> None:
     expected = stats.norm.logsf((np.arange(5001) - 0.5) / 1000)
     np.testing.assert_allclose(log_survival_table(1000, 5000), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("stddev", [0.3, 1.0, 2.5, 20.0, 110.0])
+@pytest.mark.parametrize("num_digits", [16, 64, 128])
+def test_every_digit_of_every_cut_is_right(stddev: float, num_digits: int) -> None:
+    least, cuts = exact_cuts(stddev, num_digits)
+    with mpmath.workprec(num_digits + 200):
+        reach = 3 * len(cuts)
+        weights = [mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * mpmath.mpf(stddev) ** 2)) for x in range(-reach, reach + 1)]
+        total = mpmath.fsum(weights)
+        running = mpmath.fsum(weights[: least + reach])
+        for x, cut in enumerate(cuts, start=least):
+            running += weights[x + reach]
+            assert cut == min(int(mpmath.floor(running / total * 2**num_digits)), 2**num_digits - 1)
+    assert (cuts[0], cuts[-1]) == (0, 2**num_digits - 1)
+
+
+class FurtherDigits:
+    """A source whose further digits are given."""
+
+    def __init__(self, *words: int) -> None:
+        self.words = list(words)
+
+    def randbelow(self, n: int) -> int:
+        assert n == 2**64
+        return self.words.pop(0)
+
+
+def test_a_word_that_leaves_the_draw_open_is_decided_by_further_digits() -> None:
+    least, cuts = exact_cuts(1.5, 64)
+    _, longer = exact_cuts(1.5, 128)
+    at = len(cuts) // 2
+    further = longer[len(longer) // 2 + at - len(cuts) // 2] & (2**64 - 1)
+    assert longer[len(longer) // 2] >> 64 == cuts[at]
+    value = least + at
+    assert discrete_gaussian(1.5, cuts[at] - 1, FurtherDigits()) == value
+    assert discrete_gaussian(1.5, cuts[at], FurtherDigits(further - 1)) == value
+    assert discrete_gaussian(1.5, cuts[at], FurtherDigits(further + 1)) == value + 1
+    assert discrete_gaussian(1.5, cuts[at] + 1, FurtherDigits()) == value + 1
+    words = np.array([[cuts[at] - 1, cuts[at]], [cuts[at] + 1, cuts[at]]], dtype=np.uint64)
+    drawn = discrete_gaussians(1.5, words, FurtherDigits(further + 1, further - 1))
+    np.testing.assert_array_equal(drawn, [[value, value + 1], [value + 1, value]])
+
+
+@pytest.mark.parametrize("stddev", [0.4, 6.0, 40.0])
+def test_many_at_a_time_are_the_draws_of_their_words_and_have_their_masses(stddev: float) -> None:
+    source = SeededSource(5)
+    words = source.words([str(i) for i in range(10_000)], 2)
+    drawn = discrete_gaussians(stddev, words, source)
+    assert drawn[:50].tolist() == [[discrete_gaussian(stddev, w, source) for w in row] for row in words[:50].tolist()]
+    reach = math.ceil(12 * stddev) + 2
+    expected = drawn.size * masses(stddev, reach)
+    observed = np.bincount(drawn.ravel() + reach, minlength=2 * reach + 1)
+    frequent = expected > 20
+    statistic = float(((observed - expected)[frequent] ** 2 / expected[frequent]).sum())
+    assert stats.chi2.sf(statistic, frequent.sum() - 1) > 1e-6
+    samples = drawn.ravel().tolist()
+    assert has_stddev(samples, stddev)
+    assert not has_stddev(samples, stddev * 2 / 3)
+    assert not has_stddev(samples, stddev * 3 / 2)
+
+
+def test_noise_too_wide_for_a_table_has_its_scale() -> None:
+    source = SeededSource(6)
+    samples = discrete_gaussians(5000.0, source.words([str(i) for i in range(1000)], 1), source).ravel().tolist()
+    assert has_stddev(samples, 5000)
+    assert not has_stddev(samples, 3333)
+
+
+def test_words_of_a_seeded_source_depend_on_their_key_alone_and_those_of_the_system_on_nothing() -> None:
+    seeded = SeededSource(1)
+    together = seeded.words(["a", "b", "c"], 3)
+    np.testing.assert_array_equal(together[1:2], seeded.words(["b"], 3))
+    assert len(np.unique(together)) == 9
+    assert not np.array_equal(together, SeededSource(2).words(["a", "b", "c"], 3))
+    system = OsEntropy()
+    assert not np.array_equal(system.words(["a"], 4), system.words(["a"], 4))
+
+
+@pytest.mark.parametrize("stddev", [-1.0, math.inf, math.nan])
+def test_a_scale_that_is_none_is_refused_by_both_ways_to_draw(stddev: float) -> None:
+    with pytest.raises(ValueError, match="stddev"):
+        discrete_gaussians(stddev, np.zeros(3, dtype=np.uint64), SeededSource(0))
