@@ -1,0 +1,106 @@
+"""When to stop: how much may be spent so that what was asked adaptively still converts to (epsilon, delta).
+
+At one order fixed in advance, charges may be chosen in view of all past answers: while their sum stays within a limit,
+everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic 2021, arXiv
+2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). "Some order of a grid is within its limit" is not that
+statement: which order survives may then depend on answers, and up to as many deltas add up as there are orders.
+
+One case makes the grid sound, and it is the one of a ledger whose mechanism cannot change: every charge is the same
+curve or nothing. After n charges the total is n times that curve, so the order that admits most of them is known before
+the first, the filter at that order alone decides, and looking at all orders says the same thing.
+
+Charges must not depend on private values: a filter cannot mend a stop that votes decide. Not known here: what is
+charged, ledgers, queries.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.privacy.accountant import DEFAULT_ORDERS
+
+FloatArray = npt.NDArray[np.float64]
+
+_ROUNDING = 16 * sys.float_info.epsilon
+_UNLIMITED = 2.0**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenyiFilter:
+    """Admits charges while the total converts to at most ``target_epsilon`` at ``target_delta``.
+
+    Sound for adaptively posed queries if every charge is the same curve or zero, or if ``orders_A`` is a single order;
+    see the module. ``orders_A``: distinct orders > 1, kept as a tuple. ValueError for a negative or undefined
+    ``target_epsilon``, unless 0 < target_delta < 1, and for orders that are not finite or not above 1.
+    """
+
+    target_epsilon: float
+    target_delta: float
+    orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+        if not 0 <= self.target_epsilon < math.inf:
+            raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
+        if not 0 < self.target_delta < 1:
+            raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
+        if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
+            raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
+
+    @cached_property
+    def limit_A(self) -> FloatArray:
+        """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
+
+        Improved conversion (Canonne, Kamath and Steinke 2020, Proposition 12). An order too small for the target,
+        where that would be negative, keeps what costs no epsilon at all: -ln(1 - delta^2), by the total variation of
+        two distributions that close (Bretagnolle and Huber 1979). The last digits are given up to rounding.
+        """
+        orders = np.array(self.orders_A)
+        surcharge_A = np.log1p(-1 / orders) - (math.log(self.target_delta) + np.log(orders)) / (orders - 1)
+        slack_A = _ROUNDING * (self.target_epsilon + np.abs(surcharge_A))
+        free = -math.log1p(-(self.target_delta**2)) * (1 - _ROUNDING)
+        limit_A: FloatArray = np.maximum(self.target_epsilon - surcharge_A - slack_A, free)
+        limit_A.setflags(write=False)
+        return limit_A
+
+    def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
+        """Whether some order is within its limit after ``next_rdp_A`` as well, both of shape (A,).
+
+        ValueError for a cost that is NaN, negative or of another shape.
+        """
+        total_A = self._checked("spent_rdp_A", spent_rdp_A) + self._checked("next_rdp_A", next_rdp_A)
+        return bool(np.any(total_A <= self.limit_A))
+
+    def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
+        """How many equal charges are admitted from nothing; ``sys.maxsize`` where they cost nothing.
+
+        Errors as :meth:`admits`.
+        """
+        return int(self._most_queries(rdp_per_query_A).max())
+
+    def best_order(self, rdp_per_query_A: npt.ArrayLike) -> float:
+        """The order at which most of these charges fit, the smallest in a tie: the one a filter fixes in advance."""
+        most_A, orders = self._most_queries(rdp_per_query_A), np.array(self.orders_A)
+        return float(orders[most_A == most_A.max()].min())
+
+    def _most_queries(self, rdp_per_query_A: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
+        with np.errstate(divide="ignore", over="ignore"):
+            most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
+        most_A[most_A * np.minimum(cost_A, sys.float_info.max) > self.limit_A] -= 1
+        return np.where(most_A == _UNLIMITED, sys.maxsize, most_A.astype(np.int64))
+
+    def _checked(self, name: str, rdp_A: npt.ArrayLike) -> FloatArray:
+        costs = np.asarray(rdp_A, dtype=np.float64)
+        if costs.shape != self.limit_A.shape or not np.all(costs >= 0):
+            raise ValueError(
+                f"Expected {name} of shape {self.limit_A.shape} without NaN or negative values, got {rdp_A!r}."
+            )
+        return costs

@@ -1,0 +1,490 @@
+"""Publishing what Confident-GNMax cost on these votes: its Renyi cost at one order, with noise scaled to its stability.
+
+The cost of given votes is as private as the votes. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices)
+publish it by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the
+cost, for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record touches one teacher
+and so moves at most one vote of every query at once; sensitivities are therefore maximised within a query and then
+added over queries.
+
+**Which cost.** The sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each
+charged for every query posed: valid by composition, since withholding an argmax that ran is post-processing, and looser
+than the joint cost ``gnmax.confident_gnmax_rdp``, whose smooth sensitivity nobody has worked out. Both are the cost of
+queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
+
+**Which tail.** With ``tail="discrete"`` the tail of a difference of two discrete Gaussians is bounded by a continuous
+one moved by less than a vote. The bound keeps the continuous form in which every step below is proved.
+
+**Argmax.** With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no
+more than ``_raised`` and ``_lowered`` say (concavity of the receiver operating curve spreads q evenly over classes).
+Up to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
+(0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and
+falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by
+moving one after the other from the largest count to the second (q too small), or back (q too large).
+``check_monotonicity`` tests the two conditions.
+
+**What the noise costs.** Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between
+Gaussians whose centres differ by at most S and S' and whose scales differ by a factor up to exp(beta). Theorem 23 of
+the paper prices it otherwise, and for orders near 1 / (2 beta) below that divergence.
+
+**What may be published** is in :class:`SanitisedRdp`: an unbiased estimate, no upper bound. S itself is private, but
+ln S moves by at most beta from record to record: paying for a noisy ln S gives an upper confidence limit. Noise starts
+as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to rounding, not exact.
+
+Not known here: ledgers, deltas of a budget, fairness. Shapes: Q queries, C classes, A orders, U distinct vote counts,
+D distances 0 .. number of teachers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtri, ndtri_exp
+
+from fairpate.privacy import gnmax
+from fairpate.privacy.accountant import epsilon_of_curve, event_rdp
+from fairpate.privacy.discrete_gaussian import NoiseSource, log_difference_survival_table, sample_discrete_gaussian
+from fairpate.types import IntArray, Relation, Tail, Unit
+
+FloatArray = npt.NDArray[np.float64]
+
+_PUBLISHED_DECIMALS = 6
+_BLOCK_ENTRIES = 2**20
+_CHECKED_POINTS, _CHECKED_STDDEVS = 20_001, 40.0  # what check_monotonicity looks at, below q0 and q1
+_UNTIL_ROUNDING, _VANISHING = 1e-9, 1e-290
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothRelease:
+    """How a cost will be published, chosen before any vote is seen; also the accountant's event for having done so.
+
+    ``order``: the Renyi order, 1 < order < 1 / (2 beta). ``beta``: discount per record. ``noise_stddev``: noise in
+    multiples of the smooth sensitivity. ``scale_noise_stddev``: noise on ln(smooth sensitivity) in multiples of beta;
+    ``inf``: that is not published.
+    """
+
+    unit: ClassVar[Unit] = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    data_dependent: ClassVar[bool] = False
+    order: float
+    beta: float
+    noise_stddev: float
+    scale_noise_stddev: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"Expected 0 < beta < inf, got {self.beta}.")
+        if not 1 < self.order < 1 / (2 * self.beta):
+            raise ValueError(
+                f"Expected 1 < order < 1 / (2 beta) = {1 / (2 * self.beta):g}, got {self.order}; lower beta."
+            )
+        if not 0 < self.noise_stddev < math.inf:
+            raise ValueError(f"Expected 0 < noise_stddev < inf, got {self.noise_stddev}.")
+        if not self.scale_noise_stddev > 0:
+            raise ValueError(f"Expected scale_noise_stddev > 0 or inf, got {self.scale_noise_stddev}.")
+
+
+@event_rdp.register
+def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
+    """The Renyi cost of one release, shape (A,); ``inf`` from order 1 / (1 - exp(-2 beta)) on.
+
+    Of all pairs of centres and scales that smoothness allows, the costliest has the scale fall by exp(beta) and the
+    centre move by the smaller scale. The noisy logarithm of the scale, of sensitivity beta, adds its Gaussian cost.
+    ValueError for an order <= 1.
+    """
+    orders = np.asarray(orders_A, dtype=np.float64)
+    if not np.all(orders > 1):
+        raise ValueError(f"Expected Renyi orders > 1, got {orders_A!r}.")
+    finite_A = orders * -math.expm1(-2 * release.beta) < 1
+    inner = np.where(finite_A, orders, 1.0)
+    shift_A = inner / (2 * release.noise_stddev**2 * (1 - (inner - 1) * math.expm1(2 * release.beta)))
+    scale_A = -inner * release.beta - 0.5 * np.log1p(inner * math.expm1(-2 * release.beta))
+    known_scale_A = orders / (2 * release.scale_noise_stddev**2)
+    return np.where(finite_A, shift_A + scale_A / (orders - 1) + known_scale_A, math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitisedRdp:
+    """What may be published of votes' cost at ``release.order``; using it costs ``release_rdp``, whatever it says.
+
+    ``rdp``: the cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth sensitivity, None
+    unless paid for. ``rdp_data_independent``: the same queries' cost for any votes. ``noise``: label of its source.
+    """
+
+    release: SmoothRelease
+    rdp: float
+    log_scale: float | None
+    rdp_data_independent: float
+    noise: str
+
+    def upper(self, confidence: float) -> float:
+        """A limit that the cost exceeds with probability at most 1 - ``confidence`` over the noise drawn.
+
+        Half of that is left to each of the two noises. ValueError where the scale was not paid for.
+        """
+        if self.log_scale is None:
+            raise ValueError("Expected a release with a finite scale_noise_stddev: without it only rdp is known.")
+        if not 0 < confidence < 1:
+            raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
+        quantile = float(ndtri((1 + confidence) / 2))
+        rounding = 10.0**-_PUBLISHED_DECIMALS
+        log_scale = self.log_scale + rounding + quantile * self.release.scale_noise_stddev * self.release.beta
+        limit = self.rdp + rounding + quantile * self.release.noise_stddev * math.exp(log_scale)
+        return min(max(limit, 0.0), self.rdp_data_independent)
+
+    def epsilon(self, *, target_delta: float, confidence: float | None = None) -> float:
+        """The epsilon of queries and release together, by the improved conversion at ``release.order``.
+
+        An estimate, or with ``confidence`` from the limit :meth:`upper`. It speaks of these votes only: the guarantee
+        for any votes is the data-independent one, with the release as one more event.
+        """
+        cost = min(max(self.rdp, 0.0), self.rdp_data_independent) if confidence is None else self.upper(confidence)
+        orders = [self.release.order]
+        return epsilon_of_curve(cost + release_rdp(self.release, orders), orders, target_delta=target_delta)[0]
+
+
+def sanitised_rdp(
+    votes_QC: npt.ArrayLike,
+    *,
+    threshold: float,
+    threshold_stddev_votes: float,
+    noise_stddev_votes: float,
+    release: SmoothRelease,
+    source: NoiseSource,
+    tail: Tail = "discrete",
+) -> SanitisedRdp:
+    """Publish the cost of ``votes_QC``, every row a query posed, shape (Q, C); record and charge ``release`` first.
+
+    ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
+    """
+    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
+    votes = _DistinctVotes.of(votes_QC)
+    exact, scale = float(votes.counts_U @ costs.rdp(votes)), _smooth(costs, votes, release.beta)
+    log_scale = None
+    if release.scale_noise_stddev < math.inf:
+        spread = release.beta * release.scale_noise_stddev * _normal(source)
+        log_scale = _published((math.log(scale) if scale else -math.inf) + spread)
+    any_votes = gnmax.confident_gnmax_rdp_data_independent(
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev_votes,
+        noise_stddev_votes=noise_stddev_votes,
+        orders_A=[release.order],
+    )
+    return SanitisedRdp(
+        release=release,
+        rdp=_published(exact + scale * release.noise_stddev * _normal(source)),
+        log_scale=log_scale,
+        rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
+        noise=source.label,
+    )
+
+
+def smooth_sensitivity(
+    votes_QC: npt.ArrayLike,
+    *,
+    threshold: float,
+    threshold_stddev_votes: float,
+    noise_stddev_votes: float,
+    release: SmoothRelease,
+    tail: Tail = "discrete",
+) -> float:
+    """max over d of exp(-beta d) times the summed sensitivity at distance d; as private as the votes.
+
+    ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
+    for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
+    """
+    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
+    return _smooth(costs, _DistinctVotes.of(votes_QC), release.beta)
+
+
+def two_step_rdp(
+    votes_QC: npt.ArrayLike,
+    *,
+    threshold: float,
+    threshold_stddev_votes: float,
+    noise_stddev_votes: float,
+    order: float,
+    tail: Tail = "discrete",
+) -> FloatArray:
+    """The cost that a release publishes, per query, shape (Q,): threshold and argmax priced apart; private."""
+    votes = _DistinctVotes.of(votes_QC)
+    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, order, tail)
+    return costs.rdp(votes)[votes.inverse_Q]
+
+
+def argmax_sensitivity(
+    votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, order: float, tail: Tail = "discrete"
+) -> FloatArray:
+    """The most that one moved vote changes the argmax's cost for votes up to d moves away, shape (Q, D); private."""
+    votes = _DistinctVotes.of(votes_QC)
+    check_monotonicity(noise_stddev_votes=noise_stddev_votes, num_classes=votes.num_classes, order=order)
+    curve = _ArgmaxCurve.of(votes, noise_stddev_votes, order, tail)
+    return curve.sensitivity(curve.closest(votes))[votes.inverse_Q]
+
+
+def threshold_sensitivity(
+    votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, order: float, tail: Tail = "discrete"
+) -> FloatArray:
+    """The same for the threshold bit's cost, which depends on the largest count alone, shape (Q, D); private."""
+    votes = _DistinctVotes.of(votes_QC)
+    return _threshold_sensitivity(votes, threshold, threshold_stddev_votes, order, tail)[votes.inverse_Q]
+
+
+@lru_cache(maxsize=64)
+def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: float) -> None:
+    """ValueError unless the argmax's cost rises with q up to q0, and its growth by one vote up to q1.
+
+    On a fine grid, down to where the cost vanishes in a float. Whatever the votes, so it may decide what is asked.
+    """
+    if num_classes < 2:
+        raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
+    curve = _ArgmaxCurve(noise_stddev_votes, num_classes, order, 0.0)
+    below = np.linspace(-_CHECKED_STDDEVS, 0, _CHECKED_POINTS)
+    cost = curve.rdp(curve.moved(curve.log_q_limit, below))
+    log_q = curve.moved(curve.log_q1, below)
+    growth = curve.rdp(curve.raised(log_q)) - curve.rdp(log_q)
+    for what, values, end in (("cost", cost, "q0"), ("growth of the cost by one vote", growth, "q1")):
+        if np.any(np.diff(values) < -_UNTIL_ROUNDING * values[1:] - _VANISHING):
+            raise ValueError(
+                f"Expected the argmax's {what} to rise with q up to {end}, but at order {order} with "
+                f"noise_stddev_votes {noise_stddev_votes} and {num_classes} classes it falls: "
+                "publish at a lower order, or raise noise_stddev_votes."
+            )
+
+
+@dataclass(frozen=True)
+class _DistinctVotes:
+    """Vote counts in decreasing order, once each; ``inverse_Q`` leads back to the queries."""
+
+    ranked_UC: IntArray
+    counts_U: FloatArray
+    inverse_Q: IntArray
+    num_teachers: int
+
+    @classmethod
+    def of(cls, votes_QC: npt.ArrayLike) -> _DistinctVotes:
+        votes = np.asarray(votes_QC)
+        if votes.ndim != 2 or not votes.shape[0] or votes.shape[1] < 2:
+            raise ValueError(f"Expected votes of shape (queries >= 1, classes >= 2), got {votes.shape}.")
+        if votes.dtype.kind not in "iuf" or not np.all((votes >= 0) & (votes == np.floor(votes))):
+            raise ValueError("Expected votes to be whole numbers >= 0; count whole teachers per class.")
+        num_teachers = np.unique(votes.sum(axis=1))
+        if len(num_teachers) > 1 or not 1 <= num_teachers[0] < math.inf:
+            raise ValueError(
+                f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
+                "leave out queries that lost teachers, and price them for any votes."
+            )
+        ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
+        ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
+        return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.ranked_UC.shape[1])
+
+    def blocks(self) -> Iterator[_DistinctVotes]:
+        """Few enough votes at a time for their sensitivities at every distance to fit in memory."""
+        rows = max(1, _BLOCK_ENTRIES // (self.num_teachers + 1))
+        for first in range(0, len(self.ranked_UC), rows):
+            part = slice(first, first + rows)
+            yield replace(self, ranked_UC=self.ranked_UC[part], counts_U=self.counts_U[part])
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """The two costs of a query at one order, and their sensitivities. An infinite threshold makes its bit free."""
+
+    threshold: float
+    threshold_stddev: float
+    noise_stddev: float
+    order: float
+    tail: Tail
+
+    def rdp(self, votes: _DistinctVotes) -> FloatArray:
+        bit_UA = gnmax.threshold_rdp(
+            votes.ranked_UC,
+            threshold=self.threshold,
+            threshold_stddev_votes=self.threshold_stddev,
+            orders_A=[self.order],
+            tail=self.tail,
+        )
+        if self.threshold == math.inf:
+            return bit_UA[:, 0]
+        curve = _ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
+        total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(_gaps(votes)))
+        return total_U
+
+    def sensitivity(self, votes: _DistinctVotes) -> FloatArray:
+        """Per distinct query and distance, shape (U, D)."""
+        bit_UD = _threshold_sensitivity(votes, self.threshold, self.threshold_stddev, self.order, self.tail)
+        if self.threshold == math.inf:
+            return bit_UD
+        check_monotonicity(noise_stddev_votes=self.noise_stddev, num_classes=votes.num_classes, order=self.order)
+        curve = _ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
+        return bit_UD + curve.sensitivity(curve.closest(votes))
+
+
+@dataclass(frozen=True)
+class _ArgmaxCurve:
+    """The argmax's cost as a function of ln q, and how one moved vote moves ln q."""
+
+    noise_stddev: float
+    num_classes: int
+    order: float
+    offset_votes: float  # of the continuous tail that bounds the tail of the noise drawn
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise_stddev < math.inf:
+            raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {self.noise_stddev}.")
+
+    @classmethod
+    def of(cls, votes: _DistinctVotes, noise_stddev: float, order: float, tail: Tail) -> _ArgmaxCurve:
+        return cls(noise_stddev, votes.num_classes, order, _tail_offset(noise_stddev, votes.num_teachers, tail))
+
+    @property
+    def data_independent(self) -> float:
+        return self.order / self.noise_stddev**2
+
+    @cached_property
+    def log_q0(self) -> float:
+        """ln of the least q whose cost is the data-independent one, as is then all that is above."""
+        low, high = float(self.moved(self.log_q_limit, -_CHECKED_STDDEVS)), self.log_q_limit
+        while high - low > 1e-13 * -high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
+        return high
+
+    @property
+    def log_q_limit(self) -> float:
+        """ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
+
+        With m = sigma sqrt(-ln q) Theorem 6 asks for m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
+        sigma^2. From m = sigma + 1 on that holds, since the left side is at most 2 / (m - 1).
+        """
+        return -((max(self.noise_stddev + 1, self.order - 1) / self.noise_stddev) ** 2)
+
+    @cached_property
+    def log_q1(self) -> float:
+        """ln of the q from which one vote leads to q0, a little less lest rounding leave a gap."""
+        return float(self.lowered(np.array(self.log_q0))) * (1 + 1e-12)
+
+    def log_q(self, gaps: FloatArray) -> FloatArray:
+        """ln q of rows of gaps between the largest count and the others."""
+        log_tails = log_ndtr((self.offset_votes - gaps) / (math.sqrt(2) * self.noise_stddev))
+        bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / self.num_classes))
+        return bound
+
+    def rdp(self, log_q: FloatArray) -> FloatArray:
+        flat = gnmax.gnmax_rdp(log_q.ravel(), noise_stddev_votes=self.noise_stddev, orders_A=[self.order])
+        return np.where(log_q < self.log_q_limit, flat[:, 0].reshape(log_q.shape), self.data_independent)
+
+    def moved(self, log_q: float | FloatArray, by_stddevs: float | FloatArray) -> FloatArray:
+        """ln q after every gap, taken as equal, shrank by that many standard deviations of its noise."""
+        log_others = math.log(self.num_classes - 1)
+        moved = log_others + log_ndtr(ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
+        return np.minimum(moved, 0.0)
+
+    def raised(self, log_q: FloatArray) -> FloatArray:
+        return self.moved(log_q, math.sqrt(2) / self.noise_stddev)
+
+    def lowered(self, log_q: FloatArray) -> FloatArray:
+        return self.moved(log_q, -math.sqrt(2) / self.noise_stddev)
+
+    def sensitivity(self, log_q: FloatArray) -> FloatArray:
+        """The most one vote changes the cost at q, or on [q1, q0] the most it changes anywhere."""
+        at = np.where((log_q >= self.log_q1) & (log_q <= self.log_q0), self.log_q1, log_q)
+        cost = self.rdp(at)
+        either = np.maximum(self.rdp(self.raised(at)) - cost, cost - self.rdp(self.lowered(at)))
+        # One vote from just above q1 leads past q0, where the cost may jump.
+        return np.where(at == self.log_q1, self.data_independent - cost, either)
+
+    def closest(self, votes: _DistinctVotes) -> FloatArray:
+        """ln q of the votes up to d moves away that come closest to [q1, q0], shape (U, D)."""
+        gaps = _gaps(votes)
+        at_U = self.log_q(gaps)
+        widen_U = at_U > self.log_q0
+        log_q_DU = np.empty((votes.num_teachers + 1, len(at_U)))
+        for distance in range(votes.num_teachers + 1):
+            log_q_DU[distance] = at_U
+            can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
+            rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
+            if not len(rows):
+                log_q_DU[distance:] = at_U
+                break
+            step = np.where(widen_U[rows], 1.0, -1.0)
+            second = gaps[rows].argmin(axis=1)
+            gaps[rows] += step[:, None]
+            gaps[rows, second] += step
+            moved = self.log_q(gaps[rows])
+            arrived = np.where(step > 0, moved <= self.log_q0, moved >= self.log_q1)
+            at_U[rows] = np.where(arrived, self.log_q1, moved)
+        return log_q_DU.T
+
+
+def _gaps(votes: _DistinctVotes) -> FloatArray:
+    gaps: FloatArray = (votes.ranked_UC[:, :1] - votes.ranked_UC[:, 1:]).astype(np.float64)
+    return gaps
+
+
+@lru_cache(maxsize=64)
+def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
+    """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
+
+    Gap 0 needs no bound: q >= 1/2 there, beyond q0 under either tail.
+    """
+    if tail == "gaussian":
+        return 0.0
+    if tail != "discrete":
+        raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
+    quantiles = ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
+    offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
+    return max(offset + _UNTIL_ROUNDING, 0.0)
+
+
+def _threshold_sensitivity(
+    votes: _DistinctVotes, threshold: float, threshold_stddev: float, order: float, tail: Tail
+) -> FloatArray:
+    """Within the largest counts that these teachers can have, from an even split to unanimity, shape (U, D)."""
+    least = -(-votes.num_teachers // votes.num_classes)
+    possible_V = np.arange(least, votes.num_teachers + 1)
+    cost_VA = gnmax.threshold_rdp(
+        possible_V[:, None],
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev,
+        orders_A=[order],
+        tail=tail,
+    )
+    step = np.abs(np.diff(cost_VA[:, 0]))
+    change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
+    largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
+    within_WD = np.stack([_largest_within(change_V, int(v) - least, votes.num_teachers) for v in largest_W])
+    return within_WD[inverse_U]
+
+
+def _largest_within(values_V: FloatArray, centre: int, reach: int) -> FloatArray:
+    """The largest value at most d places from ``centre``, for d = 0 .. reach."""
+    below = np.maximum.accumulate(values_V[centre::-1])
+    above = np.maximum.accumulate(values_V[centre:])
+    distance = np.arange(reach + 1)
+    return np.maximum(below[np.minimum(distance, len(below) - 1)], above[np.minimum(distance, len(above) - 1)])
+
+
+def _smooth(costs: _Costs, votes: _DistinctVotes, beta: float) -> float:
+    total_D = np.zeros(votes.num_teachers + 1)
+    for block in votes.blocks():
+        total_D += block.counts_U @ np.maximum.accumulate(costs.sensitivity(block), axis=1)
+    return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
+
+
+def _normal(source: NoiseSource) -> float:
+    return sample_discrete_gaussian(2**64, source) / 2**64
+
+
+def _published(value: float) -> float:
+    """Rounded to a public grid, coarse against the one that noise is drawn on."""
+    return round(value, _PUBLISHED_DECIMALS)

@@ -1,0 +1,422 @@
+"""Publishing a data-dependent cost: goldens, brute force over all neighbouring votes, and the noise's exact price."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from fairpate.privacy import accountant, gnmax, smooth_sensitivity
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
+from fairpate.privacy.smooth_sensitivity import (
+    SanitisedRdp,
+    SmoothRelease,
+    argmax_sensitivity,
+    check_monotonicity,
+    release_rdp,
+    sanitised_rdp,
+    threshold_sensitivity,
+    two_step_rdp,
+)
+
+Votes = tuple[int, ...]
+RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=4.0, scale_noise_stddev=10.0)
+MECHANISM: dict[str, Any] = {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 20.0}
+
+
+@cache
+def all_votes(num_teachers: int, num_classes: int) -> tuple[Votes, ...]:
+    counts = itertools.product(range(num_teachers + 1), repeat=num_classes)
+    return tuple(votes for votes in counts if sum(votes) == num_teachers)
+
+
+def moves_apart(num_teachers: int, num_classes: int) -> np.ndarray:
+    """Votes that must move between every two vote vectors."""
+    every = np.array(all_votes(num_teachers, num_classes))
+    apart: np.ndarray = np.abs(every[:, None] - every[None]).sum(axis=2) // 2
+    return apart
+
+
+def worst_within(change_V: np.ndarray, apart: np.ndarray, num_distances: int) -> np.ndarray:
+    return np.array([np.where(apart <= d, change_V, 0.0).max(axis=1) for d in range(num_distances)]).T
+
+
+def local_sensitivity(cost_V: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """The largest change of cost by one moved vote, by looking at every neighbour."""
+    change: np.ndarray = np.where(apart == 1, np.abs(cost_V[:, None] - cost_V[None]), 0.0).max(axis=1)
+    return change
+
+
+def assert_smooth_bound(bound_VD: np.ndarray, cost_V: np.ndarray, apart: np.ndarray) -> None:
+    """At or above the true sensitivity at every distance, and never more than one move behind a neighbour's."""
+    slack = 1 + 1e-9
+    truth = worst_within(local_sensitivity(cost_V, apart), apart, bound_VD.shape[1])
+    assert np.all(truth <= bound_VD * slack + 1e-13)
+    for one, other in zip(*np.nonzero(apart == 1), strict=True):
+        assert np.all(bound_VD[one, :-1] <= bound_VD[other, 1:] * slack + 1e-15)
+    assert np.all(np.diff(bound_VD, axis=1) >= -1e-15)
+
+
+def test_golden_sensitivities() -> None:
+    got = argmax_sensitivity([[10, 0, 0]], noise_stddev_votes=0.5, order=1.5, tail="gaussian")
+    assert got.shape == (1, 11)
+    assert_allclose(got[0, :4], [3.13503646e-17, 1.60178280e-8, 5.90681786e-3, 5.99981308], rtol=2e-8)
+    assert_allclose(got[0, 4:], 5.99981308, rtol=2e-9)
+
+
+def test_known_results_of_the_two_conditions() -> None:
+    check_monotonicity(noise_stddev_votes=30.0, num_classes=10, order=25.0)
+    with pytest.raises(ValueError, match=r"growth of the cost by one vote .* lower order, or raise noise_stddev_votes"):
+        check_monotonicity(noise_stddev_votes=20.0, num_classes=10, order=25.0)
+
+
+def tail_at(x: Any) -> Any:
+    return mpmath.erfc(x) / 2
+
+
+def moved_q(q: Any, by: Any, classes: int) -> Any:
+    share = q / (classes - 1)
+    start = mpmath.sqrt(-mpmath.log(share)) - 0.3
+    return (classes - 1) * tail_at(mpmath.findroot(lambda x: mpmath.log(tail_at(x) / share), start) + by)
+
+
+def theorem_six(q: Any, s: Any, a: Any) -> Any:
+    m2 = s * mpmath.sqrt(-mpmath.log(q))
+    stay = (1 - q) / (1 - (q * mpmath.exp(m2 / s**2)) ** (1 - 1 / m2))
+    leave = mpmath.exp((m2 + 1) / s**2) / q ** (1 / m2)
+    return mpmath.log((1 - q) * stay ** (a - 1) + q * leave ** (a - 1)) / (a - 1)
+
+
+def least_data_independent_q(s: Any, a: Any) -> Any:
+    limit = mpmath.exp(-((max(s + 1, a - 1) / s) ** 2))
+    if theorem_six(limit, s, a) < a / s**2:
+        return limit
+    below = limit / 10**6
+    for _ in range(120):
+        middle = mpmath.sqrt(below * limit)
+        below, limit = (middle, limit) if theorem_six(middle, s, a) < a / s**2 else (below, middle)
+    return limit
+
+
+def move_closer(ranked: list[int], step: int) -> list[int]:
+    first, second, *others = ranked
+    return [first + step, *sorted([second - step, *others], reverse=True)]
+
+
+def walk(votes: Votes, noise: float, order: float) -> list[float]:
+    """Sensitivity of one query at distances 0, 1, ...: one vote after the other, in mpmath."""
+    classes, s, a = len(votes), mpmath.mpf(noise), mpmath.mpf(order)
+    q0 = least_data_independent_q(s, a)
+    q1 = moved_q(q0, 1 / s, classes)
+
+    def cost(q: Any) -> Any:
+        return theorem_six(q, s, a) if q < q0 else a / s**2
+
+    ranked, found = sorted(votes, reverse=True), []
+    for _ in range(sum(votes) + 1):
+        q = sum(tail_at((ranked[0] - other) / (2 * s)) for other in ranked[1:])
+        if q1 <= q <= q0:
+            return [*found, *[a / s**2 - cost(q1)] * (sum(votes) + 1 - len(found))]
+        if q < q1:
+            found.append(cost(moved_q(q, -1 / s, classes)) - cost(q))
+            ranked = move_closer(ranked, -1)
+        else:
+            found.append(a / s**2 - cost(moved_q(min(q, 1 - 1 / mpmath.mpf(classes)), 1 / s, classes)))
+            ranked = move_closer(ranked, 1) if ranked[1] else ranked
+    return found
+
+
+@pytest.mark.parametrize(
+    ("votes", "noise", "order"),
+    [
+        ((40, 0, 0), 4.0, 2.0),
+        ((25, 10, 5), 4.0, 3.0),
+        ((14, 13, 13), 4.0, 2.0),
+        ((14, 13, 13), 12.0, 3.0),
+        ((30, 10), 3.0, 2.5),
+        ((10, 10, 10, 10), 5.0, 3.0),
+    ],
+)
+def test_an_independent_walk_in_many_digits(votes: Votes, noise: float, order: float) -> None:
+    got = argmax_sensitivity([votes], noise_stddev_votes=noise, order=order, tail="gaussian")[0]
+    with mpmath.workdps(40):
+        assert_allclose(got, np.array(walk(votes, noise, order), dtype=np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("tail", ["gaussian", "discrete"])
+@pytest.mark.parametrize(
+    ("num_teachers", "num_classes", "noise", "order"),
+    [
+        (10, 3, 0.5, 1.5),
+        (10, 3, 1.0, 2.0),
+        (11, 3, 2.0, 2.0),
+        (9, 3, 0.7, 1.1),
+        (12, 3, 3.0, 3.0),
+        (7, 4, 1.5, 1.5),
+        (21, 2, 2.0, 1.5),
+        (40, 2, 5.0, 5.0),
+        (20, 3, 5.0, 4.0),
+    ],
+)
+def test_no_neighbouring_votes_move_the_argmax_by_more(
+    num_teachers: int, num_classes: int, noise: float, order: float, tail: Any
+) -> None:
+    votes = np.array(all_votes(num_teachers, num_classes))
+    apart = moves_apart(num_teachers, num_classes)
+    bound = argmax_sensitivity(votes, noise_stddev_votes=noise, order=order, tail=tail)
+    open_bit = {"threshold": -math.inf, "threshold_stddev_votes": 1.0}
+    cost = two_step_rdp(votes, **open_bit, noise_stddev_votes=noise, order=order, tail=tail)
+    assert np.ptp(cost) > 0  # otherwise nothing was tested
+    assert_smooth_bound(bound, cost, apart)
+
+
+@pytest.mark.parametrize("tail", ["gaussian", "discrete"])
+@pytest.mark.parametrize(("threshold", "stddev", "order"), [(6.0, 1.0, 2.0), (8.5, 2.0, 5.0), (3.0, 0.6, 1.5)])
+def test_no_neighbouring_votes_move_the_threshold_by_more(
+    threshold: float, stddev: float, order: float, tail: Any
+) -> None:
+    votes, apart = np.array(all_votes(10, 3)), moves_apart(10, 3)
+    check = {"threshold": threshold, "threshold_stddev_votes": stddev, "tail": tail}
+    bound = threshold_sensitivity(votes, **check, order=order)
+    cost = gnmax.threshold_rdp(votes, **check, orders_A=[order])[:, 0]
+    assert np.ptp(cost) > 0
+    assert_smooth_bound(bound, cost, apart)
+    # The largest count can be anything from an even split to unanimity, so the bound is met exactly at its plateau.
+    assert_allclose(bound[:, -1], local_sensitivity(cost, apart).max(), rtol=1e-12)
+
+
+def test_one_record_moves_a_vote_of_every_query_at_once() -> None:
+    """Two queries, every neighbour of both together: the smooth sensitivity bounds the change and is itself smooth."""
+    every, apart = np.array(all_votes(7, 3)), moves_apart(7, 3)
+    mechanism = {"threshold": 5.0, "threshold_stddev_votes": 1.0, "noise_stddev_votes": 1.0}
+    release = SmoothRelease(order=1.5, beta=0.2, noise_stddev=1.0)
+    cost = two_step_rdp(every, **mechanism, order=1.5)
+    pairs = [(one, other) for one in range(0, len(every), 5) for other in range(0, len(every), 7)]
+
+    @cache
+    def smooth(one: int, other: int) -> float:
+        return smooth_sensitivity.smooth_sensitivity(every[[one, other]], **mechanism, release=release)
+
+    tested = 0
+    for one, other in pairs:
+        near_one, near_other = (np.flatnonzero(apart[i] <= 1) for i in (one, other))
+        for new_one, new_other in list(itertools.product(near_one, near_other))[::9]:
+            change = abs(cost[new_one] + cost[new_other] - cost[one] - cost[other])
+            assert change <= smooth(one, other) * (1 + 1e-9)
+            ratio = math.log(smooth(new_one, new_other) / smooth(one, other))
+            assert abs(ratio) <= release.beta + 1e-9
+            tested += 1
+    assert tested > 100
+
+
+def test_discounting_is_a_maximum_over_summed_distances() -> None:
+    votes = np.array([[95, 3, 2], [60, 39, 1], [34, 33, 33], [95, 3, 2]])
+    argmax = argmax_sensitivity(votes, noise_stddev_votes=20.0, order=3.0)
+    check = threshold_sensitivity(votes, threshold=60.0, threshold_stddev_votes=30.0, order=3.0)
+    summed = (argmax + check).sum(axis=0)
+    expected = max(math.exp(-0.05 * d) * total for d, total in enumerate(summed))
+    got = smooth_sensitivity.smooth_sensitivity(votes, **MECHANISM, release=RELEASE)
+    assert got == pytest.approx(expected, rel=1e-12)
+    shuffled = votes[::-1][:, [2, 0, 1]]
+    assert smooth_sensitivity.smooth_sensitivity(shuffled, **MECHANISM, release=RELEASE) == pytest.approx(
+        got, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(("noise", "num_teachers"), [(0.3, 40), (1.0, 40), (5.0, 100), (20.0, 250)])
+def test_the_continuous_tail_bounds_the_discrete_one_closely(noise: float, num_teachers: int) -> None:
+    first = np.arange((num_teachers + 1) // 2, num_teachers + 1)
+    votes = np.stack([first, num_teachers - first], axis=1)
+    open_bit = {"threshold": -math.inf, "threshold_stddev_votes": 1.0}
+    moved = two_step_rdp(votes, **open_bit, noise_stddev_votes=noise, order=1.5)
+    log_q = gnmax.log_q(votes, noise_stddev_votes=noise, tail="discrete")
+    exact = gnmax.gnmax_rdp(log_q, noise_stddev_votes=noise, orders_A=[1.5])[:, 0]
+    assert np.all(moved >= exact * (1 - 1e-12))
+    if noise >= 5:  # and where the gap is not so large that the cost vanishes anyway
+        assert_allclose(moved, exact, rtol=0.02, atol=1e-5 / noise**2)
+
+
+def test_the_published_cost_adds_both_steps_and_bounds_the_joint_one() -> None:
+    votes = np.array([[100, 0], [80, 20], [55, 45]])
+    mechanism = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}
+    got = two_step_rdp(votes, **mechanism, order=4.0, tail="gaussian")
+    argmax = np.array([2.153588e-6, 2.223350e-3, 4 / 225])
+    check = gnmax.threshold_rdp(votes, threshold=70, threshold_stddev_votes=40, orders_A=[4.0], tail="gaussian")[:, 0]
+    assert_allclose(got, argmax + check, rtol=1e-6)
+    assert np.all(gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=[4.0], tail="gaussian")[:, 0] <= got)
+
+
+def gaussian_divergence(order: float, noise: float, ratio: float, shift: float) -> float:
+    """Renyi divergence of N(0, s^2) from N(shift, (ratio s)^2) by quadrature around the integrand's peak."""
+    a, s, t = mpmath.mpf(order), mpmath.mpf(noise), mpmath.mpf(noise) * ratio
+    precision = a / s**2 + (1 - a) / t**2
+    peak, width = (1 - a) * shift / t**2 / precision, 1 / mpmath.sqrt(precision)
+
+    def log_integrand(x: Any) -> Any:
+        own = -(x**2) / (2 * s**2) - mpmath.log(s)
+        return a * own + (1 - a) * (-((x - shift) ** 2) / (2 * t**2) - mpmath.log(t)) - mpmath.log(2 * mpmath.pi) / 2
+
+    top = log_integrand(peak)
+    integral = mpmath.quad(lambda x: mpmath.exp(log_integrand(x) - top), [peak + k * width for k in range(-12, 13)])
+    return float((top + mpmath.log(integral)) / (a - 1))
+
+
+@pytest.mark.parametrize(
+    ("order", "share", "noise"),
+    [(20.0, 0.49, 4.0), (20.0, 0.49, 20.0), (8.0, 0.32, 5.0), (2.0, 0.2, 3.0), (1.5, 0.01, 2.0)],
+)
+def test_the_price_of_noise_is_the_worst_divergence_that_smoothness_allows(
+    order: float, share: float, noise: float
+) -> None:
+    beta = share / order
+    price = float(release_rdp(SmoothRelease(order=order, beta=beta, noise_stddev=noise), [order])[0])
+    worst = 0.0
+    for ratio in np.exp(np.linspace(-beta, beta, 9)):
+        worst = max(worst, gaussian_divergence(order, noise, float(ratio), float(min(1.0, ratio))))
+    assert price == pytest.approx(worst, rel=1e-9)
+
+
+def test_the_published_price_is_too_low_at_the_published_discount() -> None:
+    """Papernot et al. 2018, Theorem 23, with their code's beta = 0.49 / order."""
+    order, noise = 20.0, 20.0
+    beta = 0.49 / order
+    published = order * math.exp(2 * beta) / noise**2
+    published += (beta * order - 0.5 * math.log(1 - 2 * beta * order)) / (order - 1)
+    truth = gaussian_divergence(order, noise, math.exp(-beta), math.exp(-beta))
+    assert published == pytest.approx(0.18125, abs=1e-5)
+    assert truth == pytest.approx(0.60233, abs=1e-5)
+
+
+def test_without_a_change_of_scale_the_noise_costs_what_gaussian_noise_costs() -> None:
+    release = SmoothRelease(order=4.0, beta=1e-9, noise_stddev=3.0, scale_noise_stddev=6.0)
+    assert_allclose(release_rdp(release, [2.0, 4.0]), [2 / 18 + 2 / 72, 4 / 18 + 4 / 72], rtol=1e-6)
+
+
+def test_a_release_is_an_event_of_the_data_independent_ledger() -> None:
+    queries = ConfidentGnmaxQueries(count=100, **MECHANISM)
+    orders = [2.0, 3.0, 9.0, 11.0]  # 1 / (1 - e^-0.1) = 10.5
+    with_release = accountant.rdp([queries, RELEASE], orders)
+    assert_allclose(with_release[:3], (accountant.rdp([queries], orders) + release_rdp(RELEASE, orders))[:3])
+    assert with_release[3] == math.inf
+    before, after = (accountant.epsilon(events, target_delta=1e-5) for events in ([queries], [queries, RELEASE]))
+    assert before.epsilon < after.epsilon < math.inf
+    assert (after.unit, after.relation, after.data_dependent) == ("record", "add or remove one", False)
+
+
+def votes_of_a_run() -> np.ndarray:
+    generator = np.random.default_rng(3)
+    return generator.multinomial(100, generator.dirichlet(np.full(4, 0.2), size=60))
+
+
+def test_releases_are_centred_on_the_cost_with_the_stated_spread() -> None:
+    votes = votes_of_a_run()
+    exact = two_step_rdp(votes, **MECHANISM, order=RELEASE.order).sum()
+    scale = smooth_sensitivity.smooth_sensitivity(votes, **MECHANISM, release=RELEASE)
+    draws = [sanitised_rdp(votes, **MECHANISM, release=RELEASE, source=SeededSource(seed)) for seed in range(200)]
+    assert len({draw.rdp for draw in draws}) > 195
+    centred = np.array([(draw.rdp - exact) / (scale * RELEASE.noise_stddev) for draw in draws])
+    logs = np.array([draw.log_scale for draw in draws]) - math.log(scale)
+    for values in (centred, logs / (RELEASE.beta * RELEASE.scale_noise_stddev)):
+        assert abs(values.mean()) < 4 / math.sqrt(200)
+        assert 0.8 < values.std() < 1.2  # four standard errors; 2/3 and 3/2 are far outside
+    covered = np.mean([draw.upper(0.8) >= exact for draw in draws])
+    assert covered >= 0.8 - 3 * math.sqrt(0.16 / 200)
+    capped = accountant.rdp([ConfidentGnmaxQueries(count=60, **MECHANISM)], [RELEASE.order])[0]
+    assert draws[0].rdp_data_independent == pytest.approx(capped, rel=1e-12)
+
+
+def test_what_is_published_says_what_it_is() -> None:
+    result = sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=OsEntropy())
+    assert result.noise == OS_ENTROPY
+    assert result.rdp == round(result.rdp, 6)
+    seeded = sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=SeededSource(1))
+    assert seeded.noise == "seeded: not private"
+    assert seeded == sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=SeededSource(1))
+
+
+def test_epsilon_covers_queries_and_release() -> None:
+    release = SmoothRelease(order=5.0, beta=1e-9, noise_stddev=10.0)
+    result = SanitisedRdp(release=release, rdp=0.5, log_scale=None, rdp_data_independent=2.0, noise=OS_ENTROPY)
+    # R = 0.5 + 5 / 200, converted: R + ln(4/5) - ln(5 delta) / 4
+    expected = 0.525 + math.log(0.8) - math.log(5e-5) / 4
+    assert result.epsilon(target_delta=1e-5) == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="finite scale_noise_stddev"):
+        result.upper(0.95)
+
+
+def test_an_upper_limit_adds_both_quantiles_and_never_passes_what_any_votes_cost() -> None:
+    release = SmoothRelease(order=5.0, beta=0.02, noise_stddev=3.0, scale_noise_stddev=10.0)
+    result = SanitisedRdp(release=release, rdp=0.5, log_scale=math.log(0.1), rdp_data_independent=2.0, noise=OS_ENTROPY)
+    quantile = 1.959963984540054  # 0.05 in two halves of 0.025
+    expected = 0.5 + quantile * 3 * 0.1 * math.exp(quantile * 0.2)
+    assert result.upper(0.95) == pytest.approx(expected, abs=1e-5)
+    assert result.upper(0.95) >= expected
+    assert result.upper(1 - 1e-12) == 2.0
+    assert result.epsilon(target_delta=1e-5, confidence=0.95) > result.epsilon(target_delta=1e-5)
+    for confidence in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="confidence"):
+            result.upper(confidence)
+
+
+def test_a_shut_threshold_costs_nothing_and_an_open_one_the_argmax_alone() -> None:
+    votes = votes_of_a_run()
+    shut = sanitised_rdp(votes, **{**MECHANISM, "threshold": math.inf}, release=RELEASE, source=SeededSource(0))
+    assert (shut.rdp, shut.log_scale, shut.rdp_data_independent) == (0.0, -math.inf, 0.0)
+    assert shut.upper(0.9) == 0.0
+    open_bit = threshold_sensitivity(votes, threshold=-math.inf, threshold_stddev_votes=1.0, order=3.0)
+    assert not open_bit.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"order": 1.0}, "order"),
+        ({"order": 10.0}, r"order < 1 / \(2 beta\) = 10.*lower beta"),
+        ({"order": math.nan}, "order"),
+        ({"beta": 0.0}, "beta"),
+        ({"beta": math.nan}, "beta"),
+        ({"noise_stddev": 0.0}, "noise_stddev"),
+        ({"noise_stddev": math.inf}, "noise_stddev"),
+        ({"scale_noise_stddev": 0.0}, "scale_noise_stddev"),
+        ({"scale_noise_stddev": math.nan}, "scale_noise_stddev"),
+    ],
+)
+def test_a_release_is_checked_where_it_is_made(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SmoothRelease(**{"order": 3.0, "beta": 0.05, "noise_stddev": 4.0, **change})
+
+
+@pytest.mark.parametrize(
+    ("votes", "message"),
+    [
+        ([[3, 2], [3, 3]], "one vote of each teacher.*lost teachers"),
+        ([[0, 0]], "one vote of each teacher"),
+        ([[3.5, 1.5]], "whole numbers"),
+        ([[3, -1]], "whole numbers"),
+        ([[math.nan, 1.0]], "whole numbers"),
+        ([[3], [3]], "shape"),
+        ([3, 2], "shape"),
+        (np.zeros((0, 2)), "shape"),
+    ],
+)
+def test_votes_that_are_no_votes_are_refused(votes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        two_step_rdp(votes, **MECHANISM, order=2.0)
+
+
+def test_parameters_that_make_no_mechanism_are_refused() -> None:
+    with pytest.raises(ValueError, match="noise_stddev_votes"):
+        argmax_sensitivity([[3, 2]], noise_stddev_votes=0.0, order=2.0)
+    with pytest.raises(ValueError, match="tail"):
+        argmax_sensitivity([[3, 2]], noise_stddev_votes=2.0, order=2.0, tail="laplace")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 classes"):
+        check_monotonicity(noise_stddev_votes=2.0, num_classes=1, order=2.0)
+    with pytest.raises(ValueError, match="order"):
+        release_rdp(RELEASE, [1.0])
