@@ -1,23 +1,64 @@
-"""One querying session: votes in, answers out, with the ledger between the two.
+"""One querying session: queries in, answers out, with votes, budget and ledger between the two.
 
-Reserve, draw, commit, release, in this order and for a block of queries at a time: the reservation of a whole block is
-durable before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable.
+Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable before its first
+noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads that ask at the same time
+share blocks, so that they share the two waits for the disk: whoever comes to the ledger first writes for all that wait.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import Ledger, Reservation
-from aggregator.mechanism import Outcome, confident_fair_gnmax
+from aggregator.budget import BudgetStatus as BudgetStatus
+from aggregator.budget import epsilon_data_independent, open_filter
+from aggregator.ledger import Ledger
+from aggregator.mechanism import Outcome, check_votes, confident_fair_gnmax
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Answer, LabelledSet, Refusal, RefusalReason, VoteBatch
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp, sanitised_rdp
+from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError, VoteBatch
+
+MAX_BLOCK = 1024
+"""Queries that share a transaction, and that a crash can waste, at most."""
+
+
+PUBLISHED_CONFIDENCE = 0.95
+"""With which a published price bounds the true one."""
+
+
+class VotesUnavailableError(RuntimeError):
+    """Not all teachers voted: nothing was reserved, drawn or stored, and the query may be asked again."""
+
+
+class PublicationError(UserError):
+    """The price of the votes cannot be published; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What is asked: the hash of a record's content (see :func:`query_key`), its public group and its public name."""
+
+    key: str
+    group: int
+    record_id: str
+
+
+@dataclass(frozen=True)
+class OverBudget:
+    """The budget has no room for this query: nothing was charged, drawn or stored."""
+
+
+Reply = Outcome | OverBudget
+VoteFunction = Callable[[Sequence[Query]], IntArray]
+"""Counts of all teachers on Q queries, shape (Q, C); raises VotesUnavailableError rather than leave a teacher out."""
+
+_OVER_BUDGET = OverBudget()
 
 
 def query_key(features: npt.NDArray[np.generic], group: int) -> str:
@@ -27,39 +68,174 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionResult:
-    """Answers and refusals in the order asked, and the part of them that may train a student."""
+@dataclass(kw_only=True, eq=False)
+class _Request:
+    """New queries of one caller, with their votes."""
 
-    replies: tuple[Answer | Refusal, ...]
-    labelled: LabelledSet
-
-    def count(self, reason: RefusalReason) -> int:
-        """How many queries were refused for ``reason``."""
-        return sum(isinstance(reply, Refusal) and reply.reason == reason for reply in self.replies)
+    queries: Sequence[Query]
+    votes_QC: IntArray
+    done: bool = False
+    error: Exception | None = None
 
 
-def answer_queries(
-    batch: VoteBatch,
-    *,
-    keys: list[str],
-    ledger: Ledger,
-    source: NoiseSource,
-    block_size: int = 64,
-    on_progress: Callable[[int], None] = lambda _: None,
-) -> SessionResult:
-    """Ask every query of ``batch`` in order; ``keys[i]`` identifies query i (see :func:`query_key`).
+class AggregatorSession:
+    """Asks one ledger's teachers, within its budget. All methods may be called from any thread."""
 
-    A query that already has an outcome gets that one: nothing is drawn or charged. ``on_progress`` hears how many
-    queries of the batch are done.
-    """
-    if source.label != ledger.terms.noise:
-        raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
-    gate = _resumed_gate(ledger)
-    for block in _blocks(len(keys), block_size):
-        _answer_block(batch, keys, block, ledger, gate, source)
-        on_progress(block.stop)
-    return _collect(batch, keys, ledger)
+    def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
+        """ValueError unless ``source`` is the kind of noise that the ledger declares."""
+        if source.label != ledger.terms.noise:
+            raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
+        self._ledger, self._source = ledger, source
+        self._gate = _resumed_gate(ledger)
+        self._filter = open_filter(ledger)
+        self._line: list[_Request] = []
+        self._at_line, self._at_ledger = threading.Lock(), threading.Lock()
+
+    def ask(self, queries: Sequence[Query], vote: VoteFunction) -> tuple[Reply, ...]:
+        """One reply per query, in order; a batch stops at the exact query that crosses the budget.
+
+        A query with an outcome gets that one: nothing is charged or drawn, also when the budget is closed. ``vote`` is
+        called with new queries only. VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot
+        be written; what was committed until then is answered when it is asked again.
+        """
+        new = self._new(queries)
+        if new:
+            self._settle(_Request(queries=new, votes_QC=self._votes(new, vote)))
+        outcome = self._ledger.outcome
+        return tuple([outcome(query.key) or _OVER_BUDGET for query in queries])
+
+    def budget_status(self) -> BudgetStatus:
+        """The budget as it is now: public values only."""
+        return self.estimate(0)
+
+    def estimate(self, num_new_queries: int) -> BudgetStatus:
+        """The budget as it would be after that many new queries, whether or not all of them have room."""
+        terms, filter_ = self._ledger.terms, self._filter
+        posed = self._ledger.num_reservations + num_new_queries
+        return BudgetStatus(
+            kind=terms.budget.kind,
+            epsilon_limit=terms.budget.epsilon,
+            delta=terms.budget.delta,
+            max_queries=terms.budget.max_queries,
+            queries_posed=posed,
+            epsilon_data_independent=epsilon_data_independent(
+                terms, num_queries=posed, num_publications=len(self._ledger.publications)
+            ),
+            closed=filter_.room(num_new_queries + 1) <= num_new_queries,
+        )
+
+    def publish(self) -> SanitisedRdp:
+        """What may be published of the price of all votes so far, as the terms planned it; charged and stored.
+
+        Asked again before anything new was charged, it gives the same. PublicationError where none was planned, nothing
+        was asked, or the budget has no room for it.
+        """
+        with self._at_ledger:
+            stored = self.published()
+            if stored is not None:
+                return stored
+            release = self._ledger.terms.publication
+            if release is None:
+                raise PublicationError(
+                    "The ledger was made without a plan to publish; a plan is fixed before any vote."
+                )
+            touched = [c.reservation.votes for c in self._ledger.charges if c.outcome is None or c.outcome.is_charged]
+            if not touched:
+                raise PublicationError("Nothing was asked yet; there is no price to publish.")
+            if not self._filter.admit_publication():
+                raise PublicationError("The budget has no room for a publication; it stays closed.")
+            price = sanitised_rdp(
+                np.array(touched, dtype=np.int64),
+                release=release,
+                source=self._source.derive("publication", self._ledger.num_reservations),
+                **asdict(self._ledger.terms.mechanism),
+            )
+            self._ledger.publish(price)
+            return price
+
+    def published(self) -> SanitisedRdp | None:
+        """What was published of the price of all votes so far; None if it is out of date, or nothing was."""
+        last = self._ledger.publications[-1:]
+        return last[0].price if last and last[0].num_reservations == self._ledger.num_reservations else None
+
+    def _new(self, queries: Sequence[Query]) -> Sequence[Query]:
+        """The queries without an outcome, each key once, as many as the budget may have room for."""
+        outcome = self._ledger.outcome
+        new = {query.key: query for query in queries if outcome(query.key) is None}
+        return list(new.values())[: self._filter.room(len(new))] if new else ()
+
+    def _votes(self, queries: Sequence[Query], vote: VoteFunction) -> IntArray:
+        terms = self._ledger.terms
+        for query in queries:
+            if not 0 <= query.group < terms.num_groups:
+                raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
+        votes_QC = vote(queries)
+        if votes_QC.shape != (len(queries), terms.num_classes):
+            raise ValueError(f"Expected votes of shape {(len(queries), terms.num_classes)}, got {votes_QC.shape}.")
+        if not check_votes(votes_QC, num_teachers=terms.num_teachers):
+            raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
+        return votes_QC
+
+    def _settle(self, request: _Request) -> None:
+        with self._at_line:
+            self._line.append(request)
+        with self._at_ledger:
+            if not request.done:
+                with self._at_line:
+                    waiting, self._line = self._line, []
+                self._settle_together(waiting)
+        if request.error is not None:
+            raise request.error
+
+    def _settle_together(self, requests: Sequence[_Request]) -> None:
+        """Reserve, draw and commit what these requests ask, and tell each that it is done."""
+        error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
+        try:
+            for queries, votes_QC in _blocks(requests, self._ledger):
+                admitted = self._filter.admit(votes_QC)
+                self._answer(queries[:admitted], votes_QC[:admitted])
+            error = None
+        except Exception as caught:  # noqa: BLE001 - it belongs to every caller that waits
+            error = caught
+        finally:
+            if error is not None:  # the gate may have counted what was not committed
+                self._gate = _resumed_gate(self._ledger)
+            for request in requests:
+                request.error, request.done = error, True
+
+    def _answer(self, queries: Sequence[Query], votes_QC: IntArray) -> None:
+        if not queries:
+            return
+        keys, groups = [query.key for query in queries], [query.group for query in queries]
+        reserved = self._ledger.reserve(keys, groups, votes_QC)
+        outcomes = confident_fair_gnmax(
+            votes_QC,
+            groups=groups,
+            keys=keys,
+            gate=self._gate,
+            parameters=self._ledger.terms.mechanism,
+            source=self._source,
+        )
+        self._ledger.commit(reserved, outcomes)
+
+
+def sanitised_epsilon(price: SanitisedRdp | None, *, target_delta: float) -> float | None:
+    """The epsilon of a published price: an upper limit with ``PUBLISHED_CONFIDENCE`` over the noise of publishing it."""
+    return None if price is None else price.epsilon(target_delta=target_delta, confidence=PUBLISHED_CONFIDENCE)
+
+
+def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequence[Query], IntArray]]:
+    """The queries that still have no outcome, each key once, with their votes; at most MAX_BLOCK at a time."""
+    queries, votes_QC = requests[0].queries, requests[0].votes_QC
+    if len(requests) > 1:
+        queries = [query for request in requests for query in request.queries]
+        votes_QC = np.concatenate([request.votes_QC for request in requests])
+    rows = {query.key: row for row, query in enumerate(queries) if ledger.outcome(query.key) is None}
+    if len(rows) < len(queries):
+        kept = sorted(rows.values())
+        queries, votes_QC = [queries[row] for row in kept], votes_QC[kept]
+    for start in range(0, len(queries), MAX_BLOCK):
+        yield queries[start : start + MAX_BLOCK], votes_QC[start : start + MAX_BLOCK]
 
 
 def _resumed_gate(ledger: Ledger) -> DemographicParityGate:
@@ -72,45 +248,65 @@ def _resumed_gate(ledger: Ledger) -> DemographicParityGate:
     )
 
 
-def _blocks(total: int, size: int) -> Iterator[range]:
-    for start in range(0, total, size):
-        yield range(start, min(start + size, total))
+@dataclass(frozen=True, kw_only=True)
+class SessionResult:
+    """Answers and refusals in the order asked, and the part of them that may train a student.
+
+    ``replies`` leaves out the ``over_budget`` queries, for which nothing was charged or drawn.
+    """
+
+    replies: tuple[Answer | Refusal, ...]
+    labelled: LabelledSet
+    over_budget: int = 0
+
+    def count(self, reason: RefusalReason) -> int:
+        """How many queries were refused for ``reason``."""
+        return sum(isinstance(reply, Refusal) and reply.reason == reason for reply in self.replies)
 
 
-def _answer_block(
-    batch: VoteBatch, keys: list[str], block: range, ledger: Ledger, gate: DemographicParityGate, source: NoiseSource
-) -> None:
-    new = {keys[i]: i for i in reversed(block) if ledger.outcome(keys[i]) is None}  # the first of equal keys
-    asked = sorted(new.values())
-    queries = [(keys[i], int(batch.groups_Q[i]), batch.votes_QC[i].tolist()) for i in asked]
-    outcomes: dict[Reservation, Outcome] = {}
-    for reservation in ledger.reserve(queries):
-        outcomes[reservation] = confident_fair_gnmax(
-            np.array(reservation.votes, dtype=np.int64),
-            group=reservation.group,
-            gate=gate,
-            parameters=ledger.terms.mechanism,
-            source=source.derive(reservation.key),
+def answer_queries(
+    batch: VoteBatch,
+    *,
+    keys: Sequence[str],
+    session: AggregatorSession,
+    block_size: int = 256,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> SessionResult:
+    """Ask every query of ``batch`` in order, with the votes it holds; ``keys[i]`` identifies query i.
+
+    ``on_progress`` hears how many queries of the batch are done.
+    """
+    row_of = {key: row for row, key in reversed(list(enumerate(keys)))}
+    queries = [
+        Query(key=key, group=group, record_id=record_id)
+        for key, group, record_id in zip(keys, batch.groups_Q.tolist(), batch.record_ids, strict=True)
+    ]
+    replies: list[Reply] = []
+    for start in range(0, len(queries), block_size):
+        replies += session.ask(
+            queries[start : start + block_size], lambda new: batch.votes_QC[[row_of[query.key] for query in new]]
         )
-    ledger.commit(outcomes)
+        on_progress(len(replies))
+    return _collect(queries, replies)
 
 
-def _collect(batch: VoteBatch, keys: list[str], ledger: Ledger) -> SessionResult:
-    replies: list[Answer | Refusal] = []
-    answered: list[int] = []
-    for i, (record_id, key) in enumerate(zip(batch.record_ids, keys, strict=True)):
-        outcome = ledger.outcome(key)
-        assert outcome is not None
-        if outcome.verdict == "answer":
-            assert outcome.label is not None
-            replies.append(Answer(record_id=record_id, label=outcome.label))
-            answered.append(i)
-        else:
-            replies.append(Refusal(record_id=record_id, reason=outcome.verdict))
-    labels = [reply.label for reply in replies if isinstance(reply, Answer)]
+def _collect(queries: Sequence[Query], replies: Sequence[Reply]) -> SessionResult:
+    posed = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
+    answered = [(query, reply.label) for query, reply in posed if reply.label is not None]
     labelled = LabelledSet(
-        record_ids=tuple(batch.record_ids[i] for i in answered),
-        labels=np.array(labels, dtype=np.int64),
-        groups=np.asarray(batch.groups_Q)[answered].astype(np.int64),
+        record_ids=tuple(query.record_id for query, _ in answered),
+        labels=np.array([label for _, label in answered], dtype=np.int64),
+        groups=np.array([query.group for query, _ in answered], dtype=np.int64),
     )
-    return SessionResult(replies=tuple(replies), labelled=labelled)
+    return SessionResult(
+        replies=tuple(_published(query, reply) for query, reply in posed),
+        labelled=labelled,
+        over_budget=len(replies) - len(posed),
+    )
+
+
+def _published(query: Query, reply: Outcome) -> Answer | Refusal:
+    if reply.verdict == "answer":
+        assert reply.label is not None
+        return Answer(record_id=query.record_id, label=reply.label)
+    return Refusal(record_id=query.record_id, reason=reply.verdict)

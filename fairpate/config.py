@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fairpate.types import GateRule, MechanismParameters, UserError
+from fairpate.types import Budget, BudgetKind, GateRule, MechanismParameters, UserError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -102,6 +102,38 @@ class TeachersConfig(_Section):
     )
 
 
+class BudgetConfig(_Section):
+    """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
+
+    kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
+    epsilon: float | None = Field(None, description="Limit at `target_delta`; not for query_count.")
+    max_queries: int | None = Field(None, description="Limit of query_count.")
+    accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
+
+    @model_validator(mode="after")
+    def _is_a_budget(self) -> BudgetConfig:
+        self.at(0.5)
+        if self.kind == "data_dependent" and not self.accept_leak:
+            raise ValueError(
+                "Expected accept_leak: true with kind data_dependent, got false: it stops where private votes say so, "
+                "which leaks; set it, or use data_independent."
+            )
+        return self
+
+    def at(self, target_delta: float) -> Budget:
+        """The budget, with the delta that its epsilon belongs to."""
+        return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
+
+
+class PublicationConfig(_Section):
+    """How the price of the votes is published, by smooth sensitivity; fixed before any vote, never tuned on them."""
+
+    order: float = Field(gt=1, description="Renyi order of the published price.")
+    beta: Positive = Field(description="Discount per record; order < 1 / (2 beta).")
+    noise_stddev: Positive = Field(description="Noise in multiples of the smooth sensitivity.")
+    scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
+
+
 class AggregatorConfig(_Section):
     """Confident&Fair-GNMax and what it may cost."""
 
@@ -112,6 +144,10 @@ class AggregatorConfig(_Section):
         "os_entropy", description="`seeded` reproduces a run and gives no privacy."
     )
     target_delta: float = Field(1e-5, gt=0, lt=1)
+    budget: BudgetConfig | None = Field(
+        None, description="null: data_independent, room for the run's queries and for one block that a crash may waste."
+    )
+    publication: PublicationConfig | None = Field(None, description="null: the price of the votes stays private.")
 
     @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:

@@ -18,6 +18,7 @@ MAX_THRESHOLD_VOTES = 2.0**23
 """Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
 
 IntArray = npt.NDArray[np.int64]
+BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
 ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
 RefusalReason = Literal["confidence", "fairness", "free"]
@@ -72,6 +73,35 @@ class MechanismParameters:
             value = getattr(self, field)
             if not 0 <= value < math.inf:
                 raise ValueError(f"Expected 0 <= {field} < inf, got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a ledger may spend; fixed when the ledger is made.
+
+    ``data_independent`` stops before the data-independent price of the queries posed passes (``epsilon``, ``delta``),
+    ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as the paper
+    does: when it stops leaks, for that is a function of private votes. ``delta`` is also what prices are stated at.
+    """
+
+    kind: BudgetKind
+    delta: float
+    epsilon: float | None = None
+    max_queries: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise ValueError(f"Expected 0 < delta < 1, got {self.delta}.")
+        if self.kind == "query_count":
+            if self.epsilon is not None or self.max_queries is None or self.max_queries < 1:
+                raise ValueError(
+                    f"Expected max_queries >= 1 and no epsilon for query_count, got {self.max_queries}, {self.epsilon}."
+                )
+        elif self.max_queries is not None or self.epsilon is None or not 0 < self.epsilon < math.inf:
+            raise ValueError(
+                f"Expected 0 < epsilon < inf and no max_queries for {self.kind}, got {self.epsilon}, "
+                f"{self.max_queries}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +164,8 @@ class PrivacyStatement:
     ``epsilon_data_independent`` holds at ``delta`` for the stated unit and relation. It covers every reservation the
     ledger holds at its full cost, those refused for free and those a crash left open included: a bound fixed before
     any answer, because how many refusals are free depends on the labels released.
-    ``epsilon_sanitised`` is null until a smooth-sensitivity release is asked for and paid. Counts of answers and
+    ``epsilon_sanitised`` is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over
+    its own noise, null unless one was planned and paid; it is no guarantee for other votes. Counts of answers and
     refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
     ``seeded: not private``.
     """

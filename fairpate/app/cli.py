@@ -7,6 +7,7 @@ non-zero exit; only a defect of ours shows a traceback.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -27,6 +28,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+ledger_app = typer.Typer(help="A run's ledger: verify, export, show. For the operator.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
@@ -36,6 +39,12 @@ OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The lo
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
+RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
+Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
+AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
+OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
+Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
 
 _DEMO = Path(__file__).with_name("color_digits.yaml")
@@ -71,8 +80,12 @@ def _message(error: Exception) -> str:
 
 
 def _fail(message: str) -> int:
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {_escaped(message)}", soft_wrap=True)
+    Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/] {_escaped(message)}", soft_wrap=True)
     return 1
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
 
 
 def _escaped(text: str) -> str:
@@ -103,6 +116,75 @@ def report(folder: RunFolder) -> None:
     found.require_finished()
     run_pipeline(config.model_copy(update={"out": found.root}), Reporter(quiet=True))
     Console(highlight=False).print(summarise(found))
+
+
+@app.command()
+def serve(
+    folder: RunFolder,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8517,
+    analyst_token_file: AnalystToken = None,
+    operator_token_file: OperatorToken = None,
+    quota: Quota = math.inf,
+    data_dir: DataDir = None,
+    student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the student.")] = 2,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
+) -> None:
+    """Serve a finished run over HTTP: its aggregator, or with --student its published model."""
+    from fairpate.app import serve as serving
+
+    if stop:
+        serving.stop_aggregator(folder, say=_say)
+    elif student:
+        serving.serve_student_of(folder, host=host, port=port, num_replicas=replicas, say=_say)
+    else:
+        settings = serving.settings(
+            host=host, port=port, analyst_file=analyst_token_file, operator_file=operator_token_file, daily_quota=quota
+        )
+        serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, say=_say)
+
+
+@app.command()
+def query(
+    words: Words = None,
+    ids: Annotated[str | None, typer.Option(help="A batch of pool records, such as 0:500.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Parquet file for the batch's replies.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
+    token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
+) -> None:
+    """Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids)."""
+    from fairpate.app.query import query as run_query
+
+    run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)
+
+
+@ledger_app.command("verify")
+def verify_ledger(path: RunOrLedger) -> None:
+    """Check every entry against the chain; a service may be writing meanwhile."""
+    from fairpate.app.ledgers import describe_verified
+
+    Console(highlight=False).print(describe_verified(path))
+
+
+@ledger_app.command("export")
+def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> None:
+    """Write every entry, votes included. Private: keep the file to yourself."""
+    from fairpate.app.ledgers import export
+
+    export(path, out)
+    typer.echo(str(out))
+
+
+@ledger_app.command("show")
+def show_ledger(
+    path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
+) -> None:
+    """Print the last charges and what became of them. Private."""
+    from fairpate.app.ledgers import last_charges
+
+    Console(highlight=False).print(last_charges(path, last))
 
 
 @app.command()

@@ -61,6 +61,8 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
         release = release_labels(run, config, dataset, queries, votes, advance)
     statement = release.statement
     reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
+    if release.over_budget:
+        reporter.note("aggregator", f"{release.over_budget} queries found no room in the budget and were not asked")
     student = learn(run, config, dataset, release.labelled, reporter)
     assessment = assess(run, config, dataset, student)
     with reporter.stage("report"):

@@ -1,17 +1,19 @@
 """The one way from ``private/`` to ``public/``: votes go in, labels and a priced statement come out.
 
 The ledger decides what a repeated run may do. It is opened only if it is the ledger behind the labels that were
-released and is asked the same queries; then asking again returns what it holds and draws nothing.
+released; then asking again returns what it holds and draws nothing. What a service asked of it in between is priced
+and stated with the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from aggregator.budget import epsilon_data_independent
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.session import answer_queries, query_key
+from aggregator.session import AggregatorSession, answer_queries, query_key, sanitised_epsilon
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
@@ -20,16 +22,24 @@ from fairpate.config import ConfigError, RunConfig
 from fairpate.data import Dataset, Split
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.types import LabelledSet, PrivacyStatement, VoteBatch
+from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity
+from fairpate.types import Budget, LabelledSet, PrivacyStatement, VoteBatch
+
+_BLOCK = 256
+"""Queries of a run that share a transaction, and that one crash can waste."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What came out of the aggregator: labels and a statement for everybody, spending for the operator."""
+    """What came out of the aggregator: labels and a statement for everybody, spending for the operator.
+
+    ``over_budget`` queries found no room and cost nothing.
+    """
 
     labelled: LabelledSet
     statement: PrivacyStatement
     spending: Spending
+    over_budget: int
 
 
 def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
@@ -50,55 +60,108 @@ def release_labels(
     run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, votes: VoteBatch, on_progress: Advance
 ) -> Release:
     """Ask the aggregator every query, and write labels and statement. However often it runs, one release results."""
-    settings, keys = config.aggregator, _keys(queries)
-    source: NoiseSource = OsEntropy() if settings.noise == "os_entropy" else SeededSource(config.seed)
+    keys, source = _keys(queries), noise_source(config)
+    terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
+    with _open_ledger(run, terms, dict(zip(queries.record_id, keys, strict=True))) as ledger:
+        session = AggregatorSession(ledger, source=source)
+        result = answer_queries(
+            votes,
+            keys=keys,
+            session=session,
+            block_size=_BLOCK,
+            on_progress=lambda done: on_progress(done, len(keys)),
+        )
+        if not result.replies:
+            raise ConfigError(
+                f"aggregator.budget: {terms.budget} has no room for one query, so nothing was asked; raise it, or the "
+                "noise."
+            )
+        published = None if terms.publication is None else session.publish()
+        spending = Spending(
+            charges_Q=_by_query(ledger.charges, keys),
+            terms=terms,
+            num_publications=len(ledger.publications),
+            published=published,
+        )
+    statement = state_privacy(spending)
+    write_labels(result.labelled, run.labels)
+    write_json(run.statement, statement.to_json())
+    return Release(labelled=result.labelled, statement=statement, spending=spending, over_budget=result.over_budget)
+
+
+def noise_source(config: RunConfig) -> NoiseSource:
+    """Where the run's noise comes from."""
+    return OsEntropy() if config.aggregator.noise == "os_entropy" else SeededSource(config.seed)
+
+
+def ledger_terms(config: RunConfig, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
+    """What the run's ledger is a ledger of. Without a configured budget the run's queries fit, and one wasted block."""
+    settings = config.aggregator
     terms = LedgerTerms(
         mechanism=settings.mechanism,
         gate=settings.gate,
+        budget=Budget(kind="query_count", delta=settings.target_delta, max_queries=1),
         num_teachers=config.teachers.num_teachers,
         num_classes=dataset.num_classes,
         num_groups=dataset.num_groups,
-        noise=source.label,
-        ensemble=votes.ensemble,
+        noise=noise_source(config).label,
+        ensemble=ensemble,
+        publication=_publication(config, num_classes=dataset.num_classes),
     )
-    with _open_ledger(run, terms, dict(zip(queries.record_id, keys, strict=True))) as ledger:
-        session = answer_queries(
-            votes, keys=keys, ledger=ledger, source=source, on_progress=lambda done: on_progress(done, len(keys))
+    if settings.budget is not None:
+        return replace(terms, budget=settings.budget.at(settings.target_delta))
+    epsilon = epsilon_data_independent(
+        terms,
+        num_queries=len(choose_queries(dataset, config)) + _BLOCK,
+        num_publications=0 if terms.publication is None else 1,
+    )
+    budget = Budget(kind="data_independent", delta=settings.target_delta, epsilon=epsilon)
+    return replace(terms, budget=budget)
+
+
+def _publication(config: RunConfig, *, num_classes: int) -> SmoothRelease | None:
+    """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
+    settings, planned = config.aggregator, config.aggregator.publication
+    if planned is None:
+        return None
+    try:
+        release = SmoothRelease(**planned.model_dump())
+        check_monotonicity(
+            noise_stddev_votes=settings.mechanism.noise_stddev_votes, num_classes=num_classes, order=release.order
         )
-        charges = ledger.charges
-    charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
-    for charge in charges:
-        charges_of[charge.reservation.key].append(charge)
-    spending = Spending(
-        session=session,
-        charges_Q=list(charges_of.values()),
-        terms=terms,
-        target_delta=settings.target_delta,
-    )
-    statement = state_privacy(spending)
-    write_labels(session.labelled, run.labels)
-    write_json(run.statement, statement.to_json())
-    return Release(labelled=session.labelled, statement=statement, spending=spending)
+    except ValueError as error:
+        raise ConfigError(f"aggregator.publication: {error}") from error
+    return release
 
 
 def state_privacy(spending: Spending) -> PrivacyStatement:
-    """The publishable claim: every reservation at its full cost, whatever came of it."""
-    session, event = spending.session, spending.posed(0, len(spending.charges_Q))
-    price = accountant.epsilon([event], target_delta=spending.target_delta)
+    """The publishable claim: every reservation and publication at its full cost, whatever came of it."""
+    outcomes, event = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
+    price = accountant.epsilon([event, *spending.publications], target_delta=spending.target_delta)
     return PrivacyStatement(
         unit=event.unit,
         relation=event.relation,
         delta=price.delta,
         epsilon_data_independent=price.epsilon,
-        epsilon_sanitised=None,
-        queries_posed=len(session.replies),
-        answered=len(session.labelled.record_ids),
-        rejected_confidence=session.count("confidence"),
-        rejected_fairness=session.count("fairness"),
-        refused_free=session.count("free"),
+        epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=spending.target_delta),
+        queries_posed=len(outcomes),
+        answered=outcomes.count("answered"),
+        rejected_confidence=outcomes.count("confidence"),
+        rejected_fairness=outcomes.count("fairness"),
+        refused_free=outcomes.count("free"),
         noise=spending.terms.noise,
         tuning_accounted=False,
     )
+
+
+def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:
+    """The charges of every query with an outcome, the run's first; those of queries without one go with the first."""
+    charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
+    for charge in charges:
+        charges_of.setdefault(charge.reservation.key, []).append(charge)
+    by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
+    abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
+    return [abandoned + by_query[0], *by_query[1:]] if by_query else []
 
 
 def _open_ledger(run: RunDirectory, terms: LedgerTerms, key_of: dict[str, str]) -> Ledger:
@@ -107,13 +170,12 @@ def _open_ledger(run: RunDirectory, terms: LedgerTerms, key_of: dict[str, str]) 
             f"{run.ledger}: gone, although {run.labels} was released from it; restore it, or start a new run folder."
         )
     ledger = Ledger(run.ledger, terms)
-    unknown = {charge.reservation.key for charge in ledger.charges} - set(key_of.values())
     lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
-    if unknown or lost:
+    if lost:
         ledger.close()
         raise RunDirectoryError(
-            f"{run.ledger}: holds {len(unknown)} queries that are not asked here, and lacks {len(lost)} labels that "
-            "were released; restore the ledger and the public records of this run, or start a new run folder."
+            f"{run.ledger}: lacks {len(lost)} labels that were released; restore the ledger and the public records of "
+            "this run, or start a new run folder."
         )
     return ledger
 

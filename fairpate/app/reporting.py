@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.ledger import Charge, LedgerTerms
-from aggregator.session import SessionResult
 from fairpate.app.rundir import RunDirectory, write_json, write_text
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
@@ -25,7 +24,8 @@ from fairpate.evaluation.report import (
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.types import Answer, PrivacyStatement
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.types import PrivacyStatement
 
 FloatArray = npt.NDArray[np.float64]
 _MAX_COURSE_POINTS = 200
@@ -33,20 +33,32 @@ _MAX_COURSE_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a session spent, query by query; all of it but :meth:`posed` is for the operator alone.
+    """What a ledger spent, query by query; all of it but :meth:`posed` is for the operator alone.
 
-    ``charges_Q[i]`` are the ledger's reservations for query i: one, and another for each that a crash left open.
+    ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
+    a crash left open. ``published`` is what may be known of the price of the votes, if it is not out of date.
     """
 
-    session: SessionResult
     charges_Q: Sequence[Sequence[Charge]]
     terms: LedgerTerms
-    target_delta: float
+    num_publications: int = 0
+    published: SanitisedRdp | None = None
+
+    @property
+    def publications(self) -> list[SmoothRelease]:
+        """The events of having published prices."""
+        return [] if self.terms.publication is None else [self.terms.publication] * self.num_publications
+
+    @property
+    def target_delta(self) -> float:
+        """The delta at which prices are stated."""
+        return self.terms.budget.delta
 
     @property
     def outcomes_Q(self) -> list[Outcome]:
         """How each query ended."""
-        return ["answered" if isinstance(reply, Answer) else reply.reason for reply in self.session.replies]
+        verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
+        return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
     def posed(self, start: int, stop: int) -> ConfidentGnmaxQueries:
         """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
@@ -101,7 +113,9 @@ def write_reports(
         num_private_records=None,
         num_teachers=spending.terms.num_teachers,
         num_public_records=num_public_records,
-        epsilon_course_Q=_course(spending, lambda a, b: accountant.rdp([spending.posed(a, b)])),
+        epsilon_course_Q=_course(
+            spending, lambda a, b: accountant.rdp([spending.posed(a, b)]), accountant.rdp(spending.publications)
+        ),
         outcomes=_outcomes_by_group(spending, next(iter(evaluations.values()))),
         answered_GC=_answers_by_group(spending),
         evaluations=evaluations,
@@ -115,7 +129,8 @@ def write_reports(
 
 def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     posed = range(len(spending.charges_Q))
-    best = accountant.epsilon_data_dependent([spending.drawn(0, len(posed))], target_delta=spending.target_delta)
+    events: list[accountant.Event] = [spending.drawn(0, len(posed)), *spending.publications]
+    best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
     return PrivateReport(
         public=public,
         rdp_order=best.order,
@@ -123,7 +138,9 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
             float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0]) for query in posed
         ],
         epsilon_data_dependent_course_Q=_course(
-            spending, lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)])
+            spending,
+            lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)]),
+            accountant.rdp(spending.publications),
         ),
         epsilon_as_published_course_Q=_course(spending, spending.as_published),
         plurality_votes_Q=[max(charges[-1].reservation.votes) for charges in spending.charges_Q],
@@ -145,11 +162,17 @@ def _costs(private: PrivateReport) -> dict[str, Any]:
     }
 
 
-def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> Sequence[float]:
-    """Epsilon after each query: exact at up to 200 of them, the last included, straight lines between."""
+def _course(
+    spending: Spending, price: Callable[[int, int], FloatArray], before_A: FloatArray | None = None
+) -> Sequence[float]:
+    """Epsilon after each query: exact at up to 200 of them, the last included, straight lines between.
+
+    ``before_A`` is spent from the start: a publication that was planned.
+    """
     posed = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, posed, min(posed, _MAX_COURSE_POINTS)).round().astype(int))
-    curve_A, epsilons, start = np.zeros(len(DEFAULT_ORDERS)), [], 0
+    curve_A = np.zeros(len(DEFAULT_ORDERS)) if before_A is None else before_A
+    epsilons, start = [], 0
     for end in ends.tolist():
         curve_A = curve_A + price(start, end)
         epsilons.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
@@ -178,8 +201,9 @@ def _outcomes_by_group(spending: Spending, evaluation: Evaluation) -> list[Group
 
 
 def _answers_by_group(spending: Spending) -> list[list[int]]:
-    counts_GC = np.zeros((spending.terms.num_groups, spending.terms.num_classes), dtype=np.int64)
-    labelled = spending.session.labelled
-    np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
-    counts: list[list[int]] = counts_GC.tolist()
+    counts = [[0] * spending.terms.num_classes for _ in range(spending.terms.num_groups)]
+    for charges in spending.charges_Q:
+        settled = charges[-1].outcome
+        if settled is not None and settled.label is not None:
+            counts[charges[-1].reservation.group][settled.label] += 1
     return counts

@@ -397,7 +397,8 @@ def promises(report: PublicReport) -> str:
     ]
     if statement.epsilon_sanitised is not None:
         held.append(
-            f"A smooth-sensitivity release estimates the spent budget at {epsilon_text(statement.epsilon_sanitised)}."
+            "On these votes the labels cost less: by a smooth-sensitivity release, which the bound includes, at most "
+            f"ε = {epsilon_text(statement.epsilon_sanitised)}, with 95 % confidence over the release’s own noise."
         )
     not_held = [
         "Test metrics use true labels and groups of the test records. They are outside the guarantee.",

@@ -1,19 +1,17 @@
+"""The ledger file: durable, chained, one writer, and refused when anything about it is not as it was left."""
+
 import dataclasses
-import multiprocessing
+import errno
 import os
-import signal
 import sqlite3
 import stat
 
 import numpy as np
 import pytest
 
-from aggregator import session
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.session import answer_queries, query_key
-from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.types import Answer, GateRule, MechanismParameters, Refusal, VoteBatch
+from fairpate.types import Budget, GateRule, MechanismParameters
 
 TERMS = LedgerTerms(
     mechanism=MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6),
@@ -23,8 +21,10 @@ TERMS = LedgerTerms(
     num_groups=2,
     noise="seeded: not private",
     ensemble="teachers",
+    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
 )
-QUERY = ("key", 1, (40, 15, 5))
+VOTES = np.array([[40, 15, 5]])
+ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")
 
 
 @pytest.fixture
@@ -32,18 +32,12 @@ def path(tmp_path):
     return tmp_path / "ledger.sqlite"
 
 
-@pytest.fixture
-def batch():
-    generator = np.random.default_rng(0)
-    votes_QC = np.array([generator.multinomial(60, generator.dirichlet([0.5] * 3)) for _ in range(100)])
-    ids = [f"record-{index}" for index in range(100)]
-    return VoteBatch(record_ids=ids, groups_Q=generator.integers(0, 2, 100), votes_QC=votes_QC, ensemble="teachers")
+def reserve(ledger, *keys):
+    return ledger.reserve(list(keys), [1] * len(keys), np.tile(VOTES, (len(keys), 1)))
 
 
-def ask(batch, path, *, block_size=64, source=None, terms=TERMS):
-    with Ledger(path, terms) as ledger:
-        keys = list(batch.record_ids)
-        return answer_queries(batch, keys=keys, ledger=ledger, source=source or SeededSource(3), block_size=block_size)
+def ask(ledger, *keys, outcome=REFUSAL):
+    ledger.commit(reserve(ledger, *keys), [outcome] * len(keys))
 
 
 def edit(path, statement):
@@ -55,49 +49,105 @@ def edit(path, statement):
 
 def test_a_reservation_is_durable_and_charged_before_it_has_an_outcome(path):
     with Ledger(path, TERMS) as ledger:
-        ledger.reserve([QUERY])
+        reserve(ledger, "key")
     with Ledger(path, TERMS) as ledger:
         (charge,) = ledger.charges
         assert charge.outcome is None
-        assert (charge.reservation.key, charge.reservation.group, charge.reservation.votes) == QUERY
+        assert (charge.reservation.key, charge.reservation.group, charge.reservation.votes) == ("key", 1, (40, 15, 5))
 
 
 def test_the_gate_s_counts_and_the_outcomes_come_back(path):
     with Ledger(path, TERMS) as ledger:
-        (reservation,) = ledger.reserve([QUERY])
-        ledger.commit({reservation: Outcome(verdict="answer", label=0)})
+        ask(ledger, "key", outcome=ANSWER)
     with Ledger(path, TERMS) as ledger:
-        assert ledger.outcome("key") == Outcome(verdict="answer", label=0)
+        assert ledger.outcome("key") == ANSWER
         assert ledger.counts_GC == [[0, 0, 0], [1, 0, 0]]
 
 
 def test_a_query_is_drawn_once(path):
     with Ledger(path, TERMS) as ledger:
-        (reservation,) = ledger.reserve([QUERY])
-        ledger.commit({reservation: Outcome(verdict="confidence")})
+        reserved = reserve(ledger, "key")
+        ledger.commit(reserved, [REFUSAL])
         with pytest.raises(ValueError, match="has an outcome already"):
-            ledger.reserve([QUERY])
+            reserve(ledger, "key")
         with pytest.raises(ValueError, match="committed already"):
-            ledger.commit({reservation: Outcome(verdict="answer", label=1)})
+            ledger.commit(reserved, [ANSWER])
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE entries SET payload = replace(payload, '40', '41') WHERE number = 1",
+        "UPDATE entries SET payload = replace(payload, 'key', 'kez') WHERE number = 1",
+        "UPDATE entries SET payload = replace(payload, 'fairness', 'free') WHERE number = 2",
+        "UPDATE entries SET kind = 'commit' WHERE number = 1",
+        "UPDATE entries SET number = 3 WHERE number = 2",
         "DELETE FROM entries WHERE number = 1",
         "DELETE FROM entries WHERE number = 2",
-        "UPDATE chain SET length = 1",
+        "DELETE FROM entries",
         "UPDATE chain SET terms = replace(terms, '30', '31')",
+        "UPDATE chain SET version = 1",
+        "DROP TABLE entries",
     ],
 )
 def test_a_ledger_that_was_edited_or_cut_short_refuses_to_open(path, statement):
     with Ledger(path, TERMS) as ledger:
-        (reservation,) = ledger.reserve([QUERY])
-        ledger.commit({reservation: Outcome(verdict="fairness")})
+        ask(ledger, "key")
     edit(path, statement)
-    with pytest.raises(LedgerError):
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite"):
         Ledger(path, TERMS)
+    assert path.read_bytes() == before
+
+
+def test_a_write_ahead_log_that_was_cut_short_is_noticed(path, tmp_path):
+    copy = tmp_path / "copy.sqlite"
+    with Ledger(path, TERMS) as ledger:
+        for number in range(5):
+            ask(ledger, f"key{number}")
+        for end in ("", "-wal", ".lock"):  # as a crash leaves them: nothing is checkpointed yet
+            copy.with_name(copy.name + end).write_bytes(path.with_name(path.name + end).read_bytes())
+    wal = copy.with_name(copy.name + "-wal")
+    whole = wal.read_bytes()
+    with Ledger(copy, TERMS) as ledger:
+        assert ledger.num_reservations == 5
+    empty = tmp_path / "empty.sqlite"
+    Ledger(empty, TERMS).close()
+    copy.write_bytes(empty.read_bytes())
+    wal.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LedgerError, match=r"was written|cannot be read"):
+        Ledger(copy, TERMS)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "zeroed"])
+def test_a_corrupted_page_is_noticed(path, damage):
+    with Ledger(path, TERMS) as ledger:
+        for number in range(200):
+            ask(ledger, f"key{number}")
+    content = bytearray(path.read_bytes())
+    page = content.index(b"key150") // 4096
+    if damage == "zeroed":
+        content[4096 * page : 4096 * (page + 1)] = bytes(4096)
+    else:
+        content[content.index(b"key150") + 1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite.*from a copy"):
+        Ledger(path, TERMS)
+    assert path.read_bytes() == content
+
+
+def test_an_outcome_whose_note_cannot_be_written_is_not_given(path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Ledger(path, TERMS) as ledger:
+        reserved = reserve(ledger, "key")
+        monkeypatch.setattr(os, "pwrite", fail)
+        with pytest.raises(LedgerError, match="No space left"):
+            ledger.commit(reserved, [ANSWER])
+        assert ledger.outcome("key") is None
+    monkeypatch.undo()
+    with Ledger(path, TERMS) as ledger:  # it was durable, and may be given now
+        assert ledger.outcome("key") == ANSWER
 
 
 def test_a_damaged_file_is_named(path):
@@ -121,88 +171,3 @@ def test_there_is_one_writer(path):
 def test_only_its_owner_may_read_it(path):
     Ledger(path, TERMS).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_replies_do_not_depend_on_the_block_size(batch, tmp_path):
-    by_one, by_many = (ask(batch, tmp_path / f"{size}.sqlite", block_size=size) for size in (1, 40))
-    assert by_one.replies == by_many.replies
-    assert {type(reply) for reply in by_one.replies} == {Answer, Refusal}
-
-
-def test_asking_again_charges_nothing_and_draws_nothing(batch, path):
-    first = ask(batch, path)
-    with Ledger(path, TERMS) as ledger:
-        again = answer_queries(batch, keys=list(batch.record_ids), ledger=ledger, source=NoMoreNoise())
-        assert len(ledger.charges) == len(batch.record_ids)
-    assert again.replies == first.replies
-
-
-def test_equal_content_is_one_query(batch, path):
-    twice = VoteBatch(
-        record_ids=["a", "b"], groups_Q=batch.groups_Q[[0, 0]], votes_QC=batch.votes_QC[[0, 0]], ensemble="teachers"
-    )
-    with Ledger(path, TERMS) as ledger:
-        result = answer_queries(twice, keys=["same", "same"], ledger=ledger, source=SeededSource(0))
-        assert len(ledger.charges) == 1
-    first, second = result.replies
-    assert (first.record_id, second.record_id) == ("a", "b")
-    assert dataclasses.replace(first, record_id="b") == second
-
-
-def test_a_query_key_covers_features_shape_type_and_group():
-    features = np.arange(6, dtype=np.float32)
-    keys = {
-        query_key(features, 0),
-        query_key(features, 1),
-        query_key(features.reshape(2, 3), 0),
-        query_key(features.astype(np.float64), 0),
-        query_key(features[::-1], 0),
-    }
-    assert len(keys) == 5
-    assert query_key(features.copy(), 0) in keys
-
-
-def test_the_noise_source_must_be_the_one_the_ledger_declares(batch, path):
-    with pytest.raises(ValueError, match="seeded: not private"):
-        ask(batch, path, source=OsEntropy())
-
-
-@pytest.mark.parametrize("after_reservations", [1, 17])
-def test_a_process_killed_between_reserve_and_commit_loses_budget_and_nothing_else(batch, path, after_reservations):
-    process = multiprocessing.get_context("fork").Process(
-        target=_ask_and_die, args=(batch, path, after_reservations), daemon=True
-    )
-    process.start()
-    process.join(timeout=60)
-    assert process.exitcode == -signal.SIGKILL
-
-    with Ledger(path, TERMS) as ledger:
-        open_charges = [charge for charge in ledger.charges if charge.outcome is None]
-    assert len(open_charges) == 1
-    resumed = ask(batch, path, block_size=1)
-    assert resumed.replies == ask(batch, path.with_name("undisturbed.sqlite"), block_size=1).replies
-    with Ledger(path, TERMS) as ledger:
-        assert len(ledger.charges) == len(batch.record_ids) + 1
-
-
-class NoMoreNoise:
-    label = "seeded: not private"
-
-    def derive(self, *parts):
-        raise AssertionError(f"drew again for {parts}")
-
-    def randbelow(self, n):
-        raise AssertionError("drew again")
-
-
-def _ask_and_die(batch, path, after_reservations):
-    drawn = iter(range(1, after_reservations + 1))
-    draw = session.confident_fair_gnmax
-
-    def draw_or_die(*args, **kwargs):
-        if next(drawn) == after_reservations:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return draw(*args, **kwargs)
-
-    session.confident_fair_gnmax = draw_or_die
-    ask(batch, path, block_size=1)

@@ -4,23 +4,29 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.mechanism import Outcome, confident_fair_gnmax, confident_gnmax, gnmax, is_confident
+from aggregator.mechanism import NOT_CONFIDENT, Outcome, check_votes, confident_fair_gnmax, confident_gnmax
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.types import GateRule, MechanismParameters
 
 NO_NOISE = MechanismParameters(threshold=0, threshold_stddev_votes=0, noise_stddev_votes=0)
+NEVER = MechanismParameters(threshold=math.inf, threshold_stddev_votes=0, noise_stddev_votes=0)
 OPEN = GateRule(max_disparity=math.inf, min_count=0)
 
 
-def run_stream(votes_QC, groups, *, parameters, rule, seed=0):
+def run_stream(votes_QC, groups, *, parameters, rule, seed=0, block_size=50):
     gate = DemographicParityGate(rule, num_groups=2, num_classes=votes_QC.shape[1])
-    outcomes = [
-        confident_fair_gnmax(
-            votes_C, group=group, gate=gate, parameters=parameters, source=SeededSource(seed).derive(index)
+    outcomes = []
+    for start in range(0, len(votes_QC), block_size):
+        block = range(start, min(start + block_size, len(votes_QC)))
+        outcomes += confident_fair_gnmax(
+            votes_QC[block],
+            groups=[int(groups[index]) for index in block],
+            keys=[str(index) for index in block],
+            gate=gate,
+            parameters=parameters,
+            source=SeededSource(seed),
         )
-        for index, (votes_C, group) in enumerate(zip(votes_QC, groups, strict=True))
-    ]
     return outcomes, gate
 
 
@@ -40,11 +46,23 @@ def test_without_noise_and_threshold_the_plurality_wins():
 
 
 def test_a_threshold_of_minus_infinity_is_gnmax_and_of_infinity_refuses_everything():
-    votes_C = np.array([20, 22, 18])
+    votes_QC = np.array([[20, 22, 18]])
     always = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
     never = MechanismParameters(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
-    assert confident_gnmax(votes_C, parameters=always, source=SeededSource(1)) == 1
-    assert confident_gnmax(votes_C, parameters=never, source=SeededSource(1)) is None
+    assert confident_gnmax(votes_QC, keys=["q"], parameters=always, source=SeededSource(1)) == [1]
+    assert confident_gnmax(votes_QC, keys=["q"], parameters=never, source=SeededSource(1)) == [NOT_CONFIDENT]
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 8, 200])
+def test_how_queries_are_put_together_changes_no_outcome(block_size):
+    votes_QC, groups = random_votes(np.random.default_rng(4)), np.random.default_rng(5).integers(0, 2, 200)
+    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    rule = GateRule(max_disparity=0.05, min_count=10)
+    together, gate = run_stream(votes_QC, groups, parameters=parameters, rule=rule)
+    again, other_gate = run_stream(votes_QC, groups, parameters=parameters, rule=rule, block_size=block_size)
+    assert again == together
+    np.testing.assert_array_equal(other_gate.counts_GC, gate.counts_GC)
+    assert len({outcome.verdict for outcome in together}) == 3
 
 
 STREAM = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
@@ -67,12 +85,11 @@ def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(ru
     votes_QC = random_votes(np.random.default_rng(0))
     parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
-    plain = [
-        confident_gnmax(votes_C, parameters=parameters, source=SeededSource(0).derive(index))
-        for index, votes_C in enumerate(votes_QC)
-    ]
-    assert [outcome.label for outcome in outcomes] == plain
-    assert None in plain
+    plain = confident_gnmax(
+        votes_QC, keys=[str(index) for index in range(200)], parameters=parameters, source=SeededSource(0)
+    )
+    assert [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes] == plain
+    assert NOT_CONFIDENT in plain
 
 
 def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
@@ -94,15 +111,15 @@ def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
     assert [outcome.is_charged for outcome in fair] == [outcome.is_charged for outcome in plain]
 
 
-def test_a_group_for_which_every_label_is_refused_is_turned_away_before_its_votes_are_read():
-    gate = DemographicParityGate(
-        GateRule(max_disparity=-0.9, min_count=0), num_groups=2, num_classes=2, counts_GC=np.array([[5, 5], [5, 5]])
-    )
-    outcome = confident_fair_gnmax(
-        np.array(["not", "votes"]), group=0, gate=gate, parameters=NO_NOISE, source=OsEntropy()
-    )
-    assert outcome == Outcome(verdict="free")
-    assert not outcome.is_charged
+def test_a_group_for_which_every_label_is_refused_is_turned_away_whatever_its_votes():
+    rule, counts_GC = GateRule(max_disparity=-0.9, min_count=0), np.array([[5, 5], [5, 5]])
+    for votes_C, parameters in [([60, 0], NO_NOISE), ([0, 60], NO_NOISE), ([30, 30], NEVER)]:
+        gate = DemographicParityGate(rule, num_groups=2, num_classes=2, counts_GC=counts_GC)
+        (outcome,) = confident_fair_gnmax(
+            np.array([votes_C]), groups=[0], keys=["q"], gate=gate, parameters=parameters, source=OsEntropy()
+        )
+        assert outcome == Outcome(verdict="free")
+        assert not outcome.is_charged
 
 
 def binomial_interval(probability, trials, deviations=5.0):
@@ -122,23 +139,38 @@ def test_the_noise_of_threshold_and_argmax_has_the_declared_scale(scale, inside)
     gaps = np.arange(-400, 401)
     wins = difference[gaps < 5].sum() + difference[gaps == 5].sum() / 2
 
-    drawn = MechanismParameters(threshold=24, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev)
-    confident = sum(is_confident(np.array([20, 3]), parameters=drawn, source=source) for _ in range(trials))
-    won = sum(gnmax(np.array([20, 15]), noise_stddev_votes=scale * stddev, source=source) == 0 for _ in range(trials))
+    def labels(votes_C, *, threshold):
+        parameters = MechanismParameters(
+            threshold=threshold, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev
+        )
+        keys, votes_QC = [str(i) for i in range(trials)], np.tile(votes_C, (trials, 1))
+        return confident_gnmax(votes_QC, keys=keys, parameters=parameters, source=source)
+
+    confident = trials - labels([20, 3], threshold=24).count(NOT_CONFIDENT)
+    won = labels([20, 15], threshold=-math.inf).count(0)
     for count, probability in ((confident, passes), (won, wins)):
         low, high = binomial_interval(probability, trials)
         assert bool(low <= count / trials <= high) is inside
 
 
-def test_ties_are_broken_without_favour():
-    wins = Counter(gnmax(np.array([7, 7, 0]), noise_stddev_votes=0, source=SeededSource(seed)) for seed in range(400))
+@pytest.mark.parametrize("block_size", [1, 100])
+def test_ties_are_broken_without_favour(block_size):
+    votes_QC = np.tile([7, 7, 0], (400, 1))
+    outcomes, _ = run_stream(votes_QC, np.zeros(400), parameters=NO_NOISE, rule=OPEN, block_size=block_size)
+    wins = Counter(outcome.label for outcome in outcomes)
     assert set(wins) == {0, 1}
     low, high = binomial_interval(0.5, 400)
     assert low <= wins[0] / 400 <= high
 
 
-@pytest.mark.parametrize("votes_C", [np.array([1.5, 2.0]), np.array([3]), np.array([-1, 4]), np.array([[1, 2]])])
-def test_votes_that_are_no_counts_are_refused(votes_C):
-    gate = DemographicParityGate(OPEN, num_groups=1, num_classes=2)
+@pytest.mark.parametrize(
+    "votes_QC", [np.array([[1.5, 2.0]]), np.array([[3]]), np.array([[-1, 4]]), np.array([1, 2]), np.array([["a", "b"]])]
+)
+def test_votes_that_are_no_counts_are_refused(votes_QC):
     with pytest.raises(ValueError, match="votes"):
-        confident_fair_gnmax(votes_C, group=0, gate=gate, parameters=NO_NOISE, source=OsEntropy())
+        check_votes(votes_QC, num_teachers=3)
+
+
+def test_a_vote_without_all_teachers_is_noticed():
+    assert check_votes(np.array([[1, 2], [3, 0]]), num_teachers=3)
+    assert not check_votes(np.array([[1, 2], [2, 0]]), num_teachers=3)

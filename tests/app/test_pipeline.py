@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.mechanism import Outcome
 from aggregator.session import query_key
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
@@ -25,8 +26,9 @@ from fairpate.app.rundir import RunDirectoryError, create_run_directory, open_ru
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
-from fairpate.privacy.accountant import ConfidentGnmaxVotes, epsilon_data_dependent
-from fairpate.types import GateRule, MechanismParameters
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.types import Budget, GateRule, MechanismParameters
 from student.predict import load_student
 
 PUBLIC = {"labels.parquet", "student.safetensors", "statement.json", "metrics.json", "report.html"}
@@ -212,6 +214,7 @@ def test_a_ledger_that_is_gone_or_of_an_older_day_is_not_replaced(finished, tmp_
         copy = tmp_path / damage
         shutil.copytree(folder.root, copy)
         (copy / "private/ledger.sqlite").unlink()
+        (copy / "private/ledger.sqlite.lock").unlink()
         if damage == "older":
             Ledger(copy / "private/ledger.sqlite", open_terms(folder)).close()
         released = (copy / "public/labels.parquet").read_bytes()
@@ -239,14 +242,66 @@ def test_votes_of_other_teachers_are_refused_by_the_ledger(finished, tmp_path):
         run(config.model_copy(update={"out": copy}))
 
 
-def test_a_ledger_asked_other_queries_is_refused(finished, tmp_path):
+def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
     folder, config = finished
     copy = tmp_path / "copy"
     shutil.copytree(folder.root, copy)
     with Ledger(copy / "private/ledger.sqlite", open_terms(folder)) as ledger:
-        ledger.reserve([("another", 0, [0] * 10)])
-    with pytest.raises(RunDirectoryError, match="1 queries that are not asked here"):
-        run(config.model_copy(update={"out": copy}))
+        reserved = ledger.reserve(["answered", "open"], [0, 1], np.array([[40] + [0] * 9, [40] + [0] * 9]))
+        ledger.commit(reserved[:1], [Outcome(verdict="answer", label=0)])
+    again = run(config.model_copy(update={"out": copy}))
+    before, after = (read_json(path) for path in (folder.statement, again.statement))
+    assert after["queries_posed"] == before["queries_posed"] + 1
+    assert after["answered"] == before["answered"] + 1
+    posed = ConfidentGnmaxQueries(count=before["queries_posed"] + 2, **dataclasses.asdict(config.aggregator.mechanism))
+    assert after["epsilon_data_independent"] == epsilon([posed], target_delta=1e-5).epsilon
+
+
+def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path, ray_session):
+    mechanism = small_config(tmp_path).aggregator.mechanism
+    priced = [
+        epsilon([ConfidentGnmaxQueries(count=n, **dataclasses.asdict(mechanism))], target_delta=1e-5).epsilon
+        for n in (40, 41)
+    ]
+    limit = sum(priced) / 2
+    folder = run(small_config(tmp_path / "run", f"aggregator.budget={{epsilon: {limit!r}}}"))
+    statement = read_json(folder.statement)
+    assert statement["queries_posed"] == 40
+    assert statement["epsilon_data_independent"] == priced[0] < limit
+
+
+def test_a_budget_without_room_for_one_query_ends_the_run(small_config, tmp_path, ray_session):
+    with pytest.raises(ConfigError, match=r"aggregator\.budget: .* no room for one query"):
+        run(small_config(tmp_path / "run", "aggregator.budget={epsilon: 0.01}"))
+
+
+def test_a_planned_publication_is_made_once_stated_and_priced(small_config, tmp_path, ray_session):
+    plan = "{order: 2.0, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
+    config = small_config(
+        tmp_path / "run", f"aggregator.publication={plan}", "aggregator.mechanism.noise_stddev_votes=4"
+    )
+    folder = run(config)
+    statement, costs = read_json(folder.statement), read_json(folder.costs)
+    posed = ConfidentGnmaxQueries(count=80, **dataclasses.asdict(config.aggregator.mechanism))
+    release = SmoothRelease(**config.aggregator.publication.model_dump())
+    assert statement["epsilon_data_independent"] == epsilon([posed, release], target_delta=1e-5).epsilon
+    assert costs["epsilon_data_independent"] == pytest.approx(statement["epsilon_data_independent"], rel=1e-12)
+    assert costs["epsilon_data_dependent"] < statement["epsilon_data_independent"]
+    assert statement["epsilon_sanitised"] > 0
+    assert "smooth-sensitivity release" in folder.public_report.read_text(encoding="utf-8")
+    again = run(config)
+    assert read_json(again.statement) == statement
+
+
+def test_a_publication_that_smooth_sensitivity_does_not_cover_is_refused(small_config, tmp_path, ray_session):
+    plan = "{order: 30, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
+    with pytest.raises(ConfigError, match=r"aggregator\.publication: Expected 1 < order < 1 / \(2 beta\) = 5"):
+        run(small_config(tmp_path / "run", f"aggregator.publication={plan}"))
+
+
+def test_a_leaking_budget_needs_its_flag(small_config, tmp_path):
+    with pytest.raises(ConfigError, match="accept_leak"):
+        small_config(tmp_path, "aggregator.budget={kind: data_dependent, epsilon: 2}")
 
 
 def test_equal_records_are_one_query(small_config, tmp_path):
@@ -282,13 +337,13 @@ def test_a_reservation_that_a_crash_left_open_raises_the_stated_epsilon(finished
     copy = tmp_path / "copy"
     copy.mkdir()
     shutil.copytree(folder.root, copy, dirs_exist_ok=True)
-    for path in ("private/ledger.sqlite", "public/labels.parquet"):
+    for path in ("private/ledger.sqlite", "private/ledger.sqlite.lock", "public/labels.parquet"):
         (copy / path).unlink()
     votes = read_votes(folder.votes)
     queries = choose_queries(load_dataset(config.data), config)
     key = query_key(queries.x[0].numpy(), int(queries.z[0]))
     with Ledger(copy / "private/ledger.sqlite", open_terms(folder)) as ledger:
-        ledger.reserve([(key, int(queries.z[0]), votes.votes_QC[0].tolist())])
+        ledger.reserve([key], [int(queries.z[0])], votes.votes_QC[:1])
     again = run(config.model_copy(update={"out": copy}))
     assert pq.read_table(again.labels).equals(pq.read_table(folder.labels))
     before, after = (read_json(path)["epsilon_data_independent"] for path in (folder.statement, again.statement))
@@ -311,4 +366,6 @@ def open_terms(folder):
     values = json.loads(text)
     values["mechanism"] = MechanismParameters(**values["mechanism"])
     values["gate"] = GateRule(**values["gate"])
+    values["budget"] = Budget(**values["budget"])
+    values["publication"] = values["publication"] and SmoothRelease(**values["publication"])
     return LedgerTerms(**values)

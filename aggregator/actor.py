@@ -1,0 +1,198 @@
+"""One named Ray actor that holds the ledger and serves HTTP, and finds its way back after a crash.
+
+The actor is the ledger's only writer. When its process dies Ray starts another, which opens the ledger again (every
+entry verified and replayed), rebuilds what votes, and listens on the same port. What votes is injected as a function
+that opens a :class:`Backend`; this module knows no teachers. uvicorn runs in a thread of the actor.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.api import Backend, ServiceSettings, build_app
+from aggregator.tokens import is_loopback
+from fairpate.types import UserError
+
+NAMESPACE = "fairpate"
+_BIND_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 30.0
+_BACKLOG = 2048
+_log = logging.getLogger(__name__)
+
+
+class ServiceError(UserError, RuntimeError):
+    """A service that cannot start or went away; the message says what to do."""
+
+
+class HttpServer:
+    """uvicorn in a thread, on a socket that is bound before the thread starts."""
+
+    def __init__(self, backend: Backend, settings: ServiceSettings) -> None:
+        import uvicorn
+
+        listening = bind(settings.host, settings.port)
+        app = build_app(backend, settings)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, backlog=_BACKLOG)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are accepted."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Answer what is under way, then close."""
+        self._server.should_exit = True
+        self._thread.join(timeout=_STOP_TIMEOUT_S)
+
+
+class AggregatorActor:
+    """The actor: opens the backend, then serves it until it is stopped."""
+
+    def __init__(self, open_backend: Callable[..., Backend], arguments: tuple[Any, ...], settings: ServiceSettings):
+        self._backend = open_backend(*arguments)
+        self._server = HttpServer(self._backend, settings)
+
+    def is_serving(self) -> bool:
+        """Whether requests are accepted."""
+        return self._server.is_alive
+
+    def stop(self) -> None:
+        """Close server, teachers and ledger in this order."""
+        self._server.stop()
+        self._backend.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A running aggregator: its actor's handle and where it listens."""
+
+    actor: Any
+    name: str
+    url: str
+
+    def is_serving(self, *, timeout_s: float) -> bool:
+        """Whether it answers, waiting out a restart. ServiceError if it is gone for good; the cause is named."""
+        return bool(_get(self.actor.is_serving.remote(), self.name, timeout_s))
+
+    def stop(self) -> None:
+        """Finish the requests under way, close the ledger and end the actor."""
+        import ray
+
+        try:
+            ray.get(self.actor.stop.remote(), timeout=2 * _STOP_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("The aggregator did not stop by itself: %s", error)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor at once, and wait until its name is free."""
+        import ray
+
+        ray.kill(self.actor)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while find_service(self.name) is not None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+
+
+def start_service(
+    name: str,
+    open_backend: Callable[..., Backend],
+    arguments: tuple[Any, ...],
+    settings: ServiceSettings,
+    *,
+    detached: bool = False,
+    resources: dict[str, float] | None = None,
+) -> Service:
+    """Start the actor ``name`` and wait until it answers.
+
+    ``detached`` lets it outlive this process on a cluster; ``resources`` pins it, for the ledger stays on one node's
+    disk. ServiceError if a service of this name runs, if a host beyond loopback is asked without tokens, or for what
+    the backend raised.
+    """
+    import ray
+
+    check_exposure(settings)
+    if find_service(name) is not None:
+        raise ServiceError(f"{name}: is served already; stop that service first, or query it.")
+    actor_class: Any = ray.remote(AggregatorActor)
+    actor = actor_class.options(
+        num_cpus=0,
+        resources=resources or {},
+        max_restarts=-1,
+        max_task_retries=-1,
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached" if detached else None,
+    ).remote(open_backend, arguments, settings)
+    service = Service(actor=actor, name=name, url=f"http://{url_host(settings.host)}:{settings.port}")
+    try:
+        service.is_serving(timeout_s=_START_TIMEOUT_S)
+    except ServiceError:
+        service.kill()
+        raise
+    return service
+
+
+def find_service(name: str) -> Any | None:
+    """The handle of the actor ``name``, or None if there is none."""
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def check_exposure(settings: ServiceSettings) -> None:
+    """ServiceError for a host that others reach while no token is configured."""
+    if settings.tokens.is_empty and not is_loopback(settings.host):
+        raise ServiceError(
+            f"--host {settings.host}: others could reach it, and no token is configured; set FAIRPATE_ANALYST_TOKEN "
+            "and FAIRPATE_OPERATOR_TOKEN or give token files, or listen on 127.0.0.1."
+        )
+
+
+def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.socket:
+    """A listening socket; waits while a process that just died still holds the port. ServiceError when it stays."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another --port.") from error
+            time.sleep(0.1)
+
+
+def url_host(host: str) -> str:
+    """``host`` as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _get(reference: Any, name: str, timeout_s: float) -> Any:
+    import ray
+
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ServiceError(f"{name}: no answer within {timeout_s:g} s; is there room for its teachers?") from error
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise ServiceError(f"{name}: the service ended: {_last_line(str(cause))}") from error
+
+
+def _last_line(text: str) -> str:
+    """The message at the end of a remote traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no cause given"

@@ -1,0 +1,194 @@
+"""What a ledger's budget still has room for: three kinds of limit over what it holds.
+
+A limit on the data-independent price is a Renyi filter (see :mod:`fairpate.privacy.filters`) at one order, the one that
+admits most queries, known before the first: each charge is fixed before it is made, so stopping at the limit is sound
+although analysts choose their queries adaptively. A limit on the number of queries is as sound, and says nothing of
+publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a function of
+private votes and therefore leaks, which no arithmetic here can mend.
+
+Reservations count in full, refused, free and crashed ones included, and so does every publication of the price of
+votes. What an analyst may see is in :class:`BudgetStatus`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.ledger import Ledger, LedgerTerms
+from fairpate.privacy import accountant, gnmax
+from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries
+from fairpate.privacy.filters import RenyiFilter
+from fairpate.types import BudgetKind, IntArray
+
+FloatArray = npt.NDArray[np.float64]
+_ORDERS_A = np.array(DEFAULT_ORDERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetStatus:
+    """The public side of a budget: its limits, and what is spent of it data-independently.
+
+    ``closed``: no new query has room. Under ``data_dependent`` that, and ``queries_posed`` with it, follows from votes.
+    """
+
+    kind: BudgetKind
+    epsilon_limit: float | None
+    delta: float
+    max_queries: int | None
+    queries_posed: int
+    epsilon_data_independent: float
+    closed: bool
+
+
+class BudgetFilter(Protocol):
+    """Decides how many of some new queries still fit."""
+
+    def room(self, wanted: int) -> int:
+        """How many of ``wanted`` queries may fit, as far as can be said without their votes."""
+        ...
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """How many of these queries fit, from the first on; they are reserved next."""
+        ...
+
+    def admit_publication(self) -> bool:
+        """Whether publishing the price of votes fits; if so it comes next."""
+        ...
+
+
+class CountFilter:
+    """At most ``limit`` reservations."""
+
+    def __init__(self, ledger: Ledger, limit: int) -> None:
+        self._ledger, self._limit = ledger, limit
+
+    def room(self, wanted: int) -> int:
+        """Queries up to the limit."""
+        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The same; votes do not matter."""
+        return self.room(len(votes_QC))
+
+    def admit_publication(self) -> bool:
+        """Always: this budget limits queries alone."""
+        return True
+
+
+class PriceFilter:
+    """Reservations and publications while their price for any votes, at one order, stays within the limit."""
+
+    def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
+        self._ledger = ledger
+        per_query_A = accountant.rdp([_queries(ledger.terms, 1)], np.array(renyi.orders_A))
+        order = renyi.best_order(per_query_A)
+        self._renyi = replace(renyi, orders_A=(order,))
+        self._per_query = per_query_A[list(renyi.orders_A).index(order)]
+        self._per_publication = math.inf
+        if ledger.terms.publication is not None:
+            self._per_publication = float(accountant.rdp([ledger.terms.publication], [order])[0])
+        self._publications, self._limit = -1, 0
+
+    def room(self, wanted: int) -> int:
+        """Queries up to the limit."""
+        if self._publications != len(self._ledger.publications):
+            self._publications = len(self._ledger.publications)
+            self._limit = self._most_queries(self._published)
+        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The same; votes do not matter."""
+        return self.room(len(votes_QC))
+
+    def admit_publication(self) -> bool:
+        """Whether one more fits beside what is there."""
+        queries = self._ledger.num_reservations * self._per_query
+        return self._renyi.admits([queries + self._published], [self._per_publication])
+
+    @property
+    def _published(self) -> float:
+        number = len(self._ledger.publications)
+        return number * self._per_publication if number else 0.0
+
+    def _most_queries(self, spent: float) -> int:
+        most = self._renyi.max_queries([self._per_query])
+        if spent:
+            most = min(most, max(0, math.floor((self._renyi.limit_A[0] - spent) / self._per_query)))
+            while most and not self._renyi.admits([spent], [most * self._per_query]):
+                most -= 1
+        return most
+
+
+class VotesFilter:
+    """Reservations while their price, which depends on votes, stays within the limit. Closes at the first that fails.
+
+    Private: when it closes says something about votes.
+    """
+
+    def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
+        self._terms, self._renyi = ledger.terms, renyi
+        self._spent_A = np.zeros(len(_ORDERS_A))
+        self._closed = False
+        if ledger.num_reservations:
+            self._spent_A += self._prices(ledger.votes_QC).sum(axis=0)
+        for _ in ledger.publications:
+            self._spent_A += self._publication_A
+
+    def room(self, wanted: int) -> int:
+        """All, until it closed."""
+        return 0 if self._closed else wanted
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The first queries that fit; they are counted as spent."""
+        if self._closed or not len(votes_QC):
+            return 0
+        for number, price_A in enumerate(self._prices(votes_QC)):
+            if not self._renyi.admits(self._spent_A, price_A):
+                self._closed = True
+                return number
+            self._spent_A = self._spent_A + price_A
+        return len(votes_QC)
+
+    def admit_publication(self) -> bool:
+        """Whether it fits; it is counted as spent."""
+        if not self._renyi.admits(self._spent_A, self._publication_A):
+            return False
+        self._spent_A = self._spent_A + self._publication_A
+        return True
+
+    @property
+    def _publication_A(self) -> FloatArray:
+        assert self._terms.publication is not None
+        return accountant.rdp([self._terms.publication], _ORDERS_A)
+
+    def _prices(self, votes_QC: IntArray) -> FloatArray:
+        return gnmax.confident_gnmax_rdp(votes_QC, orders_A=_ORDERS_A, tail="discrete", **asdict(self._terms.mechanism))
+
+
+def open_filter(ledger: Ledger) -> BudgetFilter:
+    """The filter of this ledger's budget, with what the ledger holds already spent."""
+    budget = ledger.terms.budget
+    if budget.kind == "query_count":
+        assert budget.max_queries is not None
+        return CountFilter(ledger, budget.max_queries)
+    assert budget.epsilon is not None
+    renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+    return VotesFilter(ledger, renyi) if budget.kind == "data_dependent" else PriceFilter(ledger, renyi)
+
+
+def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:
+    """What so many reservations and publications cost whatever the votes, at the budget's delta."""
+    events: list[accountant.Event] = [_queries(terms, num_queries)]
+    if num_publications:
+        assert terms.publication is not None
+        events += [terms.publication] * num_publications
+    return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
+
+
+def _queries(terms: LedgerTerms, count: int) -> ConfidentGnmaxQueries:
+    return ConfidentGnmaxQueries(count=count, **asdict(terms.mechanism))

@@ -1,0 +1,83 @@
+"""What may be asked: the public pool, and how a number or a posted record becomes a query with its content hash.
+
+A query is its content. Posted features take the pool's own type and shape before they are hashed, so that another
+spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query; nothing here sees a vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.session import Query, query_key
+from fairpate.types import IntArray
+
+Features = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A query and the features that the teachers must see to answer it."""
+
+    query: Query
+    features: Features
+
+
+CountVotes = Callable[[Sequence[Question]], IntArray]
+"""Votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` rather than leave one out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPool:
+    """N public records that analysts ask by number, and the public words for groups and labels.
+
+    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``.
+    """
+
+    features: Features
+    groups_N: IntArray
+    record_ids: Sequence[str]
+    group_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.features) == len(self.groups_N) == len(self.record_ids):
+            raise ValueError("Expected as many groups and record_ids as records.")
+        if self.features.dtype not in (np.uint8, np.float32):
+            raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
+
+    def __len__(self) -> int:
+        return len(self.record_ids)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """Shape of one record's features."""
+        return tuple(self.features.shape[1:])
+
+    def hash_all(self) -> None:
+        """Compute every record's content hash now rather than at the first question."""
+        assert len(self._questions) == len(self)
+
+    def question(self, number: int) -> Question:
+        """The record at ``number``."""
+        return self._questions[number]
+
+    def posted(self, features: Sequence[Any], group: str) -> Question:
+        """A record that came with the request; its values were checked against the pool's shape and range."""
+        array: Features = np.asarray(features, dtype=self.features.dtype)
+        array = np.add(array, array.dtype.type(0))  # -0.0 becomes 0.0
+        code = self.group_names.index(group)
+        key = query_key(array, code)
+        return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
+
+    @cached_property
+    def _questions(self) -> tuple[Question, ...]:
+        return tuple(
+            Question(query=Query(key=query_key(x, group), group=group, record_id=record_id), features=x)
+            for x, group, record_id in zip(self.features, self.groups_N.tolist(), self.record_ids, strict=True)
+        )

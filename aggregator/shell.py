@@ -1,0 +1,192 @@
+"""The interactive shell on an aggregator: ask, estimate, look at budget and statement.
+
+History is kept between sessions. The same commands work one at a time from the command line.
+"""
+
+from __future__ import annotations
+
+import cmd
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from aggregator.client import AggregatorClient, Question
+from aggregator.wire import Budget, Reply
+from fairpate.types import UserError
+
+_HISTORY_LENGTH = 1000
+
+
+class CommandError(UserError, ValueError):
+    """A command that was not understood; the message shows how it is written."""
+
+
+class QueryShell(cmd.Cmd):
+    """Reads commands from a person; each is one or two requests."""
+
+    intro = "Type help for the commands, quit to leave."
+    prompt = "fairpate> "
+
+    def __init__(self, client: AggregatorClient, console: Console, *, history: Path | None = None) -> None:
+        super().__init__()
+        self._client = client
+        self._console = console
+        self._history = history
+
+    def run(self, *, interactive: bool = True) -> None:
+        """Read and run commands until `quit` or the end of input; Ctrl-C drops a line."""
+        if not interactive:
+            self.intro, self.prompt = "", ""
+        _load_history(self._history)
+        try:
+            while not self._read_until_interrupted():
+                self.intro = ""
+        finally:
+            _save_history(self._history)
+
+    def onecmd(self, line: str) -> bool:
+        """Run one command; what the user can mend is printed and the shell goes on."""
+        try:
+            return bool(super().onecmd(line))
+        except UserError as error:
+            self._console.print(str(error), style="red", markup=False)
+            return False
+
+    def run_once(self, line: str) -> None:
+        """Run one command for a script: errors are raised."""
+        super().onecmd(line)
+
+    def default(self, line: str) -> None:
+        """An unknown command."""
+        raise CommandError(f"{line.split()[0]}: unknown command; one of {', '.join(_commands(self))}.")
+
+    def emptyline(self) -> bool:
+        """An empty line does nothing."""
+        return False
+
+    def do_ask(self, line: str) -> None:
+        """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: ask pool records by number, or one of yours."""
+        questions = parse_questions(line)
+        names = self._client.statement().label_names
+        table = Table("query", "reply", box=None)
+        replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
+        for question, reply in zip(questions, replies, strict=False):
+            table.add_row(str(question) if isinstance(question, int) else reply.key[:12], describe(reply, names))
+        self._console.print(table)
+
+    def do_estimate(self, line: str) -> None:
+        """estimate 17 | estimate 0:20 | estimate {json} | estimate 500 new: what asking would cost, at most."""
+        words = line.split()
+        count = int(words[0]) if len(words) == 2 and words[0].isdecimal() and words[1] == "new" else None
+        found = self._client.estimate(parse_questions(line) if count is None else None, count=count)
+        self._console.print(f"{found.new_queries} new queries, {found.stored_replies} with a stored reply (free)")
+        self._console.print(_budget_line("now", found.now))
+        self._console.print(_budget_line("afterwards", found.afterwards))
+
+    def do_budget(self, _: str) -> None:
+        """budget: the limits, and what is spent."""
+        self._console.print(_budget_line("spent", self._client.budget()))
+
+    def do_statement(self, _: str) -> None:
+        """statement: the privacy claim that may be published."""
+        self._console.print_json(self._client.statement().model_dump_json())
+
+    def do_reply(self, line: str) -> None:
+        """reply KEY: the stored reply of a query, by its content hash."""
+        reply = self._client.reply(line.strip())
+        self._console.print(describe(reply, self._client.statement().label_names))
+
+    def do_quit(self, _: str) -> bool:
+        """quit: leave."""
+        return True
+
+    def do_EOF(self, _: str) -> bool:
+        """End of input: leave."""
+        self._console.print()
+        return True
+
+    def _read_until_interrupted(self) -> bool:
+        """Whether the user left."""
+        try:
+            self.cmdloop()
+        except KeyboardInterrupt:
+            self._console.print()
+            return False
+        return True
+
+
+def parse_questions(text: str) -> list[Question]:
+    """Questions from ``17``, ``0:20``, ``3 5 8`` or a JSON object (a list of them too). CommandError otherwise."""
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        return _parse_json(stripped)
+    questions: list[Question] = [number for word in stripped.split() for number in parse_range(word)]
+    if not questions:
+        raise CommandError('Expected a number, a range such as 0:20, or {"features": [...], "group": "..."}.')
+    return questions
+
+
+def parse_range(word: str) -> Sequence[int]:
+    """``17`` or ``0:500`` (the end is left out) as numbers. CommandError otherwise."""
+    start, colon, stop = word.partition(":")
+    if not start.isdecimal() or (colon and not stop.isdecimal()):
+        raise CommandError(f"{word}: expected a number or a range such as 0:500.")
+    return range(int(start), int(stop)) if colon else [int(start)]
+
+
+def describe(reply: Reply, label_names: Sequence[str]) -> str:
+    """A reply in words."""
+    if reply.label is not None:
+        return label_names[reply.label]
+    return "no room in the budget" if reply.status == "over_budget" else "refused"
+
+
+def _parse_json(text: str) -> list[Question]:
+    try:
+        value: Any = json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"Expected JSON ({error}).") from error
+    return value if isinstance(value, list) else [value]
+
+
+def _budget_line(name: str, budget: Budget) -> str:
+    spent = "unbounded" if budget.epsilon_data_independent is None else f"{budget.epsilon_data_independent:.3f}"
+    limit = "no limit" if budget.epsilon_limit is None else f"limit {budget.epsilon_limit:g}"
+    queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
+    closed = "; closed" if budget.closed else ""
+    return (
+        f"{name:<10} epsilon {spent} ({limit}, delta {budget.delta:g}, {budget.kind}), "
+        f"{budget.queries_posed}{queries} queries{closed}"
+    )
+
+
+def _commands(shell: QueryShell) -> list[str]:
+    return sorted(name[3:] for name in shell.get_names() if name.startswith("do_") and name != "do_EOF")
+
+
+def _load_history(path: Path | None) -> None:
+    readline = _readline()
+    if readline is not None and path is not None and path.exists():
+        readline.read_history_file(path)
+
+
+def _save_history(path: Path | None) -> None:
+    readline = _readline()
+    if readline is not None and path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        readline.set_history_length(_HISTORY_LENGTH)
+        readline.write_history_file(path)
+
+
+def _readline() -> Any:
+    """The line editor, or None on a system without it: then there is no history."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline

@@ -1,0 +1,299 @@
+"""Kill -9 the aggregator under load, again and again, and check after each time what must never happen.
+
+    python benchmarks/crash_campaign.py [--kills 200] [--seed 0] [--json]
+
+A service on loopback with a durable ledger and noise from the operating system answers several clients that ask single
+queries and batches, repeats included. It is killed at random instants from outside, while it starts as well, and at
+named points inside: before and after the reservation, between draw and commit, between commit and answer. A witness
+file notes every draw before it is made. After every kill the ledger is read, and the campaign ends with an error if
+
+- a query ever had two different answers, or two outcomes,
+- an answer that a client received is not in the ledger, with its charge,
+- a query was drawn more often than it was charged,
+- the ledger does not verify, or the service does not answer again within the time limit.
+
+The operating system survives a kill, so what is tested is the order of writes and not the disk's own promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aggregator import audit, mechanism, session
+from aggregator.actor import HttpServer
+from aggregator.api import Backend, ServiceSettings
+from aggregator.client import AggregatorClient, QueryError, RetryRule
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.questions import PublicPool, Question
+from aggregator.session import AggregatorSession
+from fairpate.privacy.discrete_gaussian import OsEntropy
+from fairpate.types import Budget, GateRule, IntArray, MechanismParameters
+
+NUM_TEACHERS, NUM_CLASSES, POOL_SIZE, NUM_CLIENTS = 60, 3, 20_000, 4
+RESTART_LIMIT_S = 20.0
+POINTS = ("before the reservation", "after the reservation", "between draw and commit", "between commit and answer")
+TERMS = LedgerTerms(
+    mechanism=MechanismParameters(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
+    gate=GateRule(max_disparity=0.1, min_count=5),
+    budget=Budget(kind="query_count", delta=1e-5, max_queries=10**7),
+    num_teachers=NUM_TEACHERS,
+    num_classes=NUM_CLASSES,
+    num_groups=2,
+    noise=OsEntropy.label,
+    ensemble="table",
+)
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+class BrokenPromiseError(Exception):
+    """What must never happen did."""
+
+
+@dataclass(kw_only=True)
+class Campaign:
+    """What was seen so far: replies by key, and how each kill went."""
+
+    folder: Path
+    port: int
+    heard: dict[str, tuple[str, int | None]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+    points: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger under attack."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def draws(self) -> Counter[str]:
+        """How often each query was drawn, noted before the draw."""
+        witness = self.folder / "witness"
+        return Counter(witness.read_text().split()) if witness.exists() else Counter()
+
+
+def main() -> None:
+    """Run the campaign and print what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the instants and the queries")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        campaign = Campaign(folder=Path(folder), port=free_port())
+        run(campaign, kills=arguments.kills, generator=random.Random(arguments.seed))
+        told = summary(campaign)
+    print(json.dumps(told) if arguments.json else "\n".join(f"{name:32} {value}" for name, value in told.items()))
+
+
+def run(campaign: Campaign, *, kills: int, generator: random.Random) -> None:
+    """Start, load, kill and check, ``kills`` times; then once without a kill."""
+    for number in range(kills):
+        point = generator.choice(["a random instant", "a random instant", "while it starts", *POINTS])
+        campaign.points[point] += 1
+        _one_life(campaign, point, generator.randrange(2**32))
+        check(campaign)
+        if number % 25 == 24:
+            print(f"{number + 1} kills, {len(campaign.heard)} answers heard", flush=True)
+    _one_life(campaign, "", generator.randrange(2**32))
+    check(campaign)
+
+
+def _one_life(campaign: Campaign, point: str, seed: int) -> None:
+    """One process of the service, from its start to its end, under load."""
+    generator = random.Random(seed)
+    die_at = (POINTS.index(point), generator.randrange(1, 40)) if point in POINTS else None
+    server: Any = _PROCESSES.Process(target=serve, args=(campaign.folder, campaign.port, die_at), daemon=True)
+    started_s = time.monotonic()
+    server.start()
+    if point == "while it starts":
+        time.sleep(generator.uniform(0, 0.3))
+    else:
+        _wait_until_healthy(campaign, server, started_s)
+        stop = threading.Event()
+        clients = [
+            threading.Thread(target=ask_on, args=(campaign, generator.randrange(2**32), stop))
+            for _ in range(NUM_CLIENTS)
+        ]
+        for client in clients:
+            client.start()
+        if die_at is None:
+            time.sleep(generator.uniform(0.01, 0.5))
+        else:
+            server.join(timeout=RESTART_LIMIT_S)
+        stop.set()
+        if not point:
+            for client in clients:
+                client.join()
+    if server.is_alive():
+        os.kill(server.pid, signal.SIGKILL)
+    server.join()
+    if point and point != "while it starts":
+        for client in clients:
+            client.join()
+
+
+def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float) -> None:
+    with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as client:
+        while True:
+            try:
+                client.budget()
+                break
+            except QueryError:
+                if time.monotonic() > started_s + RESTART_LIMIT_S or not server.is_alive():
+                    raise BrokenPromiseError("The service did not come back.") from None
+                time.sleep(0.01)
+    campaign.restarts_s.append(time.monotonic() - started_s)
+
+
+def ask_on(campaign: Campaign, seed: int, stop: threading.Event) -> None:
+    """A client: single queries and batches, new and repeated, until the service is gone."""
+    generator = random.Random(seed)
+    with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as client:
+        while not stop.is_set():
+            size = generator.choice([1, 1, 1, 8, 64])
+            numbers = [min(int(generator.expovariate(1 / 4000)), POOL_SIZE - 1) for _ in range(size)]
+            try:
+                replies = client.ask(numbers).replies
+            except QueryError:
+                return
+            for reply in replies:
+                said = (reply.status, reply.label)
+                if campaign.heard.setdefault(reply.key, said) != said:
+                    campaign.broken.append(f"{reply.key} had two answers")
+
+
+def serve(folder: Path, port: int, die_at: tuple[int, int] | None) -> None:
+    """The service, in a process that is going to be killed."""
+    _arrange(folder / "witness", die_at)
+    ledger = Ledger(folder / "ledger.sqlite", TERMS)
+    backend = Backend(
+        ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
+    )
+    server = HttpServer(backend, ServiceSettings(port=port, answer_step_s=0.0))
+    while server.is_alive:
+        time.sleep(1)
+
+
+def _arrange(witness: Path, die_at: tuple[int, int] | None) -> None:
+    """Note every draw before it is made, and die at the chosen time that the chosen point is passed."""
+    file = os.open(witness, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    passed: Counter[int] = Counter()
+
+    def pass_point(point: int) -> None:
+        passed[point] += 1
+        if die_at == (point, passed[point]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def between(before: int, work: Callable[..., Any], after: int | None = None) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            pass_point(before)
+            result = work(*args, **kwargs)
+            if after is not None:
+                pass_point(after)
+            return result
+
+        return wrapped
+
+    draw = mechanism.confident_fair_gnmax
+
+    def witnessed(*args: Any, **kwargs: Any) -> Any:
+        os.write(file, "".join(key + "\n" for key in kwargs["keys"]).encode())
+        return draw(*args, **kwargs)
+
+    Ledger.reserve = between(0, Ledger.reserve, after=1)  # type: ignore[method-assign]
+    Ledger.commit = between(2, Ledger.commit, after=3)  # type: ignore[method-assign]
+    setattr(session, "confident_fair_gnmax", witnessed)  # noqa: B010 - the name is not exported
+
+
+def _pool() -> PublicPool:
+    features = np.arange(POOL_SIZE, dtype=np.float32).reshape(-1, 1)
+    ids = [str(number) for number in range(POOL_SIZE)]
+    return PublicPool(
+        features=features,
+        groups_N=np.arange(POOL_SIZE) % 2,
+        record_ids=ids,
+        group_names=("red", "green"),
+        label_names=("zero", "one", "two"),
+    )
+
+
+def _table_votes(questions: Sequence[Question]) -> IntArray:
+    rows = []
+    for question in questions:
+        generator = np.random.default_rng(int(question.features[0]))
+        rows.append(generator.multinomial(NUM_TEACHERS, generator.dirichlet([0.4] * NUM_CLASSES)))
+    return np.array(rows, dtype=np.int64)
+
+
+def check(campaign: Campaign) -> None:
+    """Read the ledger as the kill left it, and hold it against what clients heard and the witness saw."""
+    if campaign.broken:
+        raise BrokenPromiseError("; ".join(campaign.broken))
+    if not campaign.ledger.exists():
+        if campaign.heard:
+            raise BrokenPromiseError("The ledger is gone.")
+        return
+    rows = audit.rows(campaign.ledger)
+    settled = _settled(rows)
+    for key, said in campaign.heard.items():
+        if settled.get(key) != said:
+            raise BrokenPromiseError(f"{key} was answered {said}, and the ledger holds {settled.get(key)}")
+    charged = Counter(row.key for row in rows)
+    for key, times in campaign.draws.items():
+        if times > charged[key]:
+            raise BrokenPromiseError(f"{key} was drawn {times} times and charged {charged[key]} times")
+
+
+def _settled(rows: Sequence[audit.Row]) -> dict[str, tuple[str, int | None]]:
+    settled: dict[str, tuple[str, int | None]] = {}
+    for row in rows:
+        if row.key in settled and row.verdict != "open":
+            raise BrokenPromiseError(f"{row.key} has two outcomes")
+        if row.verdict != "open":
+            settled[row.key] = ("answered" if row.verdict == "answer" else "refused", row.label)
+    return settled
+
+
+def summary(campaign: Campaign) -> dict[str, Any]:
+    """The campaign in numbers."""
+    rows = audit.rows(campaign.ledger)
+    return {
+        "kills": sum(campaign.points.values()),
+        **{f"killed at {point}": count for point, count in sorted(campaign.points.items())},
+        "answers heard": len(campaign.heard),
+        "reservations": len(rows),
+        "left open, and charged": sum(row.verdict == "open" for row in rows),
+        "restart, median seconds": round(statistics.median(campaign.restarts_s), 3),
+        "restart, longest seconds": round(max(campaign.restarts_s), 3),
+        "promises broken": len(campaign.broken),
+    }
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    _PROCESSES.set_forkserver_preload(["aggregator.actor", "aggregator.audit", "aggregator.client"])
+    main()

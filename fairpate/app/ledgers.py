@@ -1,0 +1,43 @@
+"""What `fairpate ledger` prints and writes: for the operator, and safe while a service writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from aggregator import audit
+from fairpate.app.rundir import RunDirectory
+
+
+def ledger_path(path: Path) -> Path:
+    """The ledger of a run directory, or the file itself."""
+    return RunDirectory(root=path).ledger if path.is_dir() else path
+
+
+def describe_verified(path: Path) -> Table:
+    """The summary of a ledger whose chain holds. LedgerError if it does not."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in dataclasses.asdict(audit.verify(ledger_path(path))).items():
+        table.add_row(name.replace("_", " "), str(value))
+    return table
+
+
+def export(path: Path, out: Path) -> None:
+    """Write every entry to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
+    audit.export(ledger_path(path), out)
+
+
+def last_charges(path: Path, count: int) -> Table:
+    """The last ``count`` charges."""
+    rows: Sequence[Any] = list(audit.rows(ledger_path(path)))[-count:]
+    names = [field.name for field in dataclasses.fields(rows[0])] if rows else []
+    table = Table(*names, box=SIMPLE_HEAD)
+    for row in islice(rows, count):
+        table.add_row(*(str(getattr(row, name)) for name in names))
+    return table

@@ -1,0 +1,232 @@
+"""Serving a finished run: its aggregator over HTTP, with teachers that stay, or its published student.
+
+The run's own ledger goes on, under the terms it was made with, so that what `fairpate run` asked is answered again for
+free. Votes the run already collected are read from its table; other records, posted ones included, go to the teachers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
+from aggregator.api import Backend, ServiceSettings
+from aggregator.ledger import Ledger
+from aggregator.questions import PublicPool, Question
+from aggregator.session import AggregatorSession, VotesUnavailableError
+from aggregator.tokens import QuotaRule, read_tokens
+from fairpate.app.release import choose_queries, ledger_terms, noise_source
+from fairpate.app.rundir import RunDirectory, open_run_directory
+from fairpate.app.tables import read_votes
+from fairpate.config import RayConfig, RunConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.types import IntArray, VoteBatch
+from teachers.ensemble import train_ensemble
+from teachers.pool import PoolError, RayPool, start_ray
+from teachers.voters import Voters
+
+_WATCH_INTERVAL_S = 5.0
+_WATCH_TIMEOUT_S = 300.0
+_DAY_S = 86400.0
+
+
+def open_backend(root: Path, config: RunConfig) -> Backend:
+    """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor."""
+    run = RunDirectory(root=root)
+    dataset = load_dataset(config.data)
+    with RayPool(config.ray) as pool:
+        ensemble = train_ensemble(
+            dataset.private,
+            config.teachers,
+            num_classes=dataset.num_classes,
+            seed=config.seed,
+            checkpoint_dir=config.teachers.checkpoint_dir or run.teachers,
+            pool=pool,
+        )
+    ledger = Ledger(run.ledger, ledger_terms(config, dataset, ensemble=ensemble.digest))
+    voters = Voters(ensemble, config.ray)
+
+    def close() -> None:
+        voters.close()
+        ledger.close()
+
+    return Backend(
+        ledger=ledger,
+        session=AggregatorSession(ledger, source=noise_source(config)),
+        pool=public_pool(dataset, config),
+        count_votes=VoteCounter(read_votes(run.votes), voters.votes),
+        close=close,
+    )
+
+
+def public_pool(dataset: Dataset, config: RunConfig) -> PublicPool:
+    """Every public record, each content once; the run's own queries come first, in the order they were asked."""
+    everything = config.model_copy(update={"aggregator": config.aggregator.model_copy(update={"num_queries": None})})
+    public = choose_queries(dataset, everything)
+    return PublicPool(
+        features=public.x.numpy(),
+        groups_N=public.z.numpy(),
+        record_ids=public.record_id,
+        group_names=dataset.group_names,
+        label_names=dataset.label_names,
+    )
+
+
+class VoteCounter:
+    """Votes from the run's table where it has them, else from all teachers, in one call for all that are missing."""
+
+    def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
+        self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
+        self._ask_teachers = ask_teachers
+
+    def __call__(self, questions: Sequence[Question]) -> IntArray:
+        """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        rows = [self._collected.get(question.query.record_id) for question in questions]
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if missing:
+            features = np.stack([questions[i].features for i in missing])
+            try:
+                votes_QC = self._ask_teachers(features)
+            except PoolError as error:
+                raise VotesUnavailableError(str(error)) from error
+            for i, row in zip(missing, votes_QC, strict=True):
+                rows[i] = row
+        return np.array(rows, dtype=np.int64)
+
+
+def serve_aggregator(
+    root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, say: Callable[[str], None]
+) -> None:
+    """Serve the run in ``root`` until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
+
+    ``data_dir`` is where the data set's files are now, if not where the run found them.
+    ServiceError, LedgerError or RunDirectoryError where it cannot start or ends for good.
+    """
+    check_exposure(settings)
+    run, config = _finished_run(root)
+    with _ray(config.ray, detach=detach):
+        service = start_service(
+            service_name(run),
+            open_backend,
+            (run.root.absolute(), _with_absolute_places(config, data_dir)),
+            settings,
+            detached=detach,
+            resources=_this_node() if detach else None,
+        )
+        say(f"{run.root} is served at {service.url} (documentation: {service.url}/docs)")
+        if detach:
+            say(f"It stays on the cluster; end it with `fairpate serve {root} --stop`.")
+            return
+        _watch(service)
+
+
+def settings(
+    *, host: str, port: int, analyst_file: Path | None, operator_file: Path | None, daily_quota: float
+) -> ServiceSettings:
+    """Where to listen and for whom; tokens come from the files or the environment. TokenError for a bad one."""
+    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
+    quota = QuotaRule(max_queries=daily_quota, period_s=_DAY_S)
+    return ServiceSettings(host=host, port=port, tokens=tokens, quota=quota)
+
+
+def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say: Callable[[str], None]) -> None:
+    """Serve the run's published student on Ray Serve until interrupted. ServiceError if Ray Serve is not installed."""
+    run, config = _finished_run(root)
+    try:
+        from student.replicas import serve_student, stop_student
+    except ImportError as error:
+        raise ServiceError(f"Ray Serve is not installed ({error}); run `pip install 'fairpate[serve]'`.") from error
+    with _ray(config.ray, detach=False):
+        cpus = config.ray.num_cpus / num_replicas
+        serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
+        say(f"The student of {run.root} is served at http://{url_host(host)}:{port} (documentation: /docs)")
+        try:
+            while True:
+                time.sleep(_WATCH_INTERVAL_S)
+        except KeyboardInterrupt:
+            stop_student()
+
+
+def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
+    """End the service that ``serve_aggregator(detach=True)`` left on the cluster."""
+    run, config = _finished_run(root)
+    with _ray(config.ray, detach=True):
+        name = service_name(run)
+        actor = find_service(name)
+        if actor is None:
+            raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
+        Service(actor=actor, name=name, url="").stop()
+    say(f"{root} is served no more.")
+
+
+def service_name(run: RunDirectory) -> str:
+    """One name per ledger: a second service for the same run is refused."""
+    return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
+
+
+def _finished_run(root: Path) -> tuple[RunDirectory, RunConfig]:
+    run, config = open_run_directory(root)
+    run.require_finished()
+    return run, config
+
+
+def _with_absolute_places(config: RunConfig, data_dir: Path | None) -> RunConfig:
+    """The configuration for a process with another working directory and environment."""
+    found = data_dir or config.data.data_dir or os.environ.get("FAIRPATE_DATA")
+    data = config.data.model_copy(update={"data_dir": None if found is None else Path(found).absolute()})
+    checkpoints = config.teachers.checkpoint_dir
+    teachers = config.teachers.model_copy(
+        update={"checkpoint_dir": None if checkpoints is None else checkpoints.absolute()}
+    )
+    return config.model_copy(update={"data": data, "teachers": teachers})
+
+
+def _watch(service: Service) -> None:
+    """Until Ctrl-C; a restart is waited out, an end for good is an error."""
+    try:
+        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
+            time.sleep(_WATCH_INTERVAL_S)
+        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+    except KeyboardInterrupt:
+        return
+    finally:
+        service.stop()
+
+
+def _this_node() -> dict[str, float]:
+    """Ray's own resource of this node's address: after a crash the actor waits for the node that has the ledger."""
+    import ray
+
+    return {f"node:{ray.util.get_node_ip_address()}": 0.001}
+
+
+@contextmanager
+def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
+    """Ray for a service; on a cluster its workers receive all four packages."""
+    import aggregator
+    import fairpate
+    import student
+    import teachers
+
+    if detach and not os.environ.get("RAY_ADDRESS"):
+        raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
+    import ray
+
+    if ray.is_initialized() or not os.environ.get("RAY_ADDRESS"):
+        with start_ray(config):
+            yield
+        return
+    packages = [str(Path(str(p.__file__)).parent) for p in (fairpate, teachers, aggregator, student)]
+    ray.init(runtime_env={"py_modules": packages}, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

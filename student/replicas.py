@@ -1,0 +1,173 @@
+"""The published student on Ray Serve: replicas that predict, and one gate that counts for all of them.
+
+A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
+prediction is answered depends on every answer before it; those counts live in one place, a deployment of one replica,
+which takes each request's predictions at once and in order. The counts start empty with the service.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.types import GateRule
+from student.predict import Student, StudentCard, load_student
+
+MAX_RECORDS_PER_REQUEST = 1024
+_IMAGE_DIMENSIONS = 3
+
+
+class Record(BaseModel):
+    """One record: nested lists of the student's input shape, and the name of its group."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    features: list[Any]
+    group: str | None = Field(None, description="Needed by a student that predicts with IDP3.")
+
+
+class Records(BaseModel):
+    """What is predicted in one request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
+
+
+class BadRecordError(ValueError):
+    """A record that the student cannot read: field, value and remedy."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field}: {remedy}")
+        self.fault = {"field": field, "value": str(value)[:80], "remedy": remedy}
+
+
+class SharedGate:
+    """IDP3's counters, for all replicas."""
+
+    def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
+        self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
+
+    def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
+        """Which of these predictions, in this order, may be answered."""
+        return [self._gate.offer(group, label).accepted for group, label in zip(groups, labels, strict=True)]
+
+
+class StudentReplica:
+    """Predicts, and asks the gate if there is one."""
+
+    def __init__(self, path: Path, gate: Any | None) -> None:
+        torch.set_num_threads(1)
+        student = load_student(path)
+        self._card = student.card
+        self._student = Student(card=replace(student.card, idp3=None), network=student.network)
+        self._gate = gate
+
+    async def answer(self, body: Records) -> dict[str, Any]:
+        """One label, or null where IDP3 refuses, per record. BadRecordError for a record it cannot read."""
+        features = np.stack([read_features(record, i, self._card) for i, record in enumerate(body.records)])
+        groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
+        labels = self._student.predict(torch.from_numpy(features)).labels.tolist()
+        answered = [True] * len(labels) if self._gate is None else await self._gate.offer.remote(groups, labels)
+        return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
+
+    def describe(self) -> dict[str, Any]:
+        """What the student was trained for."""
+        card = self._card
+        rule = card.idp3
+        return {
+            "input_shape": card.input_shape,
+            "label_names": card.label_names,
+            "group_names": card.group_names,
+            "sensitive_attribute": card.sensitive_attribute,
+            "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
+        }
+
+
+def read_features(record: Record, position: int, card: StudentCard) -> npt.NDArray[np.generic]:
+    """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
+    field, is_image = f"records.{position}.features", len(card.input_shape) == _IMAGE_DIMENSIONS
+    try:
+        values = np.array(record.features, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise BadRecordError(field, record.features, "Expected nested lists of numbers, all of one length.") from None
+    if values.shape != card.input_shape:
+        raise BadRecordError(field, values.shape, f"Expected the shape {card.input_shape}.")
+    low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
+    if not ((values >= low) & (values <= high)).all() or (is_image and (values % 1).any()):
+        kind = "whole numbers" if is_image else "finite numbers"
+        raise BadRecordError(field, "out of range", f"Expected {kind} from {low:g} to {high:g}.")
+    return values.astype(np.uint8 if is_image else np.float32)
+
+
+def read_group(record: Record, position: int, card: StudentCard) -> int:
+    """The record's group as a code; 0 where the student needs none."""
+    if record.group is None and card.idp3 is None:
+        return 0
+    if record.group not in card.group_names:
+        names = ", ".join(card.group_names)
+        raise BadRecordError(f"records.{position}.group", record.group, f"Expected one of: {names}.")
+    return card.group_names.index(record.group)
+
+
+def http_replica() -> Any:
+    """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
+    from ray import serve
+
+    app = FastAPI(title="FairPATE student", description="Predictions of a published student.", redoc_url=None)
+
+    def replica() -> StudentReplica:
+        """The copy that serves this request."""
+        found: Any = serve.get_replica_context().servable_object
+        assert isinstance(found, StudentReplica)
+        return found
+
+    @app.post("/v1/predictions")
+    async def predict(body: Records) -> Any:
+        """One label, or null where IDP3 refuses, per record."""
+        try:
+            return await replica().answer(body)
+        except BadRecordError as error:
+            return JSONResponse({"errors": [error.fault]}, status_code=422)
+
+    @app.get("/v1/student")
+    async def card() -> Any:
+        """What the student was trained for."""
+        return replica().describe()
+
+    @app.get("/healthz")
+    async def healthz() -> Any:
+        """Whether predictions are made."""
+        return {"status": "ok"}
+
+    return serve.ingress(app)(StudentReplica)
+
+
+def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
+    """Start the deployments inside a running Ray and return when they answer. StudentFileError for a bad file."""
+    from ray import serve
+
+    card = load_student(path).card
+    deploy = serve.deployment
+    gate = None
+    if card.idp3 is not None:
+        one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
+        gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
+    options = {"num_cpus": cpus_per_replica}
+    replicas: Any = deploy(num_replicas=num_replicas, ray_actor_options=options)(http_replica())
+    serve.start(http_options={"host": host, "port": port})
+    serve.run(replicas.bind(path.absolute(), gate), name="student", route_prefix="/")
+
+
+def stop_student() -> None:
+    """End the deployments."""
+    from ray import serve
+
+    serve.shutdown()

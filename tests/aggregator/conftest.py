@@ -1,0 +1,20 @@
+import contextlib
+
+import httpx
+import pytest
+from serving import ANALYST, running, tokens_of_both_roles
+
+
+@pytest.fixture
+def service(tmp_path):
+    """``service(**settings)`` starts one service and returns its URL; all are stopped after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(running(tmp_path / "ledger.sqlite", **options))
+
+
+@pytest.fixture
+def http(service):
+    """A client of a service with tokens, as the analyst."""
+    url = service(tokens=tokens_of_both_roles())
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ANALYST}"}) as client:
+        yield client

@@ -1,0 +1,74 @@
+"""A real service on loopback over a small pool; teachers are a table of votes."""
+
+import contextlib
+import socket
+
+import numpy as np
+
+from aggregator.actor import HttpServer, url_host
+from aggregator.api import Backend, ServiceSettings
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.questions import PublicPool
+from aggregator.session import AggregatorSession
+from aggregator.tokens import read_tokens
+from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.types import Budget, GateRule, MechanismParameters
+
+NUM_TEACHERS = 60
+ANALYST, OPERATOR = "analyst-token-of-the-tests", "operator-token-of-the-tests"
+TERMS = LedgerTerms(
+    mechanism=MechanismParameters(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
+    gate=GateRule(max_disparity=0.1, min_count=5),
+    num_teachers=NUM_TEACHERS,
+    num_classes=3,
+    num_groups=2,
+    noise="seeded: not private",
+    ensemble="table",
+    budget=Budget(kind="query_count", delta=1e-5, max_queries=10_000),
+    publication=SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0),
+)
+POOL = PublicPool(
+    features=np.random.default_rng(1).standard_normal((300, 2, 3)).astype(np.float32),
+    groups_N=np.arange(300) % 2,
+    record_ids=tuple(f"record-{i}" for i in range(300)),
+    group_names=("red", "green"),
+    label_names=("zero", "one", "two"),
+)
+
+
+def table_votes(questions, *, salt=0):
+    """Votes that are a function of the features alone; a table of the teachers' answers."""
+    rows = []
+    for question in questions:
+        generator = np.random.default_rng([salt, *question.features.tobytes()])
+        rows.append(generator.multinomial(NUM_TEACHERS, generator.dirichlet([0.4] * 3)))
+    return np.array(rows, dtype=np.int64)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def tokens_of_both_roles():
+    return read_tokens({"FAIRPATE_ANALYST_TOKEN": ANALYST, "FAIRPATE_OPERATOR_TOKEN": OPERATOR})
+
+
+def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3):
+    ledger = Ledger(path, terms)
+    session = AggregatorSession(ledger, source=SeededSource(seed))
+    return Backend(ledger=ledger, session=session, pool=POOL, count_votes=count_votes, close=ledger.close)
+
+
+@contextlib.contextmanager
+def running(path, *, terms=TERMS, count_votes=table_votes, **settings):
+    """The URL of a service on the ledger at ``path``."""
+    backend = open_backend(path, terms=terms, count_votes=count_votes)
+    chosen = ServiceSettings(port=free_port(), **{"answer_step_s": 0.0, **settings})
+    server = HttpServer(backend, chosen)
+    try:
+        yield f"http://{url_host(chosen.host)}:{chosen.port}"
+    finally:
+        server.stop()
+        backend.close()

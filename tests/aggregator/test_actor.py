@@ -1,0 +1,103 @@
+"""The aggregator as a Ray actor on a real port: killed, restarted, and refused where it must not start."""
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import serving
+from ray import cloudpickle
+from serving import POOL, TERMS, free_port, open_backend
+
+from aggregator.actor import ServiceError, bind, start_service
+from aggregator.api import ServiceSettings
+from aggregator.client import AggregatorClient, QueryError, RetryRule
+from aggregator.ledger import Ledger
+
+cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+PATIENT = RetryRule(attempts=9, first_pause_s=0.05)
+
+
+def open_and_tell(path, pid_file):
+    """The backend, with the process that holds it written down so that a test can kill it."""
+    pid_file.write_text(str(os.getpid()))
+    return open_backend(path)
+
+
+@pytest.fixture
+def served(ray_session, tmp_path):
+    path, pid_file = tmp_path / "ledger.sqlite", tmp_path / "pid"
+    settings = ServiceSettings(port=free_port())
+    service = start_service("test-aggregator", open_and_tell, (path, pid_file), settings)
+    yield service, path, pid_file
+    service.stop()
+
+
+def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(served):
+    service, path, pid_file = served
+    views, stop = [{} for _ in range(3)], threading.Event()
+
+    def keep_asking(view, numbers):
+        with AggregatorClient(service.url, retry=PATIENT) as client:
+            for number in numbers:
+                (reply,) = client.ask([number]).replies
+                assert view.setdefault(reply.key, reply) == reply
+            stop.wait()
+            for reply in client.ask(list(numbers)).replies:
+                assert view[reply.key] == reply
+
+    failures = []
+
+    def guarded(*arguments):
+        try:
+            keep_asking(*arguments)
+        except (QueryError, AssertionError) as error:
+            failures.append(error)
+
+    clients = [threading.Thread(target=guarded, args=(view, range(i, 300, 3))) for i, view in enumerate(views)]
+    for client in clients:
+        client.start()
+    first = int(pid_file.read_text())
+    threading.Event().wait(0.4)
+    os.kill(first, signal.SIGKILL)
+    stop.set()
+    for client in clients:
+        client.join(timeout=60)
+    assert failures == []
+    assert int(pid_file.read_text()) != first
+    with AggregatorClient(service.url) as client:
+        assert client.budget().queries_posed >= len(POOL) == sum(len(view) for view in views)
+    service.stop()
+    with Ledger(path, TERMS) as ledger:
+        for view in views:
+            assert all(ledger.outcome(key).label == reply.label for key, reply in view.items())
+
+
+def test_one_service_per_name_and_no_exposure_without_tokens(served):
+    service, path, _ = served
+    settings = ServiceSettings(port=free_port())
+    with pytest.raises(ServiceError, match="served already"):
+        start_service(service.name, open_backend, (path,), settings)
+    with pytest.raises(ServiceError, match="another process writes this ledger"):
+        start_service("another", open_backend, (path,), settings)
+    with pytest.raises(ServiceError, match="FAIRPATE_ANALYST_TOKEN"):
+        start_service("third", open_backend, (path,), dataclasses.replace(settings, host="0.0.0.0"))  # noqa: S104
+
+
+def test_a_port_that_is_taken_is_named():
+    with (
+        bind("127.0.0.1", free_port()) as taken,
+        pytest.raises(ServiceError, match=r"cannot listen there .*; give another --port"),
+    ):
+        bind(*taken.getsockname(), timeout_s=0)
+
+
+def test_a_client_without_a_service_says_so():
+    with (
+        AggregatorClient(f"http://127.0.0.1:{free_port()}", retry=RetryRule(attempts=1)) as client,
+        pytest.raises(QueryError, match="no service answers"),
+    ):
+        client.budget()

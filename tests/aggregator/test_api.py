@@ -1,0 +1,358 @@
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import math
+import sqlite3
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import ANALYST, OPERATOR, POOL, TERMS, running, table_votes, tokens_of_both_roles
+
+from aggregator.desk import until_next_step
+from aggregator.door import MAX_BODY_BYTES
+from aggregator.ledger import LedgerError
+from aggregator.session import VotesUnavailableError
+from aggregator.tokens import QuotaRule
+from fairpate.types import Budget
+
+FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]
+AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
+
+
+def ids(numbers):
+    return {"queries": [{"id": number} for number in numbers]}
+
+
+def replies(response):
+    assert response.status_code == 200, response.text
+    return response.json()["replies"]
+
+
+def verdicts(http):
+    page = http.get("/v1/operator/ledger?limit=1000", headers=AS_OPERATOR).json()
+    return {entry["key"]: entry["verdict"] for entry in page["entries"]}
+
+
+def test_queries_are_answered_once_and_looked_up_for_ever(http):
+    first = replies(http.post("/v1/queries", json=ids(range(20))))
+    assert {reply["status"] for reply in first} == {"answered", "refused"}
+    assert replies(http.post("/v1/queries", json=ids(range(20)))) == first
+    assert [http.get(f"/v1/queries/{reply['key']}").json() for reply in first] == first
+    assert http.get("/v1/budget").json()["queries_posed"] == 20
+
+
+def test_a_record_s_own_features_are_the_same_query_as_its_number(http):
+    posted = {"features": POOL.features[4].tolist(), "group": POOL.group_names[POOL.groups_N[4]]}
+    by_number, by_features = replies(http.post("/v1/queries", json={"queries": [{"id": 4}, posted]}))
+    assert by_number == by_features
+    assert http.get("/v1/budget").json()["queries_posed"] == 1
+
+
+def test_other_spellings_of_the_same_numbers_are_one_query(http):
+    spellings = [[[0.1, 0, 0.0], [1, 2, 3]], [[0.10000000149, -0.0, 0], [1.0, 2.0, 3.0]]]
+    first, second = replies(
+        http.post("/v1/queries", json={"queries": [{"features": x, "group": "red"} for x in spellings]})
+    )
+    assert first == second
+
+
+def test_both_kinds_of_refusal_are_the_same_bytes(http):
+    """Bodies and headers of single queries, apart from the key: one for all refusals."""
+    seen = {}
+    for number in range(120):
+        response = http.post("/v1/queries", json=ids([number]))
+        (reply,) = replies(response)
+        if reply["status"] == "refused":
+            looked_up = http.get(f"/v1/queries/{reply['key']}")
+            headers = {name: value for name, value in response.headers.items() if name != "date"}
+            shown = (response.text.replace(reply["key"], ""), looked_up.text.replace(reply["key"], ""), str(headers))
+            seen[reply["key"]] = shown
+    kinds = verdicts(http)
+    assert {kinds[key] for key in seen} == {"confidence", "fairness"}
+    assert len(set(seen.values())) == 1
+
+
+def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
+    """Two ensembles that disagree everywhere: every body but the replies is the same, byte for byte."""
+
+    def read(folder, salt):
+        with (
+            running(folder / "ledger.sqlite", count_votes=lambda q: table_votes(q, salt=salt)) as url,
+            httpx.Client(base_url=url) as http,
+        ):
+            labels = [reply["label"] for reply in replies(http.post("/v1/queries", json=ids(range(100))))]
+            again = replies(http.post("/v1/queries", json=ids(range(100))))
+            assert [reply["label"] for reply in again] == labels
+            texts = [http.get(path).text for path in ("/v1/budget", "/v1/statement", "/healthz", "/metrics")]
+            texts.append(http.post("/v1/estimate", json={"count": 7}).text)
+            return labels, [line for text in texts for line in text.splitlines() if "_created" not in line]
+
+    folders = [tmp_path / name for name in ("one", "other")]
+    (labels, first), (other_labels, second) = (read(folder, salt) for salt, folder in enumerate(folders))
+    assert labels != other_labels
+    assert [line for line in first if "started" not in line] == [line for line in second if "started" not in line]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "value", "remedy"),
+    [
+        ({"queries": [{"id": 300}]}, "queries.0.id", "300", "less than 300"),
+        ({"queries": [{"id": -1}]}, "queries.0.id", "-1", "greater than or equal to 0"),
+        ({"queries": [{"id": "3"}]}, "queries.0.id", "3", "valid integer"),
+        ({"queries": [{"id": True}]}, "queries.0.id", "true", "valid integer"),
+        ({"queries": [{"id": 1}, {"id": 2, "votes": 1}]}, "queries.1.votes", "1", "Unknown field"),
+        ({"queries": [{"id": 1}], "noise": 0}, "noise", "0", "Unknown field"),
+        ({"queries": []}, "queries", "[]", "at least 1"),
+        ({"queries": [{"id": 1}] * 1025}, "queries", "id", "at most 1024"),
+        ({}, "queries", "{}", "Required"),
+        ({"queries": [{"features": FEATURES}]}, "queries.0.group", "features", "Required"),
+        ({"queries": [{"features": FEATURES, "group": "blue"}]}, "queries.0.group", "blue", "'red' or 'green'"),
+        ({"queries": [{"features": FEATURES[:1], "group": "red"}]}, "queries.0.features", "0.5", "at least 2 items"),
+        ({"queries": [{"features": [[1, 2], [1, 2]], "group": "red"}]}, "queries.0.features.0", "2", "at least 3"),
+        (
+            {"queries": [{"features": [[1, 2, "x"], [1, 2, 3]], "group": "red"}]},
+            "queries.0.features.0.2",
+            "x",
+            "number",
+        ),
+        ({"queries": [{"features": [[1, 2, 1e39], [1, 2, 3]], "group": "red"}]}, "features.0.2", "1e+39", "less than"),
+        ({"queries": [{"features": 5, "group": "red"}]}, "queries.0.features", "5", "valid list"),
+    ],
+)
+def test_bad_input_names_field_value_and_remedy(http, body, field, value, remedy):
+    response = http.post("/v1/queries", json=body)
+    assert response.status_code == 422
+    fault = response.json()["errors"][0]
+    assert fault["field"].endswith(field)
+    assert value in fault["value"]
+    assert remedy in fault["remedy"]
+    assert http.get("/v1/budget").json()["queries_posed"] == 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_none_is_refused(http, number):
+    text = json.dumps({"queries": [{"features": FEATURES, "group": "red"}]}).replace("-2.0", number)
+    response = http.post("/v1/queries", content=text, headers={"Content-Type": "application/json"})
+    assert response.status_code == 422
+    assert "queries.0.features.0.2" in response.text
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"queries": [{"id": ' + b"9" * 5000 + b"}]}"]
+)
+def test_a_body_that_is_no_json_is_refused_with_an_explanation(http, content):
+    response = http.post("/v1/queries", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.json()["errors"][0]["remedy"]
+
+
+def test_an_oversized_body_is_refused_before_it_is_read(http):
+    def endless():
+        for _ in range(MAX_BODY_BYTES // 2**20 + 1):
+            yield b" " * 2**20
+
+    declared = http.post("/v1/queries", content=b" " * (MAX_BODY_BYTES + 1))
+    assert declared.status_code == 413
+    with contextlib.suppress(httpx.WriteError):  # the service may hang up on a body it will not read
+        assert http.post("/v1/queries", content=endless()).status_code == 413
+    assert http.get("/healthz").status_code == 200
+
+
+def test_unknown_paths_and_methods_are_explained(http):
+    for response in (http.get("/v1/votes"), http.delete("/v1/budget"), http.get("/v1/queries/xyz")):
+        assert response.status_code in (404, 405, 422)
+        assert set(response.json()["errors"][0]) == {"field", "value", "remedy"}
+    assert http.get(f"/v1/queries/{'0' * 64}").status_code == 404
+
+
+def test_each_role_sees_its_own(http):
+    def status(path, token):
+        return http.get(path, headers={"Authorization": token}).status_code
+
+    for path in ("/v1/budget", "/v1/statement", "/metrics", "/v1/operator/ledger", "/v1/no-such-thing"):
+        assert status(path, "") == status(path, "Bearer wrong") == status(path, ANALYST) == 401
+    assert status("/v1/budget", f"Bearer {ANALYST}") == status("/v1/budget", f"bearer {OPERATOR}") == 200
+    assert status("/v1/operator/ledger", f"Bearer {ANALYST}") == 403
+    assert status("/v1/operator/ledger", f"Bearer {OPERATOR}") == 200
+    assert [status(path, "") for path in ("/healthz", "/docs", "/openapi.json")] == [200, 200, 200]
+
+
+def test_without_tokens_a_foreign_host_name_and_an_operator_s_route_are_refused(service):
+    with httpx.Client(base_url=service()) as http:
+        assert http.get("/v1/budget").status_code == 200
+        assert http.get("/v1/budget", headers={"Host": "rebound.example"}).status_code == 400
+        assert http.get("/v1/operator/ledger").status_code == 403
+
+
+def test_the_operator_sees_reasons_and_the_price_that_depends_on_votes(http):
+    asked = replies(http.post("/v1/queries", json=ids(range(150))))
+    page = http.get("/v1/operator/ledger?start=100&limit=1000", headers=AS_OPERATOR).json()
+    assert (page["total"], len(page["entries"])) == (150, 50)
+    assert [entry["key"] for entry in page["entries"]] == [reply["key"] for reply in asked[100:]]
+    assert 0 < page["epsilon_data_dependent"] < http.get("/v1/budget").json()["epsilon_data_independent"]
+    assert "votes" not in json.dumps(page)
+
+
+def test_a_quota_counts_new_queries_only(service):
+    url = service(tokens=tokens_of_both_roles(), quota=QuotaRule(max_queries=10, period_s=86400))
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ANALYST}"}) as http:
+        replies(http.post("/v1/queries", json=ids(range(8))))
+        replies(http.post("/v1/queries", json=ids(range(8))))
+        refused = http.post("/v1/queries", json=ids(range(12)))
+        assert (refused.status_code, refused.json()["errors"][0]["value"]) == (429, "4 new")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert "2 new queries now" in refused.json()["errors"][0]["remedy"]
+        assert "Retry-After" not in http.post("/v1/queries", json=ids(range(20, 31))).headers
+        assert http.get("/v1/budget").json()["queries_posed"] == 8
+        replies(http.post("/v1/queries", json=ids(range(12)), headers=AS_OPERATOR))
+
+
+def test_an_estimate_charges_nothing_and_is_what_asking_then_costs(http):
+    replies(http.post("/v1/queries", json=ids(range(5))))
+    estimate = http.post("/v1/estimate", json=ids(range(9))).json()
+    assert (estimate["new_queries"], estimate["stored_replies"]) == (4, 5)
+    assert estimate["now"] == http.get("/v1/budget").json()
+    assert http.post("/v1/estimate", json={"count": 4}).json()["afterwards"] == estimate["afterwards"]
+    replies(http.post("/v1/queries", json=ids(range(9))))
+    assert http.get("/v1/budget").json() == estimate["afterwards"]
+
+
+def test_a_batch_stops_at_the_query_that_crosses_the_budget_and_says_so(service):
+    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=12)
+    with httpx.Client(base_url=service(terms=dataclasses.replace(TERMS, budget=budget))) as http:
+        first = replies(http.post("/v1/queries", json=ids(range(10))))
+        response = http.post("/v1/queries", json=ids(range(20)))
+        crossed = replies(response)
+        assert response.json()["budget_crossed_at"] == 12
+        assert crossed[:10] == first
+        assert "over_budget" not in {reply["status"] for reply in crossed[:12]}
+        assert {reply["status"] for reply in crossed[12:]} == {"over_budget"}
+        assert http.get(f"/v1/queries/{crossed[15]['key']}").status_code == 404
+        assert replies(http.post("/v1/queries", json=ids(range(12)))) == crossed[:12]
+
+
+def test_racing_clients_get_one_answer_and_never_pass_the_budget(service):
+    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=100)
+    url = service(terms=dataclasses.replace(TERMS, budget=budget))
+
+    def ask(client_number):
+        order = np.random.default_rng(client_number).permutation(150).tolist()
+        with httpx.Client(base_url=url) as http:
+            batches = [order[start : start + 10] for start in range(0, 150, 10)]
+            return {
+                reply["key"]: reply for batch in batches for reply in replies(http.post("/v1/queries", json=ids(batch)))
+            }
+
+    with concurrent.futures.ThreadPoolExecutor(8) as clients:
+        views = list(clients.map(ask, range(8)))
+    with httpx.Client(base_url=url) as http:
+        assert http.get("/v1/budget").json()["queries_posed"] == 100
+        final = {r["key"]: r for r in replies(http.post("/v1/queries", json=ids(range(150))))}
+    assert sum(reply["status"] != "over_budget" for reply in final.values()) == 100
+    for view in views:
+        assert all(reply == final[key] for key, reply in view.items() if reply["status"] != "over_budget")
+
+
+def test_an_analyst_who_repeats_and_perturbs_pays_for_every_new_content(http):
+    """Repeats are identical and free; a changed record is another query, charged in full, which the budget bounds."""
+    record = {"features": FEATURES, "group": "red"}
+    repeated = {json.dumps(replies(http.post("/v1/queries", json={"queries": [record]}))) for _ in range(50)}
+    assert len(repeated) == 1
+    assert http.get("/v1/budget").json()["queries_posed"] == 1
+    near = [[[0.5 + 1e-6 * step, *FEATURES[0][1:]], FEATURES[1]] for step in range(1, 21)]
+    answers = replies(http.post("/v1/queries", json={"queries": [{"features": x, "group": "red"} for x in near]}))
+    assert len({answer["key"] for answer in answers}) == 20
+    assert http.get("/v1/budget").json()["queries_posed"] == 21
+
+
+def test_near_copies_average_noise_away_and_each_of_them_is_paid_for(service):
+    """The documented limit: 150 near copies find a narrow plurality that 150 repeats do not, for 150 charges."""
+
+    def narrow(questions):
+        return np.array([[31, 26, 3]] * len(questions), dtype=np.int64)
+
+    mechanism = dataclasses.replace(TERMS.mechanism, threshold=0)
+    gate = dataclasses.replace(TERMS.gate, max_disparity=math.inf)
+    url = service(terms=dataclasses.replace(TERMS, mechanism=mechanism, gate=gate), count_votes=narrow)
+    with httpx.Client(base_url=url) as http:
+        record = {"features": FEATURES, "group": "red"}
+        same = {str(replies(http.post("/v1/queries", json={"queries": [record]}))) for _ in range(150)}
+        assert len(same) == 1
+        assert http.get("/v1/budget").json()["queries_posed"] == 1
+        near = [{"features": [[step / 64, 0, 0], [0, 0, 0]], "group": "red"} for step in range(150)]
+        labels = [reply["label"] for reply in replies(http.post("/v1/queries", json={"queries": near}))]
+        assert len(set(labels)) > 1
+        assert labels.count(0) > 75
+        assert http.get("/v1/budget").json()["queries_posed"] == 151
+
+
+@pytest.mark.parametrize(
+    ("error", "field"),
+    [
+        (VotesUnavailableError("teacher block 3 of 12 is gone"), "votes"),
+        (LedgerError("entry 12 was changed"), "ledger"),
+        (sqlite3.OperationalError("disk I/O error 12"), "ledger"),
+    ],
+)
+def test_lost_teachers_and_a_failing_ledger_are_an_explained_503(service, error, field):
+    there = threading.Event()
+
+    def votes(questions):
+        if not there.is_set():
+            raise error
+        return table_votes(questions)
+
+    with httpx.Client(base_url=service(count_votes=votes)) as http:
+        lost = http.post("/v1/queries", json=ids(range(3)))
+        assert (lost.status_code, lost.headers["Retry-After"]) == (503, "2")
+        assert lost.json()["errors"][0]["field"] == field
+        assert "12" not in lost.text
+        assert http.get("/healthz").status_code == 503
+        there.set()
+        assert len(replies(http.post("/v1/queries", json=ids(range(3))))) == 3
+        assert http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_a_defect_shows_no_traceback(service):
+    def broken(_):
+        raise ZeroDivisionError("the votes were 17 to 3")
+
+    with httpx.Client(base_url=service(count_votes=broken)) as http:
+        response = http.post("/v1/queries", json=ids([0]))
+    assert response.status_code == 500
+    assert "17" not in response.text
+    assert "Traceback" not in response.text
+
+
+@given(st.floats(0, 1e4), st.floats(1e-3, 1))
+def test_replies_leave_at_whole_multiples_of_the_step(elapsed_s, step_s):
+    wait_s = until_next_step(elapsed_s, step_s)
+    assert 0 <= wait_s <= step_s * (1 + 1e-9)
+    steps = (elapsed_s + wait_s) / step_s
+    assert steps == pytest.approx(round(steps), abs=1e-6)
+    assert until_next_step(elapsed_s, 0) == 0
+
+
+def test_a_published_price_is_for_operators_to_ask_and_for_everybody_to_read(http):
+    assert http.post("/v1/operator/publication").status_code == 403
+    http.post("/v1/queries", json={"queries": [{"id": n} for n in range(40)]})
+    told = http.post("/v1/operator/publication", headers=AS_OPERATOR).json()
+    statement = http.get("/v1/statement").json()
+    assert statement["epsilon_sanitised"] == told["epsilon_sanitised"] > 0
+    assert told["queries_posed"] == statement["queries_posed"]
+    assert http.post("/v1/operator/publication", headers=AS_OPERATOR).json() == told
+    http.post("/v1/queries", json={"queries": [{"id": n} for n in range(290, 300)]})
+    assert http.get("/v1/statement").json()["epsilon_sanitised"] is None
+
+
+def test_without_a_plan_a_price_is_not_published(tmp_path):
+    terms = dataclasses.replace(TERMS, publication=None)
+    with running(tmp_path / "ledger.sqlite", terms=terms, tokens=tokens_of_both_roles()) as url:
+        response = httpx.post(f"{url}/v1/operator/publication", headers=AS_OPERATOR)
+    assert response.status_code == 409
+    assert "without a plan" in response.json()["errors"][0]["remedy"]

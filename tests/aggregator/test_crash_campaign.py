@@ -1,0 +1,63 @@
+"""A short version of benchmarks/crash_campaign.py: the same program, fewer kills."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.ledger import Ledger
+from aggregator.mechanism import Outcome
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"
+
+
+def test_killed_again_and_again_no_promise_is_broken():
+    found = subprocess.run(  # noqa: S603
+        [sys.executable, CAMPAIGN, "--kills", "20", "--seed", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert (told["kills"], told["promises broken"]) == (20, 0)
+    assert told["answers heard"] > 200
+    assert told["left open, and charged"] > 0
+
+
+@pytest.fixture
+def campaign(tmp_path, monkeypatch):
+    """The program as a module, and a state of it in which one answer was heard, charged and drawn."""
+    spec = importlib.util.spec_from_file_location("crash_campaign", CAMPAIGN)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "crash_campaign", module)
+    spec.loader.exec_module(module)
+    state = module.Campaign(folder=tmp_path, port=0)
+    with Ledger(state.ledger, module.TERMS) as ledger:
+        ledger.commit(ledger.reserve(["key"], [0], np.array([[60, 0, 0]])), [Outcome(verdict="answer", label=0)])
+    state.heard["key"] = ("answered", 0)
+    (tmp_path / "witness").write_text("key\n")
+    return module, state
+
+
+def test_a_broken_promise_is_seen(campaign):
+    module, state = campaign
+    module.check(state)
+    for break_it, said in [
+        (lambda: state.broken.append("key had two answers"), "two answers"),
+        (lambda: state.heard.update(key=("answered", 1)), "the ledger holds"),
+        (lambda: state.heard.update(other=("refused", None)), "the ledger holds None"),
+        (lambda: (state.folder / "witness").write_text("key\nkey\n"), "drawn 2 times and charged 1 times"),
+        (state.ledger.unlink, "gone"),
+    ]:
+        before = (list(state.broken), dict(state.heard), (state.folder / "witness").read_text())
+        break_it()
+        with pytest.raises(module.BrokenPromiseError, match=said):
+            module.check(state)
+        state.broken[:], state.heard = before[0], before[1]
+        (state.folder / "witness").write_text(before[2])

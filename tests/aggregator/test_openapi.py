@@ -1,0 +1,53 @@
+"""Any request against the OpenAPI document: what it admits is accepted, what it excludes is refused, nothing breaks."""
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from serving import OPERATOR, running, tokens_of_both_roles
+
+WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
+WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /healthz", "GET /metrics", "POST /v1/operator/publication")
+CASES = [(route, mode) for route in WITH_INPUT for mode in GenerationMode]
+CASES += [(route, GenerationMode.POSITIVE) for route in WITHOUT]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("ledger") / "ledger.sqlite", tokens=tokens_of_both_roles()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def operations(url):
+    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    return {operation.label: operation for operation in (result.ok() for result in document.get_all_operations())}
+
+
+def test_the_document_holds_these_routes_and_no_other(operations):
+    assert set(operations) == {*WITH_INPUT, *WITHOUT}
+
+
+@pytest.mark.parametrize(("route", "mode"), CASES)
+def test_every_request_gets_the_response_that_the_document_promises(operations, route, mode):
+    requests = 0
+
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(case=operations[route].as_strategy(generation_mode=mode))
+    def check(case):
+        nonlocal requests
+        requests += 1
+        response = case.call_and_validate(headers={"Authorization": f"Bearer {OPERATOR}"}, timeout=30)
+        assert "Traceback" not in response.text
+
+    check()
+    assert requests
+
+
+def test_the_document_says_which_routes_need_a_token(url):
+    document = httpx.get(f"{url}/openapi.json").json()
+    for path, routes in document["paths"].items():
+        for method, route in routes.items():
+            needs_token = httpx.request(method, url + path).status_code == 401
+            assert needs_token == bool(route["security"]), path

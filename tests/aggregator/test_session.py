@@ -1,0 +1,348 @@
+"""Asking: one outcome per query, one price, one limit, whoever asks and however often."""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from aggregator import session
+from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.mechanism import Outcome
+from aggregator.session import (
+    AggregatorSession,
+    OverBudget,
+    PublicationError,
+    Query,
+    VotesUnavailableError,
+    answer_queries,
+    query_key,
+)
+from fairpate.privacy.accountant import (
+    ConfidentGnmaxQueries,
+    ConfidentGnmaxVotes,
+    epsilon,
+    epsilon_data_dependent,
+    rdp_data_dependent,
+)
+from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.types import Answer, Budget, GateRule, MechanismParameters, Refusal, VoteBatch
+
+MECHANISM = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+TERMS = LedgerTerms(
+    mechanism=MECHANISM,
+    gate=GateRule(max_disparity=0.1, min_count=5),
+    num_teachers=60,
+    num_classes=3,
+    num_groups=2,
+    noise="seeded: not private",
+    ensemble="teachers",
+    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def batch():
+    generator = np.random.default_rng(0)
+    votes_QC = np.array([generator.multinomial(60, generator.dirichlet([0.5] * 3)) for _ in range(100)])
+    ids = [f"record-{index}" for index in range(100)]
+    return VoteBatch(record_ids=ids, groups_Q=generator.integers(0, 2, 100), votes_QC=votes_QC, ensemble="teachers")
+
+
+def ask(batch, path, *, block_size=64, source=None, terms=TERMS):
+    with Ledger(path, terms) as ledger:
+        asked = AggregatorSession(ledger, source=source or SeededSource(3))
+        return answer_queries(batch, keys=list(batch.record_ids), session=asked, block_size=block_size)
+
+
+def queries_of(batch, rows):
+    return [Query(key=batch.record_ids[i], group=int(batch.groups_Q[i]), record_id=batch.record_ids[i]) for i in rows]
+
+
+def voter(batch):
+    row_of = {key: row for row, key in enumerate(batch.record_ids)}
+    return lambda queries: batch.votes_QC[[row_of[query.key] for query in queries]]
+
+
+def within(budget):
+    return dataclasses.replace(TERMS, budget=budget)
+
+
+def price(count):
+    return epsilon([ConfidentGnmaxQueries(count=count, **dataclasses.asdict(MECHANISM))], target_delta=1e-5).epsilon
+
+
+def test_replies_do_not_depend_on_the_block_size(batch, tmp_path):
+    by_one, by_many = (ask(batch, tmp_path / f"{size}.sqlite", block_size=size) for size in (1, 40))
+    assert by_one.replies == by_many.replies
+    assert {type(reply) for reply in by_one.replies} == {Answer, Refusal}
+
+
+def test_asking_again_charges_nothing_draws_nothing_and_asks_no_teacher(batch, path):
+    first = ask(batch, path)
+    with Ledger(path, TERMS) as ledger:
+        asked = AggregatorSession(ledger, source=NoMoreNoise())
+        again = answer_queries(batch, keys=list(batch.record_ids), session=asked)
+        asked.ask(queries_of(batch, range(100)), lambda _: pytest.fail("asked the teachers again"))
+        assert ledger.num_reservations == len(batch.record_ids)
+    assert again.replies == first.replies
+
+
+def test_equal_content_is_one_query(batch, path):
+    twice = VoteBatch(
+        record_ids=["a", "b"], groups_Q=batch.groups_Q[[0, 0]], votes_QC=batch.votes_QC[[0, 0]], ensemble="teachers"
+    )
+    with Ledger(path, TERMS) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(0))
+        result = answer_queries(twice, keys=["same", "same"], session=asked)
+        assert ledger.num_reservations == 1
+    first, second = result.replies
+    assert (first.record_id, second.record_id) == ("a", "b")
+    assert dataclasses.replace(first, record_id="b") == second
+
+
+def test_a_query_key_covers_features_shape_type_and_group():
+    features = np.arange(6, dtype=np.float32)
+    keys = {
+        query_key(features, 0),
+        query_key(features, 1),
+        query_key(features.reshape(2, 3), 0),
+        query_key(features.astype(np.float64), 0),
+        query_key(features[::-1], 0),
+    }
+    assert len(keys) == 5
+    assert query_key(features.copy(), 0) in keys
+
+
+def test_the_noise_source_must_be_the_one_the_ledger_declares(batch, path):
+    with pytest.raises(ValueError, match="seeded: not private"):
+        ask(batch, path, source=OsEntropy())
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 64])
+def test_a_batch_stops_at_the_exact_query_that_crosses_the_budget(batch, path, block_size):
+    limit = (price(23) + price(24)) / 2
+    result = ask(
+        batch, path, block_size=block_size, terms=within(Budget(kind="data_independent", delta=1e-5, epsilon=limit))
+    )
+    assert len(result.replies) == 23
+    assert result.over_budget == 77
+
+
+def test_known_queries_are_answered_behind_the_one_that_crosses_the_budget(batch, path):
+    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=3))
+    with Ledger(path, terms) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        first = asked.ask(queries_of(batch, [0, 1]), voter(batch))
+        replies = asked.ask(queries_of(batch, [5, 6, 0, 7, 1]), voter(batch))
+        assert [isinstance(reply, OverBudget) for reply in replies] == [False, True, False, True, False]
+        assert (replies[2], replies[4]) == first
+        assert asked.budget_status().closed
+        assert ledger.num_reservations == 3
+
+
+def test_a_reopened_ledger_remembers_what_is_spent(batch, path):
+    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=30))
+    first = ask(batch, path, terms=terms)
+    assert ask(batch, path, terms=terms).replies == first.replies
+    with Ledger(path, terms) as ledger:
+        assert AggregatorSession(ledger, source=SeededSource(3)).budget_status().closed
+
+
+@pytest.mark.parametrize("block_size", [1, 40])
+def test_a_data_dependent_budget_stops_before_the_price_of_the_votes_passes_it(batch, path, block_size):
+    prices = [
+        epsilon_data_dependent(
+            [ConfidentGnmaxVotes(votes_QC=batch.votes_QC[:n], **dataclasses.asdict(MECHANISM))], target_delta=1e-5
+        ).epsilon
+        for n in (17, 18)
+    ]
+    terms = within(Budget(kind="data_dependent", delta=1e-5, epsilon=sum(prices) / 2))
+    assert len(ask(batch, path, block_size=block_size, terms=terms).replies) == 17
+    assert len(ask(batch, path, block_size=block_size, terms=terms).replies) == 17
+
+
+def test_an_estimate_says_what_asking_would_cost(batch, path):
+    limit = (price(100) + price(101)) / 2
+    terms = within(Budget(kind="data_independent", delta=1e-5, epsilon=limit))
+    with Ledger(path, terms) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        asked.ask(queries_of(batch, range(10)), voter(batch))
+        status = asked.estimate(25)
+        assert (status.queries_posed, status.epsilon_data_independent, status.closed) == (35, price(35), False)
+        assert (asked.estimate(90).closed, asked.estimate(89).closed) == (True, False)
+        assert asked.budget_status().queries_posed == ledger.num_reservations == 10
+
+
+def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, path):
+    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=37))
+    rows_of = [np.random.default_rng(thread).permutation(60)[:45] for thread in range(8)]
+    heard = [{} for _ in rows_of]
+
+    def analyst(asked, number):
+        for start in range(0, 45, 5):
+            rows = rows_of[number][start : start + 5]
+            heard[number].update(zip(rows.tolist(), asked.ask(queries_of(batch, rows), voter(batch)), strict=True))
+
+    with Ledger(path, terms) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        threads = [threading.Thread(target=analyst, args=(asked, number)) for number in range(len(rows_of))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ledger.num_reservations == 37
+        keys = [charge.reservation.key for charge in ledger.charges]
+    assert len(set(keys)) == 37
+    answers = {}
+    for replies in heard:
+        for row, reply in replies.items():
+            if isinstance(reply, Outcome):
+                assert answers.setdefault(row, reply) == reply
+    assert {batch.record_ids[row] for row in answers} == set(keys)
+
+
+def test_teachers_that_are_lost_cost_nothing_and_are_never_left_out(batch, path):
+    def gone(_):
+        raise VotesUnavailableError("two teachers are gone")
+
+    def partial(queries):
+        return voter(batch)(queries) - np.array([1, 0, 0])
+
+    with Ledger(path, TERMS) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        for vote, said in [(gone, "two teachers are gone"), (partial, "all 60 teachers")]:
+            with pytest.raises(VotesUnavailableError, match=said):
+                asked.ask(queries_of(batch, range(3)), vote)
+        assert ledger.num_reservations == 0
+        assert len(asked.ask(queries_of(batch, range(3)), voter(batch))) == 3
+
+
+def test_after_a_failed_write_nothing_is_drawn_and_stored_answers_stay(batch, path, monkeypatch):
+    with Ledger(path, TERMS) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        stored = asked.ask(queries_of(batch, range(5)), voter(batch))
+        ledger._database.close()
+        monkeypatch.setattr(session, "confident_fair_gnmax", lambda *_, **__: pytest.fail("drew"))
+        for _ in range(2):
+            with pytest.raises(LedgerError):
+                asked.ask(queries_of(batch, range(5, 8)), voter(batch))
+        assert asked.ask(queries_of(batch, range(5)), voter(batch)) == stored
+
+
+@pytest.mark.parametrize("after_reservations", [1, 17])
+def test_a_process_killed_between_reserve_and_commit_loses_budget_and_nothing_else(batch, path, after_reservations):
+    process = multiprocessing.get_context("fork").Process(
+        target=_ask_and_die, args=(batch, path, after_reservations), daemon=True
+    )
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+
+    with Ledger(path, TERMS) as ledger:
+        open_charges = [charge for charge in ledger.charges if charge.outcome is None]
+    assert len(open_charges) == 1
+    resumed = ask(batch, path, block_size=1)
+    assert resumed.replies == ask(batch, path.with_name("undisturbed.sqlite"), block_size=1).replies
+    with Ledger(path, TERMS) as ledger:
+        assert ledger.num_reservations == len(batch.record_ids) + 1
+
+
+RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0)
+PLANNED = dataclasses.replace(TERMS, publication=RELEASE)
+
+
+def test_a_published_price_is_charged_kept_and_given_again_until_something_new_is_charged(batch, path):
+    with Ledger(path, PLANNED) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        asked.ask(queries_of(batch, range(60)), voter(batch))
+        assert asked.published() is None
+        first = asked.publish()
+    with Ledger(path, PLANNED) as ledger:
+        asked = AggregatorSession(ledger, source=NoMoreNoise())
+        assert asked.publish() == asked.published() == first
+        posed = ConfidentGnmaxQueries(count=60, **dataclasses.asdict(MECHANISM))
+        assert asked.budget_status().epsilon_data_independent == epsilon([posed, RELEASE], target_delta=1e-5).epsilon
+    with Ledger(path, PLANNED) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        asked.ask(queries_of(batch, [60]), voter(batch))
+        assert asked.published() is None
+        assert asked.publish() != first
+        posed = ConfidentGnmaxQueries(count=61, **dataclasses.asdict(MECHANISM))
+        spent = epsilon([posed, RELEASE, RELEASE], target_delta=1e-5).epsilon
+        assert asked.budget_status().epsilon_data_independent == spent
+
+
+def test_a_published_price_bounds_what_the_votes_cost(batch, path):
+    held = 0
+    for seed in range(20):
+        with Ledger(path.with_name(f"{seed}.sqlite"), PLANNED) as ledger:
+            asked = AggregatorSession(ledger, source=SeededSource(seed))
+            asked.ask(queries_of(batch, range(100)), voter(batch))
+            touched = [c.reservation.votes for c in ledger.charges if c.outcome.is_charged]
+            event = ConfidentGnmaxVotes(votes_QC=np.array(touched), **dataclasses.asdict(MECHANISM))
+            truth = rdp_data_dependent([event], [RELEASE.order])[0]
+            held += asked.publish().upper(0.95) >= truth
+    assert held >= 16  # of 20 at 95 %: fewer has a chance of 3 in 10 000
+
+
+def test_publishing_takes_its_room_from_the_budget_or_is_refused(batch, path):
+    def with_limit(limit):
+        budget = Budget(kind="data_independent", delta=1e-5, epsilon=limit)
+        return dataclasses.replace(PLANNED, budget=budget)
+
+    with Ledger(path, with_limit(price(40) * 1.0001)) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(3))
+        asked.ask(queries_of(batch, range(20)), voter(batch))
+        asked.publish()
+        replies = asked.ask(queries_of(batch, range(20, 60)), voter(batch))
+        admitted = sum(isinstance(reply, Outcome) for reply in replies)
+        assert 0 < admitted < 20
+        spent = asked.budget_status().epsilon_data_independent
+        assert spent <= ledger.terms.budget.epsilon
+        with pytest.raises(PublicationError, match="no room"):
+            asked.publish()
+
+
+def test_nothing_is_published_without_a_plan_or_before_a_vote(batch, path):
+    for terms, said in [(TERMS, "without a plan"), (PLANNED, "Nothing was asked")]:
+        with (
+            Ledger(path.with_name(f"{said}.sqlite"), terms) as ledger,
+            pytest.raises(PublicationError, match=said),
+        ):
+            AggregatorSession(ledger, source=SeededSource(3)).publish()
+
+
+class NoMoreNoise:
+    label = "seeded: not private"
+
+    def derive(self, *parts):
+        raise AssertionError(f"drew again for {parts}")
+
+    def randbelow(self, n):
+        raise AssertionError("drew again")
+
+    def words(self, keys, count):
+        raise AssertionError(f"drew again for {keys}")
+
+
+def _ask_and_die(batch, path, after_reservations):
+    drawn = iter(range(1, after_reservations + 1))
+    draw = session.confident_fair_gnmax
+
+    def draw_or_die(*args, **kwargs):
+        if next(drawn) == after_reservations:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(*args, **kwargs)
+
+    session.confident_fair_gnmax = draw_or_die
+    ask(batch, path, block_size=1)

@@ -1,0 +1,146 @@
+"""A finished run, served: its ledger goes on, its teachers stay, and losing them never changes or loses an answer."""
+
+import os
+import signal
+import socket
+import sys
+
+import httpx
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import ray
+import torch
+
+from aggregator.actor import HttpServer
+from aggregator.api import ServiceSettings
+from aggregator.session import VotesUnavailableError
+from fairpate.app import cli
+from fairpate.app.pipeline import run_pipeline
+from fairpate.app.progress import Reporter
+from fairpate.app.serve import VoteCounter, open_backend, public_pool
+from fairpate.app.tables import read_labels, read_votes
+from fairpate.data import load_dataset
+from teachers.ensemble import collect_votes, train_ensemble
+from teachers.vote import count_votes
+from teachers.voters import Voters
+
+
+@pytest.fixture(scope="module")
+def finished(small_config, tmp_path_factory, ray_session):
+    config = small_config(tmp_path_factory.mktemp("served") / "run")
+    return run_pipeline(config, Reporter(quiet=True)), config
+
+
+@pytest.fixture(scope="module")
+def url(finished):
+    """The run's aggregator on a port of this machine, with teachers in their actors."""
+    run, config = finished
+    backend = open_backend(run.root, config)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = HttpServer(backend, ServiceSettings(port=port))
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+    backend.close()
+
+
+@pytest.fixture
+def fairpate(monkeypatch, capsys):
+    """Run the command line: (exit code, output, errors)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
+    run, config = finished
+    dataset = load_dataset(config.data)
+    ensemble = train_ensemble(
+        dataset.private, config.teachers, num_classes=dataset.num_classes, seed=config.seed, checkpoint_dir=run.teachers
+    )
+    questions = [public_pool(dataset, config).question(number) for number in range(75, 90)]
+    x = np.stack([question.features for question in questions])
+    expected = count_votes(collect_votes(ensemble, torch.from_numpy(x)), dataset.num_classes)
+    voters = Voters(ensemble, config.ray)
+    try:
+        np.testing.assert_array_equal(voters.votes(x), expected)
+        count = VoteCounter(read_votes(run.votes), voters.votes)
+        np.testing.assert_array_equal(count(questions), expected)
+        os.kill(ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        np.testing.assert_array_equal(count(questions), expected)
+        ray.kill(voters.actors[0])
+        with pytest.raises(VotesUnavailableError, match="Not all teachers voted"):
+            count(questions)
+        np.testing.assert_array_equal(count(questions[:5]), expected[:5])
+    finally:
+        voters.close()
+
+
+def test_what_the_run_released_is_answered_again_for_free(finished, url):
+    run, config = finished
+    pool = public_pool(load_dataset(config.data), config)
+    with httpx.Client(base_url=url) as http:
+        before = http.get("/v1/budget").json()
+        asked = http.post("/v1/queries", json={"queries": [{"id": i} for i in range(80)]}).json()["replies"]
+        assert http.get("/v1/budget").json() == before
+    labelled = read_labels(run.labels)
+    released = dict(zip(labelled.record_ids, labelled.labels.tolist(), strict=True))
+    assert {pool.record_ids[i]: r["label"] for i, r in enumerate(asked) if r["label"] is not None} == released
+
+
+def test_other_records_go_to_the_teachers_and_are_charged(url):
+    with httpx.Client(base_url=url) as http:
+        before = http.get("/v1/budget").json()["queries_posed"]
+        statement = http.get("/v1/statement").json()
+        black = np.zeros(statement["record_shape"], dtype=int).tolist()
+        blank = {"features": black, "group": statement["group_names"][0]}
+        body = {"queries": [{"id": 100}, blank]}
+        first = http.post("/v1/queries", json=body).json()
+        assert http.post("/v1/queries", json=body).json() == first
+        assert http.get("/v1/budget").json()["queries_posed"] == before + 2
+
+
+def test_one_command_and_one_batch_from_the_command_line(fairpate, url, tmp_path):
+    code, output, _ = fairpate("query", url, "ask", "0:3")
+    assert code == 0
+    assert len(output.splitlines()) == 4
+    out = tmp_path / "labels.parquet"
+    code, output, _ = fairpate("query", url, "--ids", "0:30", "--batch-size", "8", "--out", out)
+    assert code == 0
+    table = pq.read_table(out)
+    assert table.column_names == ["id", "key", "status", "label"]
+    assert table["id"].to_pylist() == list(range(30))
+    assert f"{table['label'].null_count} refused" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "nowhere"], ["nowhere", "holds no run"]),
+        (["serve", "nowhere", "--host", "0.0.0.0"], ["--host 0.0.0.0", "FAIRPATE_ANALYST_TOKEN"]),  # noqa: S104
+        (["serve", "nowhere", "--port", "99999"], ["0 < port < 65536, got 99999"]),
+        (["serve", "nowhere", "--quota", "-1"], ["max_queries > 0", "-1"]),
+        (["serve", "nowhere", "--analyst-token-file", "missing"], ["missing", "token file"]),
+        (["query", "ftp://somewhere", "budget"], ["ftp://somewhere"]),
+        (["query", "--ids", "5:x"], ["5:x", "0:500"]),
+        (["query", "budget", "--ids", "0:5"], ["either a command or --ids"]),
+        (["query", "bogus"], ["bogus", "ask, budget"]),
+    ],
+)
+def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = fairpate(*arguments)
+    assert code == 1
+    assert "Traceback" not in errors
+    for word in words:
+        assert word in errors
