@@ -220,7 +220,7 @@ class AggregatorSession:
 
 
 def sanitised_epsilon(price: SanitisedRdp | None, *, target_delta: float) -> float | None:
-    """The epsilon of a published price: an upper limit with ``PUBLISHED_CONFIDENCE`` over the noise of publishing it."""
+    """The epsilon of a published price: a limit with ``PUBLISHED_CONFIDENCE`` over the noise of publishing it."""
     return None if price is None else price.epsilon(target_delta=target_delta, confidence=PUBLISHED_CONFIDENCE)
 
 
@@ -258,6 +258,25 @@ class SessionResult:
     replies: tuple[Answer | Refusal, ...]
     labelled: LabelledSet
     over_budget: int = 0
+
+    @property
+    def num_queries(self) -> int:
+        """How many were put to the session, those without room included."""
+        return len(self.replies) + self.over_budget
+
+    @classmethod
+    def joined(cls, results: Sequence[SessionResult]) -> SessionResult:
+        """Several results one after the other."""
+        labelled = [result.labelled for result in results]
+        return cls(
+            replies=tuple(reply for result in results for reply in result.replies),
+            labelled=LabelledSet(
+                record_ids=tuple(record_id for part in labelled for record_id in part.record_ids),
+                labels=np.concatenate([part.labels for part in labelled]),
+                groups=np.concatenate([part.groups for part in labelled]),
+            ),
+            over_budget=sum(result.over_budget for result in results),
+        )
 
     def count(self, reason: RefusalReason) -> int:
         """How many queries were refused for ``reason``."""

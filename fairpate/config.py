@@ -134,6 +134,14 @@ class PublicationConfig(_Section):
     scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
 
 
+class AdmissionConfig(_Section):
+    """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
+
+    rounds: int = Field(10, ge=2, description="The first one takes public records in their order.")
+    uncertain_first: bool = Field(False, description="Of those admitted, pose those the student doubts most first.")
+    fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
+
+
 class AggregatorConfig(_Section):
     """Confident&Fair-GNMax and what it may cost."""
 
@@ -147,7 +155,16 @@ class AggregatorConfig(_Section):
     budget: BudgetConfig | None = Field(
         None, description="null: data_independent, room for the run's queries and for one block that a crash may waste."
     )
+    admission: AdmissionConfig | None = Field(
+        None, description="null: Algorithm 1, public records in their order. Needs num_queries."
+    )
     publication: PublicationConfig | None = Field(None, description="null: the price of the votes stays private.")
+
+    @model_validator(mode="after")
+    def _admission_chooses(self) -> AggregatorConfig:
+        if self.admission is not None and self.num_queries is None:
+            raise ValueError("Expected num_queries with admission, got null: it chooses that many of the public split.")
+        return self
 
     @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:

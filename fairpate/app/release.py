@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from aggregator.budget import epsilon_data_independent
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.session import AggregatorSession, answer_queries, query_key, sanitised_epsilon
+from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
+from fairpate.app.admission import answer_admitted
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
@@ -43,7 +44,7 @@ class Release:
 
 
 def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
-    """The first public records, each content once: equal records are one query."""
+    """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(_keys(dataset.public)):
         first_of.setdefault(key, row)
@@ -53,6 +54,8 @@ def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
             f"aggregator.num_queries: {wanted} queries asked, {len(first_of)} different public records there; "
             "lower it, or raise data.num_public."
         )
+    if config.aggregator.admission is not None:
+        wanted = len(first_of)
     return dataset.public.take(list(first_of.values())[:wanted])
 
 
@@ -64,13 +67,7 @@ def release_labels(
     terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
     with _open_ledger(run, terms, dict(zip(queries.record_id, keys, strict=True))) as ledger:
         session = AggregatorSession(ledger, source=source)
-        result = answer_queries(
-            votes,
-            keys=keys,
-            session=session,
-            block_size=_BLOCK,
-            on_progress=lambda done: on_progress(done, len(keys)),
-        )
+        result = _pose(votes, keys, queries, session, config, dataset, on_progress)
         if not result.replies:
             raise ConfigError(
                 f"aggregator.budget: {terms.budget} has no room for one query, so nothing was asked; raise it, or the "
@@ -87,6 +84,38 @@ def release_labels(
     write_labels(result.labelled, run.labels)
     write_json(run.statement, statement.to_json())
     return Release(labelled=result.labelled, statement=statement, spending=spending, over_budget=result.over_budget)
+
+
+def _pose(
+    votes: VoteBatch,
+    keys: Sequence[str],
+    queries: Split,
+    session: AggregatorSession,
+    config: RunConfig,
+    dataset: Dataset,
+    on_progress: Advance,
+) -> SessionResult:
+    """Algorithm 1, or the same in rounds of admitted queries."""
+    if config.aggregator.admission is None:
+        return answer_queries(
+            votes,
+            keys=keys,
+            session=session,
+            block_size=_BLOCK,
+            on_progress=lambda done: on_progress(done, len(keys)),
+        )
+    total = config.aggregator.num_queries or len(keys)
+    return answer_admitted(
+        votes,
+        keys=keys,
+        queries=queries,
+        session=session,
+        config=config,
+        dataset=dataset,
+        seed=config.seed,
+        block_size=_BLOCK,
+        on_progress=lambda done: on_progress(done, total),
+    )
 
 
 def noise_source(config: RunConfig) -> NoiseSource:
@@ -112,7 +141,7 @@ def ledger_terms(config: RunConfig, dataset: Dataset, *, ensemble: str) -> Ledge
         return replace(terms, budget=settings.budget.at(settings.target_delta))
     epsilon = epsilon_data_independent(
         terms,
-        num_queries=len(choose_queries(dataset, config)) + _BLOCK,
+        num_queries=(settings.num_queries or len(choose_queries(dataset, config))) + _BLOCK,
         num_publications=0 if terms.publication is None else 1,
     )
     budget = Budget(kind="data_independent", delta=settings.target_delta, epsilon=epsilon)

@@ -18,7 +18,7 @@ import yaml
 
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.session import query_key
+from aggregator.session import AggregatorSession, query_key
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
@@ -273,6 +273,44 @@ def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path
 def test_a_budget_without_room_for_one_query_ends_the_run(small_config, tmp_path, ray_session):
     with pytest.raises(ConfigError, match=r"aggregator\.budget: .* no room for one query"):
         run(small_config(tmp_path / "run", "aggregator.budget={epsilon: 0.01}"))
+
+
+ADMISSION = ("aggregator.admission={rounds: 4, fit: {epochs: 8}}",)
+
+
+def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, tmp_path, ray_session):
+    found = {}
+    for name, overrides in [("rounds", ADMISSION), ("in order", ())]:
+        found[name] = read_json(run(small_config(tmp_path / name, *overrides)).statement)
+    rounds, in_order = found["rounds"], found["in order"]
+    assert rounds["rejected_fairness"] < in_order["rejected_fairness"]
+    assert rounds["answered"] >= in_order["answered"]
+    assert rounds["queries_posed"] <= in_order["queries_posed"] == 80
+    assert rounds["answered"] / rounds["queries_posed"] > in_order["answered"] / in_order["queries_posed"]
+
+
+def test_interrupted_between_rounds_the_same_queries_are_posed_again(small_config, tmp_path, ray_session):
+    first = run(small_config(tmp_path / "first", *ADMISSION))
+    config = small_config(tmp_path / "second", *ADMISSION)
+    release, done = AggregatorSession.ask, []
+
+    def interrupted(session, queries, vote):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(queries)
+        return release(session, queries, vote)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AggregatorSession, "ask", interrupted)
+        run(config)
+    second = run(config)
+    assert pq.read_table(second.labels).equals(pq.read_table(first.labels))
+    assert read_json(second.statement) == read_json(first.statement)
+
+
+def test_admission_needs_to_know_how_many(small_config, tmp_path):
+    with pytest.raises(ConfigError, match="Expected num_queries with admission"):
+        small_config(tmp_path, ADMISSION[0], "aggregator.num_queries=null")
 
 
 def test_a_planned_publication_is_made_once_stated_and_priced(small_config, tmp_path, ray_session):
