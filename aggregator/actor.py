@@ -8,6 +8,7 @@ that opens a :class:`Backend`; this module knows no teachers. uvicorn runs in a 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
@@ -59,17 +60,27 @@ class AggregatorActor:
     """The actor: opens the backend, then serves it until it is stopped."""
 
     def __init__(self, open_backend: Callable[..., Backend], arguments: tuple[Any, ...], settings: ServiceSettings):
-        self._backend = open_backend(*arguments)
-        self._server = HttpServer(self._backend, settings)
+        self._backend: Backend | None = None
+        self._server: HttpServer | None = None
+        self._failure = ""
+        try:
+            self._backend = open_backend(*arguments)
+            self._server = HttpServer(self._backend, settings)
+        except UserError as error:  # kept for whoever asks, for Ray would print a traceback of it
+            self._failure = str(error)
 
     def is_serving(self) -> bool:
-        """Whether requests are accepted."""
-        return self._server.is_alive
+        """Whether requests are accepted. ServiceError, with the cause, if it could not start."""
+        if self._failure:
+            raise ServiceError(self._failure)
+        return self._server is not None and self._server.is_alive
 
     def stop(self) -> None:
         """Close server, teachers and ledger in this order."""
-        self._server.stop()
-        self._backend.close()
+        if self._server is not None:
+            self._server.stop()
+        if self._backend is not None:
+            self._backend.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +204,6 @@ def _get(reference: Any, name: str, timeout_s: float) -> Any:
 
 
 def _last_line(text: str) -> str:
-    """The message at the end of a remote traceback."""
+    """The message at the end of a remote traceback, without the exception's name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no cause given"
+    return re.sub(r"^[\w.]+(Error|Exception): ", "", lines[-1]) if lines else "no cause given"

@@ -44,6 +44,9 @@ def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None
     What was answered before a budget or an error ends the batch is written all the same, and then the error raised.
     """
     reporter, replies = Reporter(), list[Reply]()
+    size = client.statement().pool_size
+    if max(ids) >= size:
+        raise QueryError(f"--ids: expected record numbers below {size}, the size of this pool, got {max(ids)}.")
     try:
         with reporter.stage("queries") as advance:
             for batch in client.ask_many(ids, batch_size=batch_size):

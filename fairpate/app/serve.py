@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,6 +148,7 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
     with _ray(config.ray, detach=False):
         cpus = config.ray.num_cpus / num_replicas
         serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at http://{url_host(host)}:{port} (documentation: /docs)")
         try:
             while True:
@@ -190,7 +192,8 @@ def _with_absolute_places(config: RunConfig, data_dir: Path | None) -> RunConfig
 
 
 def _watch(service: Service) -> None:
-    """Until Ctrl-C; a restart is waited out, an end for good is an error."""
+    """Until Ctrl-C or SIGTERM; a restart is waited out, an end for good is an error."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
             time.sleep(_WATCH_INTERVAL_S)

@@ -123,6 +123,14 @@ def test_one_command_and_one_batch_from_the_command_line(fairpate, url, tmp_path
     assert f"{table['label'].null_count} refused" in output
 
 
+def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, tmp_path):
+    out = tmp_path / "labels.parquet"
+    code, _, errors = fairpate("query", url, "--ids", "250:400", "--out", out)
+    assert code == 1
+    assert "below 300" in errors
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
