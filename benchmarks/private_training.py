@@ -1,29 +1,49 @@
-"""One step of DP-SGD as a ratio to one of plain SGD, and the same step with per-example gradients by ``vmap``.
+"""One step of DP-SGD as a ratio to one of plain SGD, and the same step by Opacus and by ``vmap``.
 
-    OMP_NUM_THREADS=1 python benchmarks/private_training.py [--repeats 10]
+    OMP_NUM_THREADS=1 python benchmarks/private_training.py [--repeats 15]
 
-Synthetic batches from a seed; every step includes forward, backward, clipping, noise and the update. Contenders take
-turns in one process with one thread, and the best turn of each counts, so that a busy machine disturbs them alike.
+Synthetic records from a seed. Every step is whole: it draws its batch (Poisson, or the next rows of a shuffle), gathers
+it, runs forward and backward, and updates; the private ones also clip and add noise. ``plain`` is autograd, ``by hand``
+is plain SGD by the hand-written pass that the private step uses where a model is a chain of dense layers. Opacus is
+given this project's batches and its own insecure noise, and images in contiguous layout, in which its norms are right;
+``Opacus`` is the faster of its hooks and its ghost clipping. Contenders take turns in one process with one thread,
+in processor time. Ratios are taken within a round and the median round is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairpate.baselines.fair_dp_sgd import regulariser_gradient
+from fairpate.baselines.method import PublicPool
 from fairpate.config import ModelConfig
+from fairpate.nn.dense_chain import DenseChain
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
-from fairpate.nn.per_example import Engine, GradientClipper
-from fairpate.nn.private_fit import OsRandomness, add_noise
+from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.private_fit import OsRandomness, PoissonBatches, PrivateSteps, PrivateTraining, PublicGradient
+from fairpate.train_config import FairDpSgdConfig
 
-LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER = 0.05, 1.0, 1.0
+LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER, BATCHES_PER_EPOCH = 0.05, 1.0, 1.0, 40
+Step = Callable[[], None]
+COLUMNS = (
+    ("DP-SGD", "plain"),
+    ("DP-SGD", "by hand"),
+    ("FairDP-SGD", "DP-SGD"),
+    ("hooks", "plain"),
+    ("ghost", "plain"),
+    ("vmap", "plain"),
+    ("Opacus", "DP-SGD"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +56,16 @@ class Case:
     num_classes: int
     batch_size: int
 
+    def records(self) -> tuple[Tensor, Tensor]:
+        """As many as make the batch size the expected one at a sampling rate of 1 / 40."""
+        generator, count = torch.Generator().manual_seed(0), BATCHES_PER_EPOCH * self.batch_size
+        x = torch.randn(count, *self.input_shape, generator=generator)
+        return x, torch.randint(0, self.num_classes, (count,), generator=generator)
+
+    def fresh_model(self) -> nn.Module:
+        """Equal weights for every contender."""
+        return build_model(self.model, input_shape=self.input_shape, num_classes=self.num_classes, generator_seed=0)
+
 
 _TABLE: dict[str, Any] = {"input_shape": (102,), "num_classes": 2, "batch_size": 512}
 _IMAGES: dict[str, Any] = {"input_shape": (2, 28, 28), "num_classes": 10, "batch_size": 256}
@@ -46,32 +76,122 @@ CASES = (
 )
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy per record."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+class Shuffle:
+    """Batches of one size, epoch after epoch."""
+
+    def __init__(self, num_records: int, batch_size: int) -> None:
+        self._num_records, self._batch_size = num_records, batch_size
+        self._generator = torch.Generator().manual_seed(0)
+        self._left: list[Tensor] = []
+
+    def next(self) -> Tensor:
+        """The rows of the next batch."""
+        if not self._left:
+            order = torch.randperm(self._num_records, generator=self._generator)
+            self._left = list(torch.split(order, self._batch_size))
+        return self._left.pop()
 
 
-def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Forward, backward, update."""
+def plain_step(case: Case, x: Tensor, y: Tensor) -> Step:
+    """Autograd, images channels-last."""
+    model, batches = case.fresh_model(), Shuffle(len(x), case.batch_size)
+    to_memory_format(model, memory_format_for(x))
     parameters: list[Tensor] = list(model.parameters())
 
     def step() -> None:
-        gradients = torch.autograd.grad(loss(model(x), y).mean(), parameters)
+        rows = batches.next()
+        batch = x.index_select(0, rows).contiguous(memory_format=memory_format_for(x))
+        gradients = torch.autograd.grad(functional.cross_entropy(model(batch), y.index_select(0, rows)), parameters)
         _update(parameters, list(gradients))
 
     return step
 
 
-def private_step(model: nn.Module, x: Tensor, y: Tensor, engine: Engine) -> Callable[[], None]:
-    """The same with clipping and noise."""
-    clipper = GradientClipper(model, loss, clip_norm=CLIP_NORM, engine=engine)
-    randomness = OsRandomness()
+def by_hand_step(case: Case, x: Tensor, y: Tensor) -> Step | None:
+    """Plain SGD without autograd, or None for what is no chain of dense layers."""
+    model, batches, loss = case.fresh_model(), Shuffle(len(x), case.batch_size), CrossEntropy()
+    chain = DenseChain.of(model)
+    if chain is None:
+        return None
+    parameters: list[Tensor] = list(model.parameters())
 
     def step() -> None:
-        gradients = clipper.sum(x, y).gradients
-        add_noise(gradients, NOISE_MULTIPLIER * CLIP_NORM, randomness)
-        torch._foreach_div_(gradients, len(x))
-        _update(clipper.parameters, gradients)
+        rows = batches.next()
+        values = chain.forward(x.index_select(0, rows))
+        gradient = loss.gradient(values[-1], y.index_select(0, rows)).div_(len(rows))
+        found = {id(parameter): value for parameter, value in chain.summed_gradients(values, gradient)}
+        _update(parameters, [found[id(p)] for p in parameters])
+
+    return step
+
+
+def private_step(case: Case, x: Tensor, y: Tensor, public_gradient: PublicGradient | None = None) -> Step:
+    """What ``fit_privately`` repeats."""
+    steps = PrivateSteps(
+        num_steps=0,
+        sampling_rate=1 / BATCHES_PER_EPOCH,
+        expected_batch_size=case.batch_size,
+        clip_norm=CLIP_NORM,
+        noise_multiplier=NOISE_MULTIPLIER,
+        learning_rate=LEARNING_RATE,
+    )
+    training = PrivateTraining(
+        case.fresh_model(), x, y, CrossEntropy(), steps, randomness=OsRandomness(), public_gradient=public_gradient
+    )
+    return training.step
+
+
+def fair_step(case: Case, x: Tensor, y: Tensor) -> Step:
+    """The same, regularised on public batches of the size that ``fair_dp_sgd`` has by default."""
+    pool = PublicPool(x=x, groups=torch.arange(len(x)) % 2)
+    generator = torch.Generator().manual_seed(0)
+    return private_step(case, x, y, regulariser_gradient(pool, FairDpSgdConfig(), generator))
+
+
+def vmap_step(case: Case, x: Tensor, y: Tensor) -> Step:
+    """Per-example gradients by ``vmap(grad)``, with torch's own noise."""
+    clipper = GradientClipper(case.fresh_model(), CrossEntropy(), clip_norm=CLIP_NORM, engine="functional")
+    batches = PoissonBatches(len(x), 1 / BATCHES_PER_EPOCH, OsRandomness())
+
+    def step() -> None:
+        rows = batches.next()
+        gradients = clipper.sum(x[rows], y[rows]).gradients
+        noisy = [(g + NOISE_MULTIPLIER * CLIP_NORM * torch.randn_like(g)) / case.batch_size for g in gradients]
+        _update(clipper.parameters, noisy)
+
+    return step
+
+
+def opacus_step(case: Case, x: Tensor, y: Tensor, mode: Literal["hooks", "ghost"]) -> Step:
+    """Opacus's wrapped model, loss and optimiser."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    warnings.filterwarnings("ignore", message="Full backward hook", category=UserWarning)
+    batches = PoissonBatches(len(x), 1 / BATCHES_PER_EPOCH, OsRandomness())
+    noise: dict[str, Any] = {
+        "noise_multiplier": NOISE_MULTIPLIER,
+        "max_grad_norm": CLIP_NORM,
+        "expected_batch_size": case.batch_size,
+    }
+    criterion: Any = nn.CrossEntropyLoss()
+    plain = case.fresh_model()
+    sgd = torch.optim.SGD(plain.parameters(), lr=LEARNING_RATE)
+    model: nn.Module
+    optimizer: Any
+    if mode == "hooks":
+        model, optimizer = GradSampleModule(plain), DPOptimizer(sgd, **noise)
+    else:
+        model = GradSampleModuleFastGradientClipping(plain, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
+        optimizer = DPOptimizerFastGradientClipping(sgd, **noise)
+        criterion = DPLossFastGradientClipping(model, optimizer, criterion)
+
+    def step() -> None:
+        rows = batches.next()
+        optimizer.zero_grad()
+        criterion(model(x.index_select(0, rows)), y.index_select(0, rows)).backward()
+        optimizer.step()
 
     return step
 
@@ -81,44 +201,67 @@ def _update(parameters: list[Tensor], gradients: list[Tensor]) -> None:
     torch._foreach_add_(parameters, gradients, alpha=-LEARNING_RATE)
 
 
-def best_seconds(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds of one call of each, the best of ``repeats`` turns of about a fifth of a second."""
-    best = dict.fromkeys(contenders, float("inf"))
-    for _ in range(repeats):
-        for name, contender in contenders.items():
-            start = time.perf_counter()
-            count = 0
-            while time.perf_counter() - start < 0.2:
-                contender()
-                count += 1
-            best[name] = min(best[name], (time.perf_counter() - start) / count)
-    return best
+def contenders(case: Case) -> dict[str, Step]:
+    """All that can run the case; without Opacus installed, the others."""
+    x, y = case.records()
+    steps: dict[str, Step | None] = {
+        "plain": plain_step(case, x, y),
+        "by hand": by_hand_step(case, x, y),
+        "DP-SGD": private_step(case, x, y),
+        "FairDP-SGD": fair_step(case, x, y),
+        "vmap": vmap_step(case, x, y),
+    }
+    try:
+        steps["hooks"] = opacus_step(case, x, y, "hooks")
+        steps["ghost"] = opacus_step(case, x, y, "ghost")
+    except ModuleNotFoundError as missing:
+        print(f"Opacus is left out: {missing}.")
+    return {name: step for name, step in steps.items() if step is not None}
+
+
+def with_faster_of(name: str, contenders: tuple[str, str], rounds: list[dict[str, float]]) -> list[dict[str, float]]:
+    """``rounds`` with the contender under ``name`` whose median is the lower; as they were where one did not run."""
+    if any(each not in rounds[0] for each in contenders):
+        return rounds
+    faster = min(contenders, key=lambda each: median(one[each] for one in rounds))
+    return [one | {name: one[faster]} for one in rounds]
+
+
+def seconds_by_round(steps: dict[str, Step], repeats: int) -> list[dict[str, float]]:
+    """Processor seconds of one step of each contender, round after round of turns of a twentieth of a second."""
+    rounds = []
+    for _ in range(repeats + 1):
+        rounds.append({name: _seconds_of_a_turn(step) for name, step in steps.items()})
+    return with_faster_of("Opacus", ("hooks", "ghost"), rounds[1:])
+
+
+def _seconds_of_a_turn(step: Step) -> float:
+    start = time.process_time()
+    count = 0
+    while time.process_time() - start < 0.05:
+        step()
+        count += 1
+    return (time.process_time() - start) / count
+
+
+def ratio(rounds: list[dict[str, float]], above: str, below: str) -> str:
+    """The median over rounds, or a dash where a contender did not run."""
+    if above not in rounds[0] or below not in rounds[0]:
+        return "-"
+    return f"{median(each[above] / each[below] for each in rounds):.2f}x"
 
 
 def main() -> None:
     """Print one row per model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'model':<24} {'batch':>5} {'plain ms':>9} {'DP-SGD':>7} {'by vmap':>8}")
+    print(" | ".join(["model", "batch", "plain ms", *(f"{above} / {below}" for above, below in COLUMNS)]))
     for case in CASES:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(case.batch_size, *case.input_shape, generator=generator)
-        x = x.contiguous(memory_format=memory_format_for(x))
-        y = torch.randint(0, case.num_classes, (case.batch_size,), generator=generator)
-        model = build_model(case.model, input_shape=case.input_shape, num_classes=case.num_classes, generator_seed=0)
-        to_memory_format(model, memory_format_for(x))
-        seconds = best_seconds(
-            {
-                "plain": plain_step(model, x, y),
-                "private": private_step(model, x, y, "book_keeping"),
-                "vmap": private_step(model, x, y, "functional"),
-            },
-            options.repeats,
-        )
-        ratios = f"{seconds['private'] / seconds['plain']:>6.2f}x {seconds['vmap'] / seconds['plain']:>7.1f}x"
-        print(f"{case.name:<24} {case.batch_size:>5} {1e3 * seconds['plain']:>9.3f} {ratios}")
+        rounds = seconds_by_round(contenders(case), options.repeats)
+        cells = [case.name, str(case.batch_size), f"{1e3 * median(each['plain'] for each in rounds):.3f}"]
+        print(" | ".join(cells + [ratio(rounds, above, below) for above, below in COLUMNS]), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -24,11 +24,13 @@ class ConfigError(UserError, ValueError):
     """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of the schema: unknown fields are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which records, and how they are divided."""
 
     name: str = Field("color_digits", description="A name from `fairpate data list`.")
@@ -45,7 +47,7 @@ class DataConfig(_Section):
     num_test: int | None = Field(None, gt=0, description="Test records; null takes the default.")
 
 
-class AugmentConfig(_Section):
+class AugmentConfig(Section):
     """Random label-preserving changes of an image; public knowledge, the same for every method."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Uniform in [-r, r].")
@@ -65,16 +67,16 @@ class AugmentConfig(_Section):
         return not any(self.model_dump().values())
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The architecture."""
 
-    name: Literal["logistic", "mlp", "lenet", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
+    name: Literal["logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
     width: int = Field(32, gt=0, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
-class FitConfig(_Section):
+class FitConfig(Section):
     """One loop of stochastic gradient descent."""
 
     epochs: int = Field(30, ge=0)
@@ -88,7 +90,7 @@ class FitConfig(_Section):
     augment: AugmentConfig = AugmentConfig()
 
 
-class TeachersConfig(_Section):
+class TeachersConfig(Section):
     """The ensemble that votes."""
 
     num_teachers: int = Field(100, ge=2)
@@ -102,7 +104,7 @@ class TeachersConfig(_Section):
     )
 
 
-class BudgetConfig(_Section):
+class BudgetConfig(Section):
     """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
 
     kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
@@ -125,7 +127,7 @@ class BudgetConfig(_Section):
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
-class PublicationConfig(_Section):
+class PublicationConfig(Section):
     """How the price of the votes is published, by smooth sensitivity; fixed before any vote, never tuned on them."""
 
     order: float = Field(gt=1, description="Renyi order of the published price.")
@@ -134,7 +136,7 @@ class PublicationConfig(_Section):
     scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
 
 
-class AdmissionConfig(_Section):
+class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
 
     rounds: int = Field(10, ge=2, description="The first one takes public records in their order.")
@@ -142,7 +144,7 @@ class AdmissionConfig(_Section):
     fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
 
-class AggregatorConfig(_Section):
+class AggregatorConfig(Section):
     """Confident&Fair-GNMax and what it may cost."""
 
     num_queries: int | None = Field(None, gt=0, description="Queries posed; null poses the whole public split.")
@@ -174,7 +176,7 @@ class AggregatorConfig(_Section):
         return self
 
 
-class StudentConfig(_Section):
+class StudentConfig(Section):
     """The model that is published."""
 
     model: ModelConfig = ModelConfig()
@@ -188,7 +190,7 @@ class StudentConfig(_Section):
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
 
 
-class RayConfig(_Section):
+class RayConfig(Section):
     """The cluster: a bounded pool of actors, each with a block of teachers."""
 
     num_actors: int | None = Field(None, gt=0, description="null: one per CPU.")
@@ -198,7 +200,7 @@ class RayConfig(_Section):
     max_restarts: int = Field(3, ge=0, description="Restarts of one actor before the run fails.")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The whole pipeline: data, teachers, votes, aggregator, student, evaluation."""
 
     out: Path | None = Field(None, description="Run directory; null names it after data and configuration.")
@@ -210,20 +212,33 @@ class RunConfig(_Section):
     ray: RayConfig = RayConfig()
 
 
-def parse_config(values: dict[str, Any]) -> RunConfig:
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def parse_config(values: dict[str, Any], schema: type[Config]) -> Config:
     """Validate ``values``; :class:`ConfigError` lists every fault as ``field: value: remedy``."""
     try:
-        return RunConfig.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(fault) for fault in error.errors())) from error
+        raise ConfigError("\n".join(_describe(fault, schema) for fault in error.errors())) from error
 
 
-def load_config(path: Path | None, overrides: list[str] | None = None) -> RunConfig:
+@overload
+def load_config(path: Path | None, overrides: list[str] | None = None) -> RunConfig: ...
+
+
+@overload
+def load_config(path: Path | None, overrides: list[str] | None = None, *, schema: type[Config]) -> Config: ...
+
+
+def load_config(
+    path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
+) -> RunConfig:
     """Read a YAML file over the defaults, then apply overrides such as ``teachers.num_teachers=50``."""
-    values = _merge(RunConfig().model_dump(), _read_yaml(path) if path is not None else {})
+    values = _merge(schema().model_dump(), _read_yaml(path) if path is not None else {})
     for override in overrides or []:
         _apply_override(values, override)
-    return parse_config(values)
+    return parse_config(values, schema)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -256,7 +271,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     *parents, field = dotted.split(".")
     section = values
     for name in parents:
-        section = section.setdefault(name, {})
+        if section.get(name) is None:
+            section[name] = {}
+        section = section[name]
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: {name} is a value, not a section.")
     try:
@@ -265,16 +282,16 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
 
 
-def _describe(fault: Any) -> str:
+def _describe(fault: Any, schema: type[RunConfig]) -> str:
     path = ".".join(str(part) for part in fault["loc"]) or "config"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{path}: unknown field{_suggestion(fault['loc'])}."
+        return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
     return f"{path}: {fault['msg']} (got {fault['input']!r})."
 
 
-def _suggestion(location: tuple[Any, ...]) -> str:
+def _suggestion(location: tuple[Any, ...], schema: type[RunConfig]) -> str:
     """The nearest field name of the section that ``location`` points into."""
-    section: Any = RunConfig
+    section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
         section = field.annotation if field is not None else None

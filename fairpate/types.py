@@ -156,6 +156,12 @@ class LabelledSet:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):
             raise ValueError("Expected as many labels and groups as record_ids.")
 
+    def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
+        """Those of ``kept_N``, in their order."""
+        (rows,) = kept_N.nonzero()
+        ids = tuple(self.record_ids[row] for row in rows.tolist())
+        return LabelledSet(record_ids=ids, labels=self.labels[rows], groups=self.groups[rows])
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:

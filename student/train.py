@@ -11,6 +11,7 @@ Shapes: N answered records, M unlabelled ones, C classes.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from fairpate.config import AugmentConfig, StudentConfig
 from fairpate.nn.augment import augment
-from fairpate.nn.fit import fit
+from fairpate.nn.fit import Penalty, fit
 from fairpate.nn.models import build_model, scale_bytes, seeded_torch
 from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
 from fairpate.nn.predict import predict_probabilities
@@ -50,8 +51,13 @@ def train_student(
     num_classes: int,
     generator: torch.Generator,
     on_progress: ProgressCallback = lambda *_: None,
+    initial_model: nn.Module | None = None,
+    penalty: Penalty | None = None,
 ) -> nn.Module:
     """A trained model. ``on_progress(done, total)`` counts epochs over all rounds.
+
+    Every round starts from a copy of ``initial_model``, or without one from weights of its own. ``penalty(model)``
+    joins the loss of every step.
 
     ValueError when nothing was answered, and when ``fixmatch`` is asked for records that are not images.
     """
@@ -62,9 +68,15 @@ def train_student(
         )
     if config.method == "fixmatch" and records.answered_x.ndim != 4:
         raise ValueError("student.method: fixmatch changes images; use pseudo_label for a table.")
+
+    def new_model() -> nn.Module:
+        if initial_model is not None:
+            return copy.deepcopy(initial_model)
+        return _new_model(records, config, num_classes, generator)
+
     if config.method == "fixmatch" and len(records.unlabelled_x):
-        return _fixmatch(records, config, num_classes, generator, on_progress)
-    return _self_training(records, config, num_classes, generator, on_progress)
+        return _fixmatch(records, config, new_model(), generator, on_progress, penalty)
+    return _self_training(records, config, new_model, generator, on_progress, penalty)
 
 
 def _new_model(
@@ -79,16 +91,17 @@ def _new_model(
 def _self_training(
     records: PublicRecords,
     config: StudentConfig,
-    num_classes: int,
+    new_model: Callable[[], nn.Module],
     generator: torch.Generator,
     on_progress: ProgressCallback,
+    penalty: Penalty | None,
 ) -> nn.Module:
     """One supervised fit, then ``rounds`` more with confident pseudo-labels if the method asks for them."""
     total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(records.unlabelled_x) else 0)
     total_epochs = total_rounds * config.fit.epochs
     x, targets = records.answered_x, records.labels
     for done in range(total_rounds):
-        model = _new_model(records, config, num_classes, generator)
+        model = new_model()
         before = done * config.fit.epochs
         fit(
             model,
@@ -97,6 +110,7 @@ def _self_training(
             config.fit,
             generator=generator,
             on_epoch=lambda epoch, _, before=before: on_progress(before + epoch + 1, total_epochs),  # type: ignore[misc]
+            penalty=penalty,
         )
         if done + 1 < total_rounds:
             x, targets = _with_pseudo_labels(model, records, config.confidence)
@@ -114,12 +128,12 @@ def _with_pseudo_labels(model: nn.Module, records: PublicRecords, confidence: fl
 def _fixmatch(
     records: PublicRecords,
     config: StudentConfig,
-    num_classes: int,
+    model: nn.Module,
     generator: torch.Generator,
     on_progress: ProgressCallback,
+    penalty: Penalty | None,
 ) -> nn.Module:
     """An epoch visits every unlabelled record once; answered records repeat as often as that takes."""
-    model = _new_model(records, config, num_classes, generator)
     average = _WeightAverage(model)
     optimizer = Optimizer(model.parameters(), config.fit)
     answered = _endless_batches(len(records.labels), config.fit.batch_size, generator)
@@ -130,6 +144,8 @@ def _fixmatch(
         for epoch in range(config.fit.epochs):
             for unlabelled in torch.randperm(len(records.unlabelled_x), generator=generator).split(chunk):
                 loss = _fixmatch_loss(model, records, next(answered), unlabelled, config, generator)
+                if penalty is not None:
+                    loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):
                     raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
                 loss.backward()

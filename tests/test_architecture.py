@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BASE = {"fairpate", "fairpate.types", "fairpate.config", "fairpate.files"}
+BASE = {"fairpate", "fairpate.types", "fairpate.config", "fairpate.train_config", "fairpate.files"}
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
     "fairpate.files": set(),
     "fairpate.config": {"fairpate.types"},
+    "fairpate.train_config": {"fairpate.types", "fairpate.config"},
     "fairpate.privacy": BASE,
     "fairpate.fairness": BASE,
     "fairpate.data": BASE,
@@ -19,10 +20,18 @@ ALLOWED = {
     "teachers": LIBRARY,
     "aggregator": LIBRARY,
     "student": LIBRARY,
+    "fairpate.baselines": LIBRARY,
     "fairpate.evaluation": {"fairpate", "fairpate.types", "fairpate.fairness"},
 }
 HEAVY = {"torch", "torchvision", "ray"}
-WITHOUT_HEAVY = ("fairpate.types", "fairpate.files", "fairpate.config", "fairpate.privacy", "fairpate.fairness")
+WITHOUT_HEAVY = (
+    "fairpate.types",
+    "fairpate.files",
+    "fairpate.config",
+    "fairpate.train_config",
+    "fairpate.privacy",
+    "fairpate.fairness",
+)
 OURS = ("fairpate", "teachers", "aggregator", "student")
 
 

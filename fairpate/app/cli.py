@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.config import DataConfig, RunConfig, load_config
+from fairpate.config import Config, DataConfig, RunConfig, load_config
+from fairpate.train_config import TrainConfig
 
 app = typer.Typer(
     help="Private and fair learning from many teachers, with an epsilon that is true.",
@@ -39,6 +40,7 @@ OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The lo
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
+MethodName = Annotated[str, typer.Argument(help="sgd, dp_sgd, fair_dp_sgd, pate, fairpate, pate_s_pre or pate_s_in.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
 Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
@@ -102,6 +104,30 @@ def run(config: ConfigFile = None, overrides: Overrides = None, out: Out = None,
 
     finished = run_pipeline(resolved, Reporter())
     Console(highlight=False).print(summarise(finished))
+
+
+@app.command()
+def train(
+    method: MethodName,
+    data: Annotated[str | None, typer.Option(help="A name from `fairpate data list`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML configuration, the same for every method.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target; the noise follows from it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Target.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Train one method on a data set's splits, within a target of epsilon and delta."""
+    given = {"method": method, "data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    options = [f"{field}={value}" for field, value in given.items() if value is not None]
+    base = config or (_DEMO if data in (None, RunConfig().data.name) else None)
+    resolved = load_config(base, [*(overrides or []), *options], schema=TrainConfig)
+    from fairpate.app.progress import Reporter
+    from fairpate.app.train import summarise_training, train_method
+
+    finished = train_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
+    Console(highlight=False).print(summarise_training(finished))
 
 
 @app.command()
@@ -243,7 +269,7 @@ def _data_config(name: str, options: list[str] | None, data_dir: Path | None) ->
     return _at(load_config(None, [f"data.name={name}", *settings]).data, data_dir)
 
 
-def _with_places(config: RunConfig, *, out: Path | None, data_dir: Path | None) -> RunConfig:
+def _with_places(config: Config, *, out: Path | None, data_dir: Path | None) -> Config:
     return config.model_copy(update={"out": out or config.out, "data": _at(config.data, data_dir)})
 
 

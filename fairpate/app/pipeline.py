@@ -10,15 +10,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries, release_labels
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, write_json
+from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError, ModelConfig, RunConfig
 from fairpate.data import Dataset, Split, load_dataset
@@ -33,7 +36,6 @@ from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import RayPool, start_ray
 from teachers.vote import count_votes
 
-_STUDENT_STREAM, _BOOTSTRAP_STREAM, _ORDERS_STREAM = 1, 2, 3
 _MAX_STUDENT_THREADS = 4
 
 
@@ -111,15 +113,30 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
     if run.student.exists():
         reporter.note("student", "trained already")
         return load_student(run.student)
+    network = fit_student(config, dataset, labelled, reporter)
+    student = Student(card=student_card(config, dataset), network=network)
+    write_atomically(run.student, lambda path: save_student(student, path))
+    return student
+
+
+def fit_student(
+    config: RunConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, **options: Any
+) -> nn.Module:
+    """A student of released labels; ``options`` as :func:`student.train.train_student` takes them."""
     with reporter.stage("student") as advance, _torch_threads(config.student.model):
-        network = train_student(
+        return train_student(
             public_records(dataset.public, labelled),
             config.student,
             num_classes=dataset.num_classes,
-            generator=torch.Generator().manual_seed(_stream_seed(config, _STUDENT_STREAM)),
+            generator=torch_generator(config.seed, Stream.STUDENT),
             on_progress=advance,
+            **options,
         )
-    card = StudentCard(
+
+
+def student_card(config: RunConfig, dataset: Dataset) -> StudentCard:
+    """What whoever uses the published model must know."""
+    return StudentCard(
         model=config.student.model,
         input_shape=tuple(dataset.public.x.shape[1:]),
         label_names=dataset.label_names,
@@ -127,9 +144,6 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
         sensitive_attribute=dataset.sensitive_attribute,
         idp3=config.student.idp3,
     )
-    student = Student(card=card, network=network)
-    write_atomically(run.student, lambda path: save_student(student, path))
-    return student
 
 
 @contextmanager
@@ -168,7 +182,7 @@ def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Stud
             answered_N=answered_N,
             class_names=dataset.label_names,
             group_names=dataset.group_names,
-            generator=_generator(config, _BOOTSTRAP_STREAM),
+            generator=_generator(config, Stream.BOOTSTRAP),
         )
 
     headline = measure(prediction.answered)
@@ -183,7 +197,7 @@ def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Stud
         rule=rule,
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
-        generator=_generator(config, _ORDERS_STREAM),
+        generator=_generator(config, Stream.ORDERS),
     )
     others = {"without_refusals": unrefused.to_json(), "orders": spread.to_json()}
     write_json(run.metrics, headline.to_json() | others)
@@ -214,10 +228,5 @@ def _votes_on(queries: Split, run: RunDirectory) -> VoteBatch:
     return votes
 
 
-def _generator(config: RunConfig, stream: int) -> np.random.Generator:
-    return np.random.default_rng(_stream_seed(config, stream))
-
-
-def _stream_seed(config: RunConfig, stream: int) -> int:
-    """Independent seeds for the parts of a run that draw random numbers."""
-    return int(np.random.SeedSequence([config.seed, stream]).generate_state(1, np.uint64)[0] >> 1)
+def _generator(config: RunConfig, stream: Stream) -> np.random.Generator:
+    return np.random.default_rng(stream_seed(config.seed, stream))

@@ -122,7 +122,7 @@ def write_reports(
         reject_option=reject_option,
     )
     private = _private_report(public, spending)
-    write_json(run.costs, _costs(private))
+    write_json(run.costs, costs(spending, statement))
     write_text(run.private_report, private_report(private))
     write_text(run.public_report, public_report(public))
 
@@ -148,17 +148,20 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     )
 
 
-def _costs(private: PrivateReport) -> dict[str, Any]:
-    """The last point of each course: what the operator may know and nobody may publish."""
-    statement = private.public.statement
+def costs(spending: Spending, statement: PrivacyStatement) -> dict[str, Any]:
+    """What was really spent: the operator may know it and nobody may publish it."""
+    delta, posed = spending.target_delta, len(spending.charges_Q)
+    events: list[accountant.Event] = [spending.drawn(0, posed), *spending.publications]
+    price = accountant.epsilon_data_dependent(events, target_delta=delta)
+    as_published_A = spending.as_published(0, posed)
     return {
         "unit": statement.unit,
         "relation": statement.relation,
         "delta": statement.delta,
         "epsilon_data_independent": statement.epsilon_data_independent,
-        "epsilon_data_dependent": private.epsilon_data_dependent_course_Q[-1],
-        "epsilon_as_published": private.epsilon_as_published_course_Q[-1],
-        "order": private.rdp_order,
+        "epsilon_data_dependent": price.epsilon,
+        "epsilon_as_published": accountant.epsilon_of_curve(as_published_A, DEFAULT_ORDERS, target_delta=delta)[0],
+        "order": price.order,
     }
 
 

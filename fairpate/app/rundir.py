@@ -15,12 +15,12 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import yaml
 
 from fairpate import __version__
-from fairpate.config import RunConfig, load_config
+from fairpate.config import Config, RunConfig, load_config
 from fairpate.files import write_atomically
 from fairpate.types import UserError
 
@@ -90,6 +90,16 @@ class RunDirectory:
         return self.public / "report.html"
 
     @property
+    def record(self) -> Path:
+        """The run as one point of a comparison."""
+        return self.public / "record.json"
+
+    @property
+    def private_record(self) -> Path:
+        """The same point at the price that depends on votes, where there is one; for the operator."""
+        return self.private / "record.json"
+
+    @property
     def costs(self) -> Path:
         """What was really spent; for the operator."""
         return self.private / "costs.json"
@@ -143,16 +153,24 @@ def create_run_directory(config: RunConfig) -> RunDirectory:
     return run
 
 
-def open_run_directory(root: Path) -> tuple[RunDirectory, RunConfig]:
+@overload
+def open_run_directory(root: Path) -> tuple[RunDirectory, RunConfig]: ...
+
+
+@overload
+def open_run_directory(root: Path, *, schema: type[Config]) -> tuple[RunDirectory, Config]: ...
+
+
+def open_run_directory(root: Path, *, schema: type[RunConfig] = RunConfig) -> tuple[RunDirectory, RunConfig]:
     """The run in ``root`` and its configuration."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         raise RunDirectoryError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
-    return run, load_config(run.config)
+    return run, load_config(run.config, schema=schema)
 
 
 def _require_same(run: RunDirectory, config: RunConfig) -> None:
-    _, earlier = open_run_directory(run.root)
+    _, earlier = open_run_directory(run.root, schema=type(config))
     if config_digest(earlier) == config_digest(config):
         return
     before, now = (_flatten(c.model_dump(mode="json", exclude=_PLACES)) for c in (earlier, config))  # type: ignore[arg-type]

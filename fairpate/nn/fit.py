@@ -22,6 +22,7 @@ from fairpate.nn.models import memory_format_for, scale_bytes, seeded_torch, to_
 from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
 
 EpochCallback = Callable[[int, float], None]
+Penalty = Callable[[nn.Module], Tensor]
 _RECORDS_AUGMENTED_AT_ONCE = 1024
 
 
@@ -33,11 +34,13 @@ def fit(
     *,
     generator: torch.Generator,
     on_epoch: EpochCallback | None = None,
+    penalty: Penalty | None = None,
 ) -> None:
     """Train ``model`` in place on its own device, and leave it in evaluation mode.
 
     ``x`` (N, ...) holds bytes or floats; ``targets`` are classes (N,) ``int64`` or probabilities (N, C).
-    ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ValueError if a loss is not finite.
+    ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ``penalty(model)`` joins the loss of every
+    step. ValueError if a loss is not finite.
     """
     if len(x) != len(targets):
         raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -53,6 +56,8 @@ def fit(
             learning_rate = epoch_learning_rate(config, epoch)
             for batch_x, batch_targets in epoch_batches(x, targets, config, generator=generator, device=device):
                 loss = functional.cross_entropy(model(batch_x), batch_targets, label_smoothing=config.label_smoothing)
+                if penalty is not None:
+                    loss = loss + penalty(model)
                 torch.autograd.backward(loss)
                 optimizer.step_from_backward(learning_rate)
                 loss_sum += loss.detach() * len(batch_x)

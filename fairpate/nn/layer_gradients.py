@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_RECORDS_UNFOLDED_AT_ONCE = 16
+_FLOATS_UNFOLDED_AT_ONCE = 2**19
 WeightedSums = list[tuple[Tensor, Tensor]]
 
 
@@ -47,30 +47,54 @@ def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tenso
 
 
 class _Dense:
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = cast("nn.Linear", layer)
-        self._input_BTI = layer_input.flatten(1, -2) if layer_input.ndim > 2 else layer_input[:, None]
-        self._gradient_BTO = output_gradient.flatten(1, -2) if output_gradient.ndim > 2 else output_gradient[:, None]
+    """Each record's gradient is the outer product of its output gradient and its input."""
+
+    def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
+        self._layer, self._input_BI, self._gradient_BO = layer, input_BI, gradient_BO
 
     def squared_norms(self) -> Tensor:
-        if self._gradient_BTO.shape[1] == 1:
-            input_B = squared_norms(self._input_BTI[:, 0])
-            return squared_norms(self._gradient_BTO[:, 0]) * (self._counts_weight() * input_B + self._counts_bias())
+        bias_B = squared_norms(self._gradient_BO)
+        if not self._layer.weight.requires_grad:
+            return bias_B
+        input_B = squared_norms(self._input_BI)
+        return torch.addcmul(bias_B, bias_B, input_B) if _trains_bias(self._layer) else bias_B * input_B
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        sums: WeightedSums = []
+        if self._layer.weight.requires_grad:
+            sums.append((self._layer.weight, (self._gradient_BO * weights_B[:, None]).mT @ self._input_BI))
+        if _trains_bias(self._layer):
+            sums.append((self._layer.bias, weights_B @ self._gradient_BO))
+        return sums
+
+
+class _DenseOverPositions:
+    """The sum of such products over T positions, whose norm takes the products of all pairs of positions."""
+
+    def __init__(self, layer: nn.Linear, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer = layer
+        self._input_BTI, self._gradient_BTO = layer_input.flatten(1, -2), output_gradient.flatten(1, -2)
+
+    def squared_norms(self) -> Tensor:
         pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
         inputs_BTT = self._input_BTI @ self._input_BTI.mT
-        both: Tensor = (pairs_BTT * (self._counts_weight() * inputs_BTT + self._counts_bias())).sum(dim=(1, 2))
+        counts_weight = int(self._layer.weight.requires_grad)
+        both: Tensor = (pairs_BTT * (counts_weight * inputs_BTT + _trains_bias(self._layer))).sum(dim=(1, 2))
         return both.clamp(min=0)
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         gradient = (self._gradient_BTO * weights_B[:, None, None]).flatten(0, 1)
-        weight = gradient.T @ self._input_BTI.flatten(0, 1) if self._counts_weight() else None
+        weight = gradient.mT @ self._input_BTI.flatten(0, 1) if self._layer.weight.requires_grad else None
         return _trainable((self._layer.weight, weight), (self._layer.bias, gradient.sum(dim=0)))
 
-    def _counts_weight(self) -> int:
-        return int(self._layer.weight.requires_grad)
 
-    def _counts_bias(self) -> int:
-        return int(self._layer.bias is not None and self._layer.bias.requires_grad)
+def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    make = _Dense if layer_input.ndim == 2 else _DenseOverPositions
+    return make(cast("nn.Linear", layer), layer_input, output_gradient)
+
+
+def _trains_bias(layer: nn.Linear) -> int:
+    return int(layer.bias is not None and layer.bias.requires_grad)
 
 
 class _Stored:
@@ -94,14 +118,7 @@ class _Convolution:
 
     def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
         self._layer = cast("nn.Conv2d", layer)
-        layer_input = _padded(self._layer, layer_input)
-        num_records = len(layer_input)
-        self._weight = layer_input.new_empty(num_records, self._layer.weight.numel())
-        self._squared_norms = layer_input.new_zeros(num_records)
-        for start in range(0, num_records, _RECORDS_UNFOLDED_AT_ONCE):
-            rows = slice(start, start + _RECORDS_UNFOLDED_AT_ONCE)
-            self._weight[rows] = self._weight_gradients(layer_input[rows], output_gradient[rows])
-            self._squared_norms[rows] = squared_norms(self._weight[rows])
+        self._weight, self._squared_norms = _convolution_gradients(self._layer, layer_input, output_gradient)
         self._bias = _Stored((self._layer.bias, output_gradient.sum(dim=(2, 3))))
 
     def squared_norms(self) -> Tensor:
@@ -112,22 +129,45 @@ class _Convolution:
         total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
         return [*_trainable((self._layer.weight, total)), *self._bias.weighted_sums(weights_B)]
 
-    def _weight_gradients(self, layer_input: Tensor, output_gradient: Tensor) -> Tensor:
-        """(B, weights): output gradients times the patches that they saw, group by group."""
-        groups = self._layer.groups
-        patches = _patches(self._layer, layer_input).flatten(0, 1)
-        gradient = output_gradient.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3).flatten(0, 1)
-        weights: Tensor = (gradient.mT @ patches).reshape(len(layer_input), -1)
-        return weights
+
+@torch.no_grad()
+def _convolution_gradients(layer: nn.Conv2d, layer_input: Tensor, output_gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, weights) and their squared norms (B,): output gradients times the patches that they saw, group by group.
+
+    One buffer of patches that fits a processor's cache serves all records.
+    """
+    patches, positions_come_last = _patches(layer, _padded(layer, layer_input))
+    gradient_BGTO = output_gradient.unflatten(1, (layer.groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3)
+    num_records, groups, positions, outputs = gradient_BGTO.shape
+    size = layer.weight[0].numel()
+    weights = layer_input.new_empty(num_records, groups, outputs, size)
+    norms_B = layer_input.new_empty(num_records)
+    at_once = max(1, _FLOATS_UNFOLDED_AT_ONCE // max(1, groups * positions * size))
+    buffer = layer_input.new_empty(at_once, *patches.shape[1:])
+    for start in range(0, num_records, at_once):
+        rows = slice(start, min(start + at_once, num_records))
+        unfolded = buffer[: rows.stop - start].copy_(patches[rows])
+        by_position = (
+            unfolded.view(-1, size, positions).mT if positions_come_last else unfolded.view(-1, positions, size)
+        )
+        torch.bmm(gradient_BGTO[rows].flatten(0, 1).mT, by_position, out=weights[rows].flatten(0, 1))
+        norms_B[rows] = squared_norms(weights[rows].flatten(1))
+    return weights.flatten(1), norms_B
 
 
-def _patches(layer: nn.Conv2d, padded_input: Tensor) -> Tensor:
-    """What every output position sees, (B, groups, positions, height * width * inputs of a group)."""
-    patches = padded_input.unflatten(1, (layer.groups, -1))
+def _patches(layer: nn.Conv2d, padded_input: Tensor) -> tuple[Tensor, bool]:
+    """A view of what every output position sees, (B, groups, output sides, kernel sides, inputs of a group).
+
+    Or with the output sides last, and then True: where they make the longer runs of neighbours in memory.
+    """
+    inputs, output_width = layer.in_channels // layer.groups, padded_input.shape[3] - layer.kernel_size[1] + 1
+    positions_come_last = layer.stride[1] == 1 and output_width > inputs * layer.kernel_size[1]
+    layout = torch.contiguous_format if positions_come_last else torch.channels_last
+    patches = padded_input.contiguous(memory_format=layout).unflatten(1, (layer.groups, -1))
     for axis, size, stride, dilation in zip((3, 4), layer.kernel_size, layer.stride, layer.dilation, strict=True):
         patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
-    flat: Tensor = patches.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(2, 3)
-    return flat
+    order = (0, 1, 5, 6, 2, 3, 4) if positions_come_last else (0, 1, 3, 4, 5, 6, 2)
+    return patches.permute(order), positions_come_last
 
 
 def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
@@ -186,7 +226,7 @@ def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
 
 
 _GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
-    nn.Linear: _Dense,
+    nn.Linear: _dense,
     nn.Conv2d: _Convolution,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,

@@ -30,6 +30,7 @@ from fairpate.nn.per_example import GradientClipper, PerExampleLoss
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
+_DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
 class PrivateRandomness(Protocol):
@@ -117,53 +118,133 @@ def fit_privately(
     from public records only, and is added after the noise. ``on_step`` hears how many steps are done. ValueError for a
     layer that mixes records and for a gradient that is not finite.
     """
-    if len(x) != len(targets):
-        raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
-    memory_format = memory_format_for(x)
-    to_memory_format(model, memory_format)
-    clipper = GradientClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
-    velocities = [torch.zeros_like(p) for p in clipper.parameters]
-    model.train()
+    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, public_gradient=public_gradient)
     for step in range(steps.num_steps):
-        rows = poisson_sample(len(x), steps.sampling_rate, randomness)
-        batch = scale_bytes(x[rows]).contiguous(memory_format=memory_format)
-        gradients = clipper.sum(batch, targets[rows]).gradients
-        add_noise(gradients, steps.noise_multiplier * steps.clip_norm, randomness)
-        torch._foreach_div_(gradients, steps.expected_batch_size)
-        if public_gradient is not None:
-            torch._foreach_add_(gradients, list(public_gradient(model)))
-        torch._foreach_mul_(velocities, steps.momentum)
-        torch._foreach_add_(velocities, gradients)
-        with torch.no_grad():
-            torch._foreach_add_(clipper.parameters, velocities, alpha=-steps.learning_rate)
+        training.step()
         on_step(step + 1)
     model.eval()
 
 
-def poisson_sample(num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> Tensor:
-    """The rows that enter, each independently with ``sampling_rate``; there may be none."""
-    return torch.nonzero(_uniform(randomness.words(num_records)) < sampling_rate).flatten()
+class PrivateTraining:
+    """The state that steps hand on; arguments as :func:`fit_privately`. Makes any number of steps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        targets: Tensor,
+        loss: PerExampleLoss,
+        steps: PrivateSteps,
+        *,
+        randomness: PrivateRandomness,
+        public_gradient: PublicGradient | None = None,
+    ) -> None:
+        if len(x) != len(targets):
+            raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
+        self._model, self._x, self._targets, self._steps = model.train(), x, targets, steps
+        self._public_gradient = public_gradient
+        self._memory_format = memory_format_for(x)
+        to_memory_format(model, self._memory_format)
+        self._clipper = GradientClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
+        self._velocities = [torch.zeros_like(p) for p in self._clipper.parameters]
+        self._batches = PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self._noise = GaussianNoise(randomness)
+
+    def step(self) -> None:
+        """Sample, clip, add noise, divide, update."""
+        steps, rows = self._steps, self._batches.next().to(self._x.device)
+        batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
+        sums = self._clipper.sum(batch, self._targets.index_select(0, rows)).gradients
+        self._noise.add_to(sums, steps.noise_multiplier * steps.clip_norm)
+        self._update(sums)
+
+    @torch.no_grad()
+    def _update(self, sums: list[Tensor]) -> None:
+        """The public term joins, and momentum acts, at the scale of sums; the rate then divides by the constant."""
+        steps = self._steps
+        if self._public_gradient is not None:
+            with torch.enable_grad():
+                public = list(self._public_gradient(self._model))
+            torch._foreach_add_(sums, public, alpha=steps.expected_batch_size)
+        if steps.momentum:
+            torch._foreach_mul_(self._velocities, steps.momentum)
+            torch._foreach_add_(self._velocities, sums)
+            sums = self._velocities
+        torch._foreach_add_(self._clipper.parameters, sums, alpha=-steps.learning_rate / steps.expected_batch_size)
 
 
-def add_noise(sums: Sequence[Tensor], stddev: float, randomness: PrivateRandomness) -> None:
-    """Add independent Gaussian noise to every value in place."""
-    if not stddev:
-        return
-    sizes = [values.numel() for values in sums]
-    noise = stddev * _standard_normals(sum(sizes), randomness)
-    for values, part in zip(sums, torch.split(noise, sizes), strict=True):
-        values.add_(part.to(values).reshape(values.shape))
+class PoissonBatches:
+    """One batch after another: every record enters each independently with ``sampling_rate``; there may be none.
+
+    One coin per record and batch, all laid end to end. Only the heads are drawn: the gaps between them are geometric.
+    """
+
+    def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
+        self._num_records, self._randomness = num_records, randomness
+        self._log_tails = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
+        self._gaps_at_once = max(_DRAWN_AT_ONCE, round(num_records * sampling_rate))
+        self._heads = torch.empty(0, dtype=torch.int64)
+        self._num_decided = 0
+
+    def next(self) -> Tensor:
+        """The rows of the next batch in ascending order, ``int64``."""
+        while self._num_decided < self._num_records:
+            self._toss()
+        count = int(torch.searchsorted(self._heads, self._num_records))
+        rows = self._heads[:count]
+        self._heads = self._heads[count:] - self._num_records
+        self._num_decided -= self._num_records
+        return rows
+
+    def _toss(self) -> None:
+        """Decide coins up to and including some further heads; positions count from the next batch's first coin."""
+        gaps = _log_uniform(self._randomness.words(self._gaps_at_once).double()).div_(self._log_tails).floor_().long()
+        heads = gaps.add_(1).cumsum(0).add_(self._num_decided - 1)
+        self._heads = torch.cat([self._heads, heads])
+        self._num_decided = int(heads[-1]) + 1
+
+
+class GaussianNoise:
+    """Independent standard normals, ``float32``, drawn some at a time: a small model's step asks for a few hundred."""
+
+    def __init__(self, randomness: PrivateRandomness) -> None:
+        self._randomness = randomness
+        self._left = torch.empty(0)
+
+    def add_to(self, sums: Sequence[Tensor], stddev: float) -> None:
+        """Add independent noise to every value in place."""
+        if not stddev:
+            return
+        sizes = [values.numel() for values in sums]
+        parts = self.take(sum(sizes)).to(sums[0]).split(sizes)
+        shaped = [part.view(values.shape) for part, values in zip(parts, sums, strict=True)]
+        torch._foreach_add_(list(sums), shaped, alpha=stddev)
+
+    def take(self, size: int) -> Tensor:
+        """Normals that nobody has seen, shape (size,)."""
+        if len(self._left) < size:
+            self._left = _standard_normals(max(size, _DRAWN_AT_ONCE), self._randomness)
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken
 
 
 def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:
     """``float32`` by the pairs of Box and Muller: a radius from one word, an angle from another."""
-    radius_words, angle_words = torch.chunk(randomness.words(size + size % 2), 2)
-    # 1 - uniform is never 0, and its 53 bits reach out to 8.5 standard deviations.
-    radius = _uniform(radius_words).neg_().log1p_().mul_(-2).sqrt_().float()
-    angle = angle_words.float().mul_(math.pi * 2.0**-63)
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:size]
+    normals = torch.empty(size + size % 2)
+    # Pieces that stay in a processor's cache from one operation to the next.
+    for piece in torch.split(normals, _NORMALS_PER_PIECE):
+        first, second = torch.chunk(piece, 2)
+        radius_words, angle_words = torch.chunk(randomness.words(len(piece)), 2)
+        radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
+        angle = angle_words.float().mul_(math.pi * 2.0**-63)
+        torch.cos(angle, out=first).mul_(radius)
+        torch.sin(angle, out=second).mul_(radius)
+    return normals[:size]
 
 
-def _uniform(words: Tensor) -> Tensor:
-    """Numbers in [0, 1), ``float64``, from the low 53 bits."""
-    return (words & (2**53 - 1)).double().mul_(2.0**-53)
+def _log_uniform(words: Tensor) -> Tensor:
+    """In place ln of uniform numbers in (0, 1], from words that were rounded to floats, which are dense near 0.
+
+    No word in 2**63 is 0; counting it as one half keeps the logarithm finite.
+    """
+    return words.abs_().clamp_(min=0.5).mul_(2.0**-63).log_()

@@ -14,20 +14,22 @@ Not known here: where events come from, how they are stored, what a budget is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import ClassVar, Literal, Protocol
 
 import dp_accounting.rdp
 import numpy as np
 import numpy.typing as npt
 from dp_accounting.pld import PLDAccountant
+from scipy.optimize import brentq
 
 from fairpate.privacy import gnmax, subsampled
 from fairpate.types import IntArray, Relation, Tail, Unit
 
 FloatArray = npt.NDArray[np.float64]
+Accounting = Literal["rdp", "pld"]
 Conversion = Literal["improved", "classic"]
 
 DEFAULT_ORDERS: tuple[float, ...] = (
@@ -305,6 +307,11 @@ def epsilon_pld(events: Sequence[PoissonGaussians], *, target_delta: float) -> f
     _, relation = _common_promise(events)
     if any(event.count and not event.noise_multiplier for event in events):
         return math.inf
+    return _epsilon_pld(tuple(events), relation, target_delta)
+
+
+@lru_cache
+def _epsilon_pld(events: tuple[PoissonGaussians, ...], relation: Relation | None, target_delta: float) -> float:
     relations = dp_accounting.NeighboringRelation
     neighbours = relations.REPLACE_ONE if relation == "replace one" else relations.ADD_OR_REMOVE_ONE
     accountant = PLDAccountant(neighbours)
@@ -316,27 +323,89 @@ def epsilon_pld(events: Sequence[PoissonGaussians], *, target_delta: float) -> f
     return float(accountant.get_epsilon(target_delta))
 
 
+def sampled_epsilon(events: Sequence[PoissonGaussians], *, target_delta: float, accounting: Accounting) -> float:
+    """The epsilon of sampled training by Renyi curves (``rdp``) or :func:`epsilon_pld`; may be published."""
+    if accounting == "pld":
+        return epsilon_pld(events, target_delta=target_delta)
+    if accounting == "rdp":
+        return epsilon(events, target_delta=target_delta).epsilon
+    raise ValueError(f"Expected accounting 'rdp' or 'pld', got {accounting!r}.")
+
+
+@lru_cache
 def noise_multiplier_for(
-    *, target_epsilon: float, target_delta: float, sampling_rate: float, num_steps: int, tolerance: float = 1e-3
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sampling_rate: float,
+    num_steps: int,
+    relation: Relation = "add or remove one",
+    accounting: Accounting = "rdp",
+    tolerance: float = 1e-3,
 ) -> float:
     """The least noise multiplier, up to ``tolerance`` of it, whose ``num_steps`` Poisson steps stay within the target.
 
-    Priced by Renyi curves under adding or removing one record. ValueError for a target that no noise reaches.
+    ValueError for a target that no noise reaches, and for Renyi curves under replacing a record.
     """
 
-    def fits(noise_multiplier: float) -> bool:
-        event = PoissonGaussians(count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
-        return epsilon([event], target_delta=target_delta).epsilon <= target_epsilon
+    def spent(noise_multiplier: float, relation: Relation = relation, accounting: Accounting = accounting) -> float:
+        event = PoissonGaussians(
+            count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, relation=relation
+        )
+        return sampled_epsilon([event], target_delta=target_delta, accounting=accounting)
 
-    if not target_epsilon > 0 or not fits(_LARGEST_NOISE):
+    if not target_epsilon > 0 or spent(_LARGEST_NOISE, "add or remove one", "rdp") > target_epsilon:
         raise ValueError(f"Expected a target_epsilon that some noise reaches, got {target_epsilon}; raise it.")
-    low, high = 0.0, _LARGEST_NOISE
-    while high - low > tolerance * high:
-        middle = (low + high) / 2 if low else high / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+    if accounting == "rdp":
+        return _least_noise(spent, target_epsilon, start=1.0, stride=4.0, tolerance=tolerance)
+    # Loss distributions are slow where noise is small: the search starts where Renyi curves end, and goes gently.
+    start = noise_multiplier_for(
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        sampling_rate=sampling_rate,
+        num_steps=num_steps,
+        tolerance=tolerance,
+    )
+    return _least_noise(spent, target_epsilon, start=start, stride=1.25, tolerance=tolerance)
+
+
+def noise_factor_for(
+    events: Callable[[float], Sequence[Event]], *, target_epsilon: float, target_delta: float, tolerance: float = 1e-3
+) -> float:
+    """The least factor, up to ``tolerance`` of it, at which ``events(factor)`` stay within the target.
+
+    ``factor`` multiplies the noise of what is planned, so that a larger one never costs more. ValueError for a target
+    that no factor reaches; errors as :func:`epsilon`.
+    """
+
+    def spent(factor: float) -> float:
+        return epsilon(events(factor), target_delta=target_delta).epsilon
+
+    if not target_epsilon > 0 or spent(_LARGEST_NOISE) > target_epsilon:
+        raise ValueError(f"Expected a target_epsilon that some noise reaches, got {target_epsilon}; raise it.")
+    return _least_noise(spent, target_epsilon, start=1.0, stride=4.0, tolerance=tolerance)
+
+
+def _least_noise(
+    spent: Callable[[float], float], target_epsilon: float, *, start: float, stride: float, tolerance: float
+) -> float:
+    """The least noise multiplier that spends no more than the target, up to ``tolerance`` of it, from above."""
+    high = start
+    while spent(high) > target_epsilon:
+        high *= stride
+    low = high / stride
+    while spent(low) <= target_epsilon:
+        low, high = low / stride, low
         if high < _SMALLEST_NOISE:
-            break
-    return high
+            return high
+
+    def excess(log_noise: float) -> float:
+        return math.log(min(max(spent(math.exp(log_noise)) / target_epsilon, 1e-9), 1e9))
+
+    noise = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    while spent(noise) > target_epsilon:
+        noise *= 1 + tolerance / 2
+    return noise
 
 
 def as_published_rdp(

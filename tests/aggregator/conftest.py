@@ -16,5 +16,5 @@ def service(tmp_path):
 def http(service):
     """A client of a service with tokens, as the analyst."""
     url = service(tokens=tokens_of_both_roles())
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ANALYST}"}) as client:
+    with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as client:
         yield client

@@ -83,7 +83,7 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
     def read(folder, salt):
         with (
             running(folder / "ledger.sqlite", count_votes=lambda q: table_votes(q, salt=salt)) as url,
-            httpx.Client(base_url=url) as http,
+            httpx.Client(base_url=url, timeout=120) as http,
         ):
             labels = [reply["label"] for reply in replies(http.post("/v1/queries", json=ids(range(100))))]
             again = replies(http.post("/v1/queries", json=ids(range(100))))
@@ -183,7 +183,7 @@ def test_each_role_sees_its_own(http):
 
 
 def test_without_tokens_a_foreign_host_name_and_an_operator_s_route_are_refused(service):
-    with httpx.Client(base_url=service()) as http:
+    with httpx.Client(base_url=service(), timeout=120) as http:
         assert http.get("/v1/budget").status_code == 200
         assert http.get("/v1/budget", headers={"Host": "rebound.example"}).status_code == 400
         assert http.get("/v1/operator/ledger").status_code == 403
@@ -200,7 +200,7 @@ def test_the_operator_sees_reasons_and_the_price_that_depends_on_votes(http):
 
 def test_a_quota_counts_new_queries_only(service):
     url = service(tokens=tokens_of_both_roles(), quota=QuotaRule(max_queries=10, period_s=86400))
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ANALYST}"}) as http:
+    with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as http:
         replies(http.post("/v1/queries", json=ids(range(8))))
         replies(http.post("/v1/queries", json=ids(range(8))))
         refused = http.post("/v1/queries", json=ids(range(12)))
@@ -242,7 +242,7 @@ def test_racing_clients_get_one_answer_and_never_pass_the_budget(service):
 
     def ask(client_number):
         order = np.random.default_rng(client_number).permutation(150).tolist()
-        with httpx.Client(base_url=url) as http:
+        with httpx.Client(base_url=url, timeout=120) as http:
             batches = [order[start : start + 10] for start in range(0, 150, 10)]
             return {
                 reply["key"]: reply for batch in batches for reply in replies(http.post("/v1/queries", json=ids(batch)))
@@ -250,7 +250,7 @@ def test_racing_clients_get_one_answer_and_never_pass_the_budget(service):
 
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
         views = list(clients.map(ask, range(8)))
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=120) as http:
         assert http.get("/v1/budget").json()["queries_posed"] == 100
         final = {r["key"]: r for r in replies(http.post("/v1/queries", json=ids(range(150))))}
     assert sum(reply["status"] != "over_budget" for reply in final.values()) == 100
@@ -279,7 +279,7 @@ def test_near_copies_average_noise_away_and_each_of_them_is_paid_for(service):
     mechanism = dataclasses.replace(TERMS.mechanism, threshold=0)
     gate = dataclasses.replace(TERMS.gate, max_disparity=math.inf)
     url = service(terms=dataclasses.replace(TERMS, mechanism=mechanism, gate=gate), count_votes=narrow)
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=120) as http:
         record = {"features": FEATURES, "group": "red"}
         same = {str(replies(http.post("/v1/queries", json={"queries": [record]}))) for _ in range(150)}
         assert len(same) == 1

@@ -89,7 +89,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
 def test_what_the_run_released_is_answered_again_for_free(finished, url):
     run, config = finished
     pool = public_pool(load_dataset(config.data), config)
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=120) as http:
         before = http.get("/v1/budget").json()
         asked = http.post("/v1/queries", json={"queries": [{"id": i} for i in range(80)]}).json()["replies"]
         assert http.get("/v1/budget").json() == before
@@ -99,7 +99,7 @@ def test_what_the_run_released_is_answered_again_for_free(finished, url):
 
 
 def test_other_records_go_to_the_teachers_and_are_charged(url):
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=120) as http:
         before = http.get("/v1/budget").json()["queries_posed"]
         statement = http.get("/v1/statement").json()
         black = np.zeros(statement["record_shape"], dtype=int).tolist()

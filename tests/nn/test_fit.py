@@ -61,6 +61,23 @@ def test_training_is_that_of_torch_optim(optimizer: str, schedule: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+def test_a_penalty_joins_every_step() -> None:
+    """Half the squared weights are weight decay, which the optimiser knows by itself."""
+    (x, y), model, twin = _table(), _model(), _model()
+    config = FitConfig(epochs=3, batch_size=16, optimizer="sgd", learning_rate=0.1)
+    fit(
+        model,
+        x,
+        y,
+        config,
+        generator=_generator(),
+        penalty=lambda network: 0.05 * torch.stack([p.square().sum() for p in network.parameters()]).sum(),
+    )
+    fit(twin, x, y, config.model_copy(update={"weight_decay": 0.1}), generator=_generator())
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_channels_last_convolutions_train_as_contiguous_ones() -> None:
     x = torch.rand(20, 2, 8, 8, generator=_generator(2), dtype=torch.float64)
     y = torch.arange(20) % 2

@@ -15,13 +15,13 @@ from torch.nn import functional
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import (
+    GaussianNoise,
     OsRandomness,
+    PoissonBatches,
     PrivateRandomness,
     PrivateSteps,
     SeededRandomness,
-    add_noise,
     fit_privately,
-    poisson_sample,
 )
 
 SETTINGS: dict[str, Any] = {
@@ -60,26 +60,48 @@ def trained(x: Tensor, y: Tensor, *, randomness: PrivateRandomness | None = None
 @pytest.mark.parametrize("randomness", [OsRandomness(), SeededRandomness(3)])
 def test_every_record_enters_independently_with_the_rate(randomness: PrivateRandomness) -> None:
     draws, count, rate = 2000, 40, 0.15
-    sizes = np.array([len(poisson_sample(count, rate, randomness)) for _ in range(draws)])
+    batches = PoissonBatches(count, rate, randomness)
+    drawn = [batches.next() for _ in range(draws)]
+    sizes = np.array([len(rows) for rows in drawn])
     spread = math.sqrt(count * rate * (1 - rate))
     assert abs(sizes.mean() - count * rate) < 5 * spread / math.sqrt(draws)
     # A fixed-size or shuffled batch has no spread; Poisson sampling has the binomial one.
     assert 0.85 < sizes.std() / spread < 1.15
-    assert (
-        stats.chisquare(np.bincount(np.concatenate([poisson_sample(8, 0.5, randomness) for _ in range(2000)]))).pvalue
-        > 1e-6
-    )
+    assert all(len(set(rows.tolist())) == len(rows) for rows in drawn)
+    entered = np.zeros((draws, count))
+    for step, rows in enumerate(drawn):
+        entered[step, rows] = 1
+    assert stats.chisquare(entered.sum(axis=0)).pvalue > 1e-6
+    # Neither the neighbour in the same batch nor the same record in the next batch says who else enters.
+    for first, second in ((entered[:, :-1], entered[:, 1:]), (entered[:-1], entered[1:])):
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.9, 1e-4])
+def test_the_extremes_of_the_rate_are_sampled_rightly(rate: float) -> None:
+    batches, count, draws = PoissonBatches(1000, rate, SeededRandomness(0)), 1000, 400
+    sizes = np.array([len(batches.next()) for _ in range(draws)])
+    expected, spread = count * rate, math.sqrt(count * rate * (1 - rate))
+    assert abs(sizes.mean() - expected) <= 5 * spread / math.sqrt(draws)
+    assert abs(sizes.std() - spread) <= 0.2 * spread
 
 
 @pytest.mark.parametrize("randomness", [OsRandomness(), SeededRandomness(3)])
 def test_noise_is_gaussian_with_the_standard_deviation_that_was_asked(randomness: PrivateRandomness) -> None:
     sums = [torch.zeros(300, 200), torch.zeros(40_001)]
-    add_noise(sums, 2.5, randomness)
+    GaussianNoise(randomness).add_to(sums, 2.5)
     values = torch.cat([part.flatten() for part in sums]).double().numpy()
     assert stats.kstest(values / 2.5, "norm").pvalue > 1e-6
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(values / (2.5 * wrong), "norm").pvalue < 1e-12
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+
+
+def test_noise_asked_for_in_small_amounts_is_never_handed_out_twice() -> None:
+    noise = GaussianNoise(SeededRandomness(5))
+    values = torch.cat([noise.take(size) for size in [7, 206, 1, 5000] * 6]).double().numpy()
+    assert len(np.unique(values)) > 0.999 * len(values) == 0.999 * 6 * 5214
+    assert stats.kstest(values, "norm").pvalue > 1e-6
 
 
 def test_one_record_moves_a_step_by_at_most_clip_norm_over_the_constant_denominator() -> None:

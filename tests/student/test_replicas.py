@@ -52,7 +52,7 @@ def test_replicas_share_one_gate(url, student):
     shown = []
     for start in range(0, 120, 8):
         records = [{"features": x[i].tolist(), "group": CARD.group_names[groups[i]]} for i in range(start, start + 8)]
-        shown += httpx.post(f"{url}/v1/predictions", json={"records": records}, timeout=30).json()["labels"]
+        shown += httpx.post(f"{url}/v1/predictions", json={"records": records}, timeout=120).json()["labels"]
     assert shown == [int(label) if ok else None for label, ok in zip(labels, expected, strict=True)]
     assert None in shown
     assert httpx.get(f"{url}/v1/student").json()["group_names"] == ["red", "green"]

@@ -3,6 +3,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
+from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from student.train import PublicRecords, train_student
 
@@ -105,6 +106,31 @@ def test_the_generator_alone_decides_the_weights(method):
     x = records.unlabelled_x
     assert torch.equal(predict_logits(first, x), predict_logits(again, x))
     assert not torch.equal(predict_logits(first, x), predict_logits(other, x))
+
+
+@pytest.mark.parametrize("method", ["supervised", "pseudo_label", "fixmatch"])
+def test_a_student_starts_from_the_model_it_is_given_and_feels_the_penalty(method):
+    x, labels = bars(40, seed=0)
+    start = build_model(MLP, input_shape=(1, 8, 8), num_classes=2, generator_seed=3)
+    before = [parameter.clone() for parameter in start.parameters()]
+    config = StudentConfig(model=MLP, method=method, fit=FitConfig(epochs=2, batch_size=16, learning_rate=1e-12))
+
+    def learn(**options):
+        generator = torch.Generator().manual_seed(0)
+        return train_student(split(x, labels, 20), config, num_classes=2, generator=generator, **options)
+
+    learned = learn(initial_model=start).parameters()
+    for ours, given, kept in zip(learned, before, start.parameters(), strict=True):
+        torch.testing.assert_close(ours, given)
+        assert torch.equal(kept, given)
+    calls = []
+
+    def penalty(network):
+        calls.append(network)
+        return 0 * next(network.parameters()).sum()
+
+    learn(penalty=penalty)
+    assert calls
 
 
 @pytest.mark.parametrize(("method", "total"), [("supervised", 3), ("pseudo_label", 9), ("fixmatch", 3)])

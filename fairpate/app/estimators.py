@@ -1,0 +1,188 @@
+"""The PATE family behind scikit-learn's interface; see :mod:`fairpate.app.methods.pate` and the estimators beside it.
+
+``fit`` trains teachers on private records, asks public ones through a ledger and trains a student on the labels. The
+ledger and all else that is private is in ``folder`` afterwards, or gone with a temporary folder; asking the same
+teachers again is a matter for `fairpate serve`. A record's teacher follows from its content.
+
+Shapes: N private records, M public ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairpate.app.methods.pate import check_pate, train_fairpate, train_pate, train_pate_s_in, train_pate_s_pre
+from fairpate.app.methods.training import Training
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import create_run_directory
+from fairpate.baselines.estimators import Classifier, required_pool
+from fairpate.baselines.method import PublicPool, Trained
+from fairpate.config import AggregatorConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
+from fairpate.data import Dataset, Split
+from fairpate.train_config import CalibrationConfig, PateConfig, PateSInConfig, PrivacyTarget, TrainConfig
+from fairpate.types import GateRule
+
+_TEACHERS, _AGGREGATOR, _STUDENT = TeachersConfig(), AggregatorConfig(), StudentConfig()
+_PATE, _PATE_S_IN, _RAY = PateConfig(), PateSInConfig(), RayConfig()
+
+
+class PateClassifier(Classifier):
+    """PATE within (``epsilon``, ``delta``) for one record added or removed.
+
+    ``teachers``, ``aggregator``, ``student`` and ``ray`` are sections of the configuration, ``pate`` says what the
+    target limits; public records are the queries, in their order. ``student.model`` is the architecture. Noise comes
+    from the operating system unless ``aggregator.noise`` is ``seeded``. ``calibration``, ``idp3`` and ``random_state``
+    as for :class:`fairpate.baselines.estimators.DpSgdClassifier`.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        teachers: TeachersConfig = _TEACHERS,
+        aggregator: AggregatorConfig = _AGGREGATOR,
+        student: StudentConfig = _STUDENT,
+        pate: PateConfig = _PATE,
+        ray: RayConfig = _RAY,
+        folder: Path | None = None,
+        calibration: CalibrationConfig | None = None,
+        idp3: GateRule | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon, self.delta = epsilon, delta
+        self.teachers, self.aggregator, self.student = teachers, aggregator, student
+        self.pate, self.ray, self.folder = pate, ray, folder
+        self.calibration, self.idp3, self.random_state = calibration, idp3, random_state
+
+    def _architecture(self) -> ModelConfig:
+        return self.student.model
+
+    def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:
+        dataset = _dataset(x, y, required_pool(public, "PATE"), num_classes=len(self.classes_))
+        with _folder(self.folder) as root:
+            config = self._config().model_copy(update={"out": root})
+            check_pate(config)
+            run = create_run_directory(config)
+            training = Training(dataset=dataset, config=config, run=run, model=network, reporter=Reporter(quiet=True))
+            return self._method(training)
+
+    @property
+    def _method(self) -> Callable[[Training], Trained]:
+        return train_pate
+
+    def _config(self) -> TrainConfig:
+        return TrainConfig(
+            seed=self._training_seed,
+            target=self._target(),
+            teachers=self.teachers,
+            aggregator=self.aggregator,
+            student=self.student,
+            pate=self.pate,
+            ray=self.ray,
+        )
+
+    def _target(self) -> PrivacyTarget:
+        return PrivacyTarget(epsilon=self.epsilon, delta=self.delta)
+
+
+class FairPateClassifier(PateClassifier):
+    """FairPATE: ``aggregator.gate`` stands in the aggregator. Parameters as :class:`PateClassifier`."""
+
+    @property
+    def _method(self) -> Callable[[Training], Trained]:
+        return train_fairpate
+
+
+class PateSPreClassifier(PateClassifier):
+    """PATE-S_pre: ``aggregator.gate`` stands between the labels and the student. As :class:`PateClassifier`."""
+
+    @property
+    def _method(self) -> Callable[[Training], Trained]:
+        return train_pate_s_pre
+
+
+class PateSInClassifier(PateClassifier):
+    """PATE-S_in: ``parity`` is the regulariser in the student's loss; other parameters as :class:`PateClassifier`."""
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        parity: PateSInConfig = _PATE_S_IN,
+        teachers: TeachersConfig = _TEACHERS,
+        aggregator: AggregatorConfig = _AGGREGATOR,
+        student: StudentConfig = _STUDENT,
+        pate: PateConfig = _PATE,
+        ray: RayConfig = _RAY,
+        folder: Path | None = None,
+        calibration: CalibrationConfig | None = None,
+        idp3: GateRule | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            teachers=teachers,
+            aggregator=aggregator,
+            student=student,
+            pate=pate,
+            ray=ray,
+            folder=folder,
+            calibration=calibration,
+            idp3=idp3,
+            random_state=random_state,
+        )
+        self.parity = parity
+
+    @property
+    def _method(self) -> Callable[[Training], Trained]:
+        return train_pate_s_in
+
+    def _config(self) -> TrainConfig:
+        return super()._config().model_copy(update={"pate_s_in": self.parity})
+
+
+def _dataset(x: Tensor, y: Tensor, public: PublicPool, *, num_classes: int) -> Dataset:
+    """Private and public records as the pipeline reads them; nobody reads the labels of public ones, which are -1."""
+    unknown = torch.full((len(public.groups),), -1, dtype=torch.int64)
+    nothing = Split(x=x[:0], y=y[:0], z=y[:0], record_id=())
+    return Dataset(
+        name="records",
+        kind="image" if x.ndim == 4 else "tabular",
+        private=Split(x=x, y=y, z=torch.zeros_like(y), record_id=tuple(_identifiers(x, y))),
+        public=Split(x=public.x, y=unknown, z=public.groups, record_id=tuple(_identifiers(public.x, public.groups))),
+        validation=nothing,
+        test=nothing,
+        label_names=tuple(str(label) for label in range(num_classes)),
+        group_names=tuple(str(group) for group in range(int(public.groups.max()) + 1)),
+        sensitive_attribute="group",
+    )
+
+
+def _identifiers(x: Tensor, codes: Tensor) -> Iterator[str]:
+    """A name from a record's content; records with equal content are numbered among themselves."""
+    seen: Counter[str] = Counter()
+    for values, code in zip(x.numpy(), codes.tolist(), strict=True):
+        digest = hashlib.sha256(values.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
+        yield f"{digest}-{seen[digest]}"
+        seen[digest] += 1
+
+
+@contextmanager
+def _folder(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
+        yield Path(root)

@@ -1,0 +1,242 @@
+"""Train one method on the splits of a data set, post-process on public records, price it, evaluate it.
+
+The same steps for every method: its model starts from the same seed, public records may pre-train, label and
+calibrate it, the reject option may refuse predictions, and one RunRecord results. What has no privacy at all goes to
+``private/``; everything else is published with the statement that prices it.
+
+A model that was released is never trained again: a repeated command goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from fairpate.app.methods import METHODS
+from fairpate.app.methods.training import Method, Training
+from fairpate.app.pipeline import assess, student_card
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory, config_digest, create_run_directory, write_json
+from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.baselines.method import Price, Trained, price
+from fairpate.config import ConfigError
+from fairpate.data import Dataset, load_dataset
+from fairpate.evaluation.metrics import Evaluation, nan_to_none
+from fairpate.evaluation.page import epsilon_text
+from fairpate.files import write_atomically
+from fairpate.nn.calibrate import calibrate
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_probabilities
+from fairpate.nn.pretrain import pretrain_by_rotations
+from fairpate.privacy.accountant import Event
+from fairpate.train_config import TrainConfig
+from fairpate.types import RunRecord
+from student.predict import Student, load_student, save_student
+from student.train import PublicRecords, train_student
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStatement:
+    """The claim that is published with a trained model.
+
+    ``epsilon`` is null where nothing is promised. ``events`` are what was priced; ``noise`` is ``os_entropy`` or says
+    why nobody is protected.
+    """
+
+    method: str
+    unit: str
+    relation: str
+    delta: float
+    epsilon: float | None
+    accounting: str
+    noise: str
+    events: tuple[Event, ...]
+    tuning_accounted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnprotectedRun(RunDirectory):
+    """The folder of a run without any privacy: nothing of it may be published."""
+
+    @property
+    def public(self) -> Path:
+        """Everything is the operator's."""
+        return self.private
+
+
+def train_method(config: TrainConfig, reporter: Reporter) -> RunDirectory:
+    """Train ``config.method``, or go on where an earlier command left off, and leave the run directory complete.
+
+    Errors name the field or file, the value and the remedy. Nothing is charged twice: a released model stays.
+    """
+    method = METHODS.get(config.method)
+    if method is None:
+        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {config.method}.")
+    method.check(config)
+    with reporter.stage("data"):
+        dataset = load_dataset(config.data)
+        _check_image_settings(dataset, config)
+    out = config.out or default_folder(config)
+    run = create_run_directory(config.model_copy(update={"out": out}))
+    if not method.is_private:
+        run.public.rmdir()
+        run = UnprotectedRun(root=run.root)
+    if not run.student.exists():
+        student = _train(method, dataset, config, run, reporter)
+        write_atomically(run.student, lambda path: save_student(student, path))
+    reporter.note("model", str(run.student))
+    assessment = assess(run, config, dataset, load_student(run.student))
+    headline = next(iter(assessment.evaluations.values()))
+    record = _record(config, read_statement(run), headline)
+    write_json(run.record, plain(asdict(record)))
+    if run.costs.exists():
+        spent = json.loads(run.costs.read_text(encoding="utf-8"))["epsilon_data_dependent"]
+        write_json(run.private_record, plain(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
+    return run
+
+
+def _check_image_settings(dataset: Dataset, config: TrainConfig) -> None:
+    asked = {
+        "sgd.augment": not config.sgd.augment.is_identity,
+        "student.fit.augment": not config.student.fit.augment.is_identity,
+        "public_data.pretrain": config.public_data.pretrain is not None,
+    }
+    for field, is_asked in asked.items():
+        if is_asked and dataset.kind != "image":
+            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
+
+
+def _train(method: Method, dataset: Dataset, config: TrainConfig, run: RunDirectory, reporter: Reporter) -> Student:
+    model = _initial_model(dataset, config)
+    trained = method.train(Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter))
+    write_json(run.statement, plain(asdict(_statement(config, trained, price(trained.events, config.target)))))
+    network = _post_process(trained.model, dataset, config, reporter)
+    return Student(card=student_card(config, dataset), network=network)
+
+
+def _initial_model(dataset: Dataset, config: TrainConfig) -> nn.Module:
+    architecture = config.student.model
+    model = build_model(
+        architecture,
+        input_shape=tuple(dataset.public.x.shape[1:]),
+        num_classes=dataset.num_classes,
+        generator_seed=stream_seed(config.seed, Stream.MODEL),
+    )
+    if config.public_data.pretrain is not None:
+        generator = torch_generator(config.seed, Stream.PRETRAINING)
+        pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
+    return model
+
+
+def _post_process(model: nn.Module, dataset: Dataset, config: TrainConfig, reporter: Reporter) -> nn.Module:
+    """Self-labelling and calibration, which read the released model and public features and groups only."""
+    public, settings = dataset.public, config.public_data
+    if settings.self_label:
+        with reporter.stage("self-label") as advance:
+            probability, label = predict_probabilities(model, public.x).max(dim=1)
+            sure = probability >= config.student.confidence
+            if not sure.any():
+                raise ConfigError(
+                    f"student.confidence: no public label is as sure as {config.student.confidence}; lower it."
+                )
+            model = train_student(
+                PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
+                config.student,
+                num_classes=dataset.num_classes,
+                generator=torch_generator(config.seed, Stream.LABELLING),
+                on_progress=advance,
+                initial_model=_initial_model(dataset, config) if settings.pretrain is not None else None,
+            )
+    if settings.calibration is not None:
+        with reporter.stage("calibration"):
+            generator = torch_generator(config.seed, Stream.CALIBRATION)
+            done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
+        course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
+        reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
+    return model
+
+
+def default_folder(config: TrainConfig) -> Path:
+    """``runs/METHOD-DATA-DIGEST``."""
+    return Path("runs") / f"{config.method}-{config.data.name}-{config_digest(config)}"
+
+
+def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingStatement:
+    return TrainingStatement(
+        method=config.method,
+        unit=cost.unit,
+        relation=cost.relation,
+        delta=cost.delta,
+        epsilon=cost.epsilon,
+        accounting=cost.accounting,
+        noise=trained.noise,
+        events=trained.events,
+    )
+
+
+def _record(config: TrainConfig, statement: dict[str, Any], headline: Evaluation) -> RunRecord:
+    return RunRecord(
+        method=config.method,
+        data=config.data.name,
+        seed=config.seed,
+        unit=statement["unit"],
+        relation=statement["relation"],
+        delta=statement["delta"],
+        epsilon=math.inf if statement["epsilon"] is None else statement["epsilon"],
+        epsilon_is_data_dependent=False,
+        accuracy=headline.accuracy,
+        coverage=headline.coverage,
+        disparity=headline.disparity,
+        config=config.model_dump(mode="json"),
+    )
+
+
+def read_statement(run: RunDirectory) -> dict[str, Any]:
+    """The published statement as plain values."""
+    statement: dict[str, Any] = json.loads(run.statement.read_text(encoding="utf-8"))
+    return statement
+
+
+def plain(value: Any) -> Any:
+    """Strict JSON values: an undefined number and an infinite one are null."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and math.isinf(value) else nan_to_none(value)
+
+
+def summarise_training(run: RunDirectory) -> Group:
+    """The numbers of a finished training, and where its files are."""
+    statement = read_statement(run)
+    record, metrics = (json.loads(path.read_text(encoding="utf-8")) for path in (run.record, run.metrics))
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    epsilon = "none: nothing is promised" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
+    table = Table.grid(padding=(0, 2))
+    table.add_row("method", f"{record['method']} on {record['data']}, seed {record['seed']}")
+    table.add_row("accuracy", f"{_number(record['accuracy'])} on {metrics['num_answered']} test records")
+    table.add_row("coverage", _number(record["coverage"]))
+    table.add_row(
+        "demographic disparity",
+        f"{_number(record['disparity'])}, 95 % interval {_number(gap['low'])} to {_number(gap['high'])}",
+    )
+    table.add_row(
+        "epsilon",
+        f"{epsilon} at delta {statement['delta']:g} ({statement['relation']} {statement['unit']}; "
+        f"{statement['accounting']}; noise: {statement['noise']})",
+    )
+    table.add_row("model", str(run.student))
+    table.add_row("record", str(run.record))
+    return Group(Text(), table)
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"

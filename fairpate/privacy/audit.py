@@ -1,0 +1,101 @@
+"""What an attacker who saw one run proves about epsilon, at a level of confidence.
+
+Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv 2305.08846, Theorem 5.2): M
+canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; whoever
+guesses the coins, for as many canaries as it likes, is right about no more of them than randomised response at epsilon
+would allow, up to a term in delta. Too many right guesses refute the epsilon. The guesser may be as bad as it likes:
+a low bound proves nothing, a bound above the claim proves a fault.
+
+Where scores come from is not known here. How many guesses are made must be settled before the coins are seen.
+
+Shapes: M canaries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special, stats
+
+_LARGEST_EPSILON = 1e3
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """How one run's guesses turned out: ``num_correct`` of ``num_guesses``, made about ``num_canaries``."""
+
+    num_canaries: int
+    num_guesses: int
+    num_correct: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_correct <= self.num_guesses <= self.num_canaries:
+            raise ValueError(
+                "Expected 0 <= num_correct <= num_guesses <= num_canaries, got "
+                f"{self.num_correct}, {self.num_guesses} and {self.num_canaries}."
+            )
+
+
+def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in: int, num_guessed_out: int) -> Guesses:
+    """Guess that the highest scores were included and the lowest were not, and count what is right.
+
+    ``included_M``: the fair coins, booleans. ValueError for a NaN score, for unequal lengths, and for more guesses than
+    canaries.
+    """
+    scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
+    if scores.ndim != 1 or scores.shape != included.shape:
+        raise ValueError(f"Expected one score and one coin per canary, got {scores.shape} and {included.shape}.")
+    if np.isnan(scores).any():
+        raise ValueError("Expected a score for every canary, got NaN.")
+    if min(num_guessed_in, num_guessed_out) < 0 or num_guessed_in + num_guessed_out > len(scores):
+        raise ValueError(
+            f"Expected at most {len(scores)} guesses, one per canary, got {num_guessed_in} and {num_guessed_out}."
+        )
+    ascending = included[np.argsort(scores, kind="stable")]
+    num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
+    return Guesses(num_canaries=len(scores), num_guesses=num_guessed_in + num_guessed_out, num_correct=int(num_correct))
+
+
+def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
+    """A bound on the probability that an (epsilon, delta) mechanism lets anyone guess this well.
+
+    ValueError unless epsilon >= 0 and 0 <= delta <= 1.
+    """
+    if not epsilon >= 0 or not 0 <= delta <= 1:
+        raise ValueError(f"Expected epsilon >= 0 and 0 <= delta <= 1, got {epsilon} and {delta}.")
+    # Randomised response is right with this probability, each guess on its own.
+    right = 1 / (1 + math.exp(-epsilon))
+    correct, count = guesses.num_correct, guesses.num_guesses
+    at_least = float(special.bdtrc(correct - 1, count, right)) if correct else 1.0
+    if not correct or not delta:
+        return at_least
+    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), count, right))
+    slope = float(np.max(below / np.arange(1, correct + 1)))
+    return min(1.0, at_least + 2 * guesses.num_canaries * delta * slope)
+
+
+def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> float:
+    """The epsilon up to which every (epsilon, delta) claim is refuted; 0 when the guesses refute none.
+
+    A mechanism that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError unless
+    0 < confidence < 1.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
+
+    def is_refuted(epsilon: float) -> bool:
+        return p_value(guesses, epsilon=epsilon, delta=delta) < 1 - confidence
+
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_refuted(high) and high < _LARGEST_EPSILON:
+        low, high = high, 2 * high
+    while high - low > _TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low

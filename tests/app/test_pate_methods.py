@@ -1,0 +1,160 @@
+"""The PATE family in `fairpate train`: four methods, one release, and what each does with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairpate.app.methods.pate import mechanism_within
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import read_labels
+from fairpate.app.train import train_method
+from fairpate.config import ConfigError, load_config
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.train_config import PrivacyTarget, TrainConfig
+from fairpate.types import MechanismParameters
+from student.predict import load_student
+
+SMALL = [
+    "teachers.num_teachers=20",
+    "teachers.fit.epochs=5",
+    "aggregator.num_queries=120",
+    "aggregator.mechanism={threshold: 5, threshold_stddev_votes: 2, noise_stddev_votes: 1}",
+    "aggregator.gate={max_disparity: 0.05, min_count: 5}",
+    "aggregator.noise=seeded",
+    "student.model={name: mlp, hidden: [16]}",
+    "student.fit.epochs=3",
+    "ray.num_actors=1",
+    "target.epsilon=80",
+]
+BY_VOTES = ["pate={price: data_dependent, accept_leak: true}", "target.epsilon=8"]
+Train = Callable[..., RunDirectory]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Train:
+    """Runs by method and overrides; equal ones are made once, and all share their teachers."""
+    root, made = tmp_path_factory.mktemp("pate"), dict[tuple[str, ...], RunDirectory]()
+
+    def run(method: str, *overrides: str) -> RunDirectory:
+        key = (method, *overrides)
+        if key not in made:
+            places = [f"out={root / str(len(made))}", f"teachers.checkpoint_dir={root / 'teachers'}"]
+            config = load_config(None, [*SMALL, f"method={method}", *places, *overrides], schema=TrainConfig)
+            made[key] = train_method(config, Reporter(quiet=True))
+        return made[key]
+
+    return run
+
+
+def weights(run: RunDirectory) -> dict[str, list[float]]:
+    return {name: values.flatten().tolist() for name, values in load_student(run.student).network.state_dict().items()}
+
+
+def read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def test_noise_is_scaled_until_the_queries_fit_and_no_further() -> None:
+    plan = MechanismParameters(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20)
+    target = PrivacyTarget(epsilon=3.0, delta=1e-5)
+    scaled = mechanism_within(plan, target, num_queries=1000)
+    assert scaled.threshold == 120
+    assert scaled.threshold_stddev_votes / scaled.noise_stddev_votes == pytest.approx(5.5)
+
+    def price(factor: float) -> float:
+        event = ConfidentGnmaxQueries(
+            count=1000,
+            threshold=120,
+            threshold_stddev_votes=factor * scaled.threshold_stddev_votes,
+            noise_stddev_votes=factor * scaled.noise_stddev_votes,
+        )
+        return epsilon([event], target_delta=1e-5).epsilon
+
+    assert price(1.0) <= 3.0 < price(0.99)
+
+
+def test_a_gate_behind_the_aggregator_changes_no_release(train: Train) -> None:
+    pate, before, inside = (read_labels(train(method).labels) for method in ("pate", "pate_s_pre", "pate_s_in"))
+    assert pate.record_ids == before.record_ids == inside.record_ids
+    assert pate.labels.tolist() == before.labels.tolist() == inside.labels.tolist()
+    assert len(read_labels(train("fairpate").labels).labels) < len(pate.labels)
+
+
+def test_without_their_parity_the_fair_methods_are_pate(train: Train) -> None:
+    plain = weights(train("pate"))
+    assert weights(train("pate_s_in", "pate_s_in.weight=0")) == plain
+    for method in ("fairpate", "pate_s_pre"):
+        assert weights(train(method, "aggregator.gate={max_disparity: .inf, min_count: 5}")) == plain
+        assert weights(train(method)) != plain
+    assert weights(train("pate_s_in")) != plain
+
+
+def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: with a margin of 0 after five answers per group, only labels that close a gap go on."""
+    seen: dict[str, Any] = {}
+
+    def spy(config: Any, dataset: Any, labelled: Any, *_: Any, **options: Any) -> Any:
+        seen["labels"] = labelled
+        return options["initial_model"].eval()
+
+    monkeypatch.setattr("fairpate.app.methods.pate.fit_student", spy)
+    run = train("pate_s_pre", "aggregator.gate={max_disparity: 0.0, min_count: 5}", "seed=0")
+    released, kept = read_labels(run.labels), seen["labels"]
+    counts = [[0] * 10, [0] * 10]
+    expected = []
+    for record, group, label in zip(
+        released.record_ids, released.groups.tolist(), released.labels.tolist(), strict=True
+    ):
+        own, other = counts[group], counts[1 - group]
+        if sum(own) >= 5 and sum(other) and (own[label] + 1) / (sum(own) + 1) - other[label] / sum(other) >= 0:
+            continue
+        own[label] += 1
+        expected.append(record)
+    assert list(kept.record_ids) == expected
+
+
+def test_the_operators_record_holds_the_price_of_the_votes(train: Train) -> None:
+    run = train("fairpate")
+    public, private = read(run.record), read(run.private_record)
+    assert not public["epsilon_is_data_dependent"]
+    assert private["epsilon_is_data_dependent"]
+    assert public["epsilon"] == read(run.statement)["epsilon"] <= 80
+    assert private["epsilon"] == read(run.costs)["epsilon_data_dependent"] < public["epsilon"]
+    assert {**public, "epsilon": 0, "epsilon_is_data_dependent": 0} == {
+        **private,
+        "epsilon": 0,
+        "epsilon_is_data_dependent": 0,
+    }
+
+
+def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train: Train) -> None:
+    run = train("pate", *BY_VOTES)
+    statement = read(run.statement)
+    assert 0 < read(run.private_record)["epsilon"] <= 8
+    assert read(run.record)["epsilon"] == statement["epsilon"] > 0
+    (event,) = statement["events"]
+    assert 0 < event["count"] < 120
+    assert event["noise_stddev_votes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("target={relation: replace one, accounting: pld}", "target.relation: 'replace one' changes two teachers"),
+        ("aggregator.budget={kind: data_independent, epsilon: 3}", "aggregator.budget: the target is the budget"),
+        ("pate.price=data_dependent", "accept_leak: true"),
+        ("target.epsilon=1.0e-9", "raise it"),
+    ],
+)
+def test_a_target_that_votes_cannot_keep_is_refused(setting: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        config = load_config(None, [*SMALL, "method=pate", f"out={tmp_path / 'run'}", setting], schema=TrainConfig)
+        train_method(config, Reporter(quiet=True))
+    assert not (tmp_path / "run" / "public" / "student.safetensors").exists()

@@ -1,0 +1,176 @@
+"""`fairpate train`: one run directory per method, what is published in it, and what is not done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.train import METHODS, train_method
+from fairpate.config import ConfigError, DataConfig, load_config
+from fairpate.data import find_entry, load_dataset
+from fairpate.train_config import TrainConfig
+from fairpate.types import RunRecord
+from student.predict import load_student
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "train").glob("*.yaml"))
+SMALL = [
+    "target.accounting=rdp",
+    "sgd.epochs=5",
+    "dp_sgd.epochs=3",
+    "dp_sgd.batch_size=200",
+    "dp_sgd.learning_rate=1.0",
+    "student.model={name: mlp, hidden: [16]}",
+    "student.fit.epochs=3",
+    "teachers.num_teachers=10",
+    "teachers.fit.epochs=2",
+    "aggregator.num_queries=40",
+    "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
+    "ray.num_actors=1",
+]
+pytestmark = pytest.mark.usefixtures("ray_session")
+PATE_FAMILY = ("pate", "fairpate", "pate_s_pre", "pate_s_in")
+CALIBRATION = "public_data.calibration={epochs: 2, batch_size: 64}"
+
+
+def configured(out: Path, method: str, *overrides: str) -> TrainConfig:
+    return load_config(None, [*SMALL, f"method={method}", f"out={out}", *overrides], schema=TrainConfig)
+
+
+def train(out: Path, method: str, *overrides: str) -> RunDirectory:
+    return train_method(configured(out, method, *overrides), Reporter(quiet=True))
+
+
+def weights(run: RunDirectory) -> dict[str, list[float]]:
+    return {name: values.flatten().tolist() for name, values in load_student(run.student).network.state_dict().items()}
+
+
+def read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_a_record_a_statement_and_a_model(method: str, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", method, "target.epsilon=2", "target.delta=1.0e-4")
+    record = read(run.record)
+    assert set(record) == set(RunRecord.__dataclass_fields__)
+    assert (record["method"], record["data"], record["delta"]) == (method, "color_digits", 1e-4)
+    assert 0 <= record["accuracy"] <= 1
+    assert record["coverage"] == 1
+    assert record["config"]["method"] == method
+    statement = read(run.statement)
+    assert {"unit", "relation", "delta", "epsilon", "accounting", "noise", "events"} <= set(statement)
+    assert (statement["unit"], statement["relation"]) == ("record", "add or remove one")
+    assert load_student(run.student).card.model.hidden == (16,)
+    assert stat.S_IMODE(run.private.stat().st_mode) == 0o700
+    assert not list(run.root.rglob("*.tmp"))
+    if METHODS[method].is_private:
+        assert statement["epsilon"] <= 2
+        assert statement["noise"] == "os_entropy"
+        assert bool(list(run.private.iterdir())) == (method in PATE_FAMILY)
+    else:
+        assert statement["epsilon"] is None
+        assert "not private" in statement["noise"]
+        assert not (run.root / "public").exists()
+
+
+def test_all_methods_see_the_same_splits_and_start_from_the_same_weights(tmp_path: Path) -> None:
+    """Without a step that moves them, DP-SGD and FairDP-SGD are the model they started from."""
+    still = ("dp_sgd.epochs=1.0e-9", "dp_sgd.learning_rate=1.0e-30")
+    first, second = (weights(train(tmp_path / method, method, *still)) for method in ("dp_sgd", "fair_dp_sgd"))
+    assert first == second
+
+
+def test_a_seeded_run_can_be_made_again_and_says_that_it_is_not_private(tmp_path: Path) -> None:
+    runs = [train(tmp_path / name, "fair_dp_sgd", "dp_sgd.noise=seeded") for name in ("one", "two")]
+    assert weights(runs[0]) == weights(runs[1])
+    assert read(runs[0].statement)["noise"] == "seeded: not private"
+    other = train(tmp_path / "three", "fair_dp_sgd", "dp_sgd.noise=seeded", "seed=1")
+    assert weights(other) != weights(runs[0])
+
+
+def test_a_released_model_is_not_trained_again(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "dp_sgd")
+    model, record = run.student.read_bytes(), run.record.read_bytes()
+    run.record.unlink()
+    run.metrics.unlink()
+    train(tmp_path / "run", "dp_sgd")
+    assert (run.student.read_bytes(), run.record.read_bytes()) == (model, record)
+    with pytest.raises(RunDirectoryError, match="dp_sgd -> fair_dp_sgd"):
+        train(tmp_path / "run", "fair_dp_sgd")
+    sgd = train(tmp_path / "sgd", "sgd")
+    model = sgd.student.read_bytes()
+    assert train(tmp_path / "sgd", "sgd").student.read_bytes() == model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(method: str, tmp_path: Path) -> None:
+    seeded = ("dp_sgd.noise=seeded", "aggregator.noise=seeded", f"teachers.checkpoint_dir={tmp_path / 'teachers'}")
+    plain = train(tmp_path / "plain", method, *seeded)
+    run = train(
+        tmp_path / "run",
+        method,
+        *seeded,
+        CALIBRATION,
+        "public_data.self_label=true",
+        "student.confidence=0.1",
+        "public_data.pretrain={epochs: 1}",
+        "student.idp3={max_disparity: 0.0, min_count: 10}",
+    )
+    assert read(run.statement) == read(plain.statement)
+    assert weights(run) != weights(plain)
+    assert read(run.record)["coverage"] < 1
+    assert {"without_refusals", "orders"} <= set(read(run.metrics))
+
+
+def test_zero_epochs_of_calibration_change_no_bit(tmp_path: Path) -> None:
+    runs = [
+        train(tmp_path / name, "dp_sgd", "dp_sgd.noise=seeded", *extra)
+        for name, extra in (("without", []), ("zero", ["public_data.calibration={epochs: 0}"]))
+    ]
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_the_relation_of_the_target_is_the_statements(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "dp_sgd", "target.relation=replace one", "target.accounting=pld", "dp_sgd.epochs=1")
+    statement = read(run.statement)
+    assert statement["relation"] == statement["events"][0]["relation"] == read(run.record)["relation"] == "replace one"
+
+
+@pytest.mark.parametrize(
+    ("field", "setting"),
+    [("sgd.augment", "sgd.augment.rotation_degrees=5"), ("public_data.pretrain", "public_data.pretrain={epochs: 1}")],
+)
+def test_settings_for_images_are_refused_for_a_table(
+    field: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = dataclasses.replace(load_dataset(DataConfig()), kind="tabular")
+    monkeypatch.setattr("fairpate.app.train.load_dataset", lambda _: dataset)
+    with pytest.raises(ConfigError, match=f"{field}: changes images"):
+        train(tmp_path / "run", "sgd", setting)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"student.confidence: .* lower it"):
+        train(tmp_path / "run", "dp_sgd", "public_data.self_label=true", "student.confidence=1.0")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_configuration_that_is_offered_is_valid(path: Path, method: str) -> None:
+    config = load_config(path, [f"method={method}"], schema=TrainConfig)
+    assert find_entry(config.data.name).complete_options(config.data.options)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="method: expected one of sgd, dp_sgd, fair_dp_sgd"):
+        train(tmp_path / "run", "dpsgd")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,70 @@
+"""Calibration: zero epochs change nothing, more close the gap on public records, and it knows when to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairpate.config import FitConfig, ModelConfig
+from fairpate.nn.calibrate import calibrate
+from fairpate.nn.fit import fit
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_logits
+from fairpate.train_config import CalibrationConfig
+
+
+def biased() -> tuple[nn.Module, Tensor, Tensor]:
+    """A model that leans on a feature which is the group itself: a disparity of about a half."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(600) % 2
+    signal = torch.randn(600, generator=generator)
+    x = torch.stack([signal, groups.float(), torch.randn(600, generator=generator)], dim=1)
+    y = (signal + 2 * groups - 1 > 0).long()
+    model = build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=2, generator_seed=0)
+    fit(model, x, y, FitConfig(epochs=20, learning_rate=0.05), generator=generator)
+    return model, x, groups
+
+
+def run(**changed: Any) -> tuple[Any, nn.Module, Tensor, Tensor, Tensor]:
+    model, x, groups = biased()
+    before = predict_logits(model, x)
+    settings: dict[str, Any] = {"learning_rate": 0.1, "epochs": 30, "weight": 5.0, "batch_size": 64}
+    done = calibrate(
+        model, x, groups, CalibrationConfig(**settings | changed), generator=torch.Generator().manual_seed(1)
+    )
+    return done, model, before, x, groups
+
+
+def test_zero_epochs_are_the_identity() -> None:
+    done, model, before, x, _ = run(epochs=0)
+    assert done.num_epochs == 0
+    assert torch.equal(predict_logits(model, x), before)
+    assert not model.training
+
+
+def test_the_gap_closes_and_the_anchor_keeps_the_labels_near() -> None:
+    done, model, before, x, _ = run()
+    assert done.disparities[0] > 0.4
+    assert done.disparities[-1] < 0.5 * done.disparities[0]
+    kept = (predict_logits(model, x).argmax(dim=1) == before.argmax(dim=1)).float().mean()
+    _, loose, *_ = run(anchor=0.0)
+    kept_loose = (predict_logits(loose, x).argmax(dim=1) == before.argmax(dim=1)).float().mean()
+    assert kept > 0.6
+    assert kept >= kept_loose
+
+
+def test_it_stops_once_the_held_out_gap_is_small_enough() -> None:
+    done, *_ = run(max_disparity=0.3)
+    assert 0 < done.num_epochs < 30
+    assert done.disparities[-1] <= 0.3 < done.disparities[-2]
+    assert run(max_disparity=1.0)[0].num_epochs == 0
+
+
+def test_public_records_of_one_group_are_refused() -> None:
+    model, x, groups = biased()
+    for rows in (groups == 0, torch.arange(600) < 2):
+        with pytest.raises(ValueError, match="two groups"):
+            calibrate(model, x[rows], groups[rows], CalibrationConfig(), generator=torch.Generator())

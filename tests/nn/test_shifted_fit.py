@@ -1,0 +1,141 @@
+"""Shifted gradients, clipped: against one backward pass per record, for every layer that has a closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairpate.nn.per_example import CrossEntropy
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
+from fairpate.nn.shifted_fit import ShiftedClipper, ShiftedTraining
+
+CLIP_NORM = 0.7
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.Tanh(), nn.Linear(6, 3)),
+    "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)),
+    "convolution": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 2, groups=2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ),
+    "positions": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Linear(36, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(10, 3)
+    ),
+}
+
+
+def batch(count: int = 9) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 2, 6, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def shift_for(model: nn.Module, size: float = 0.1) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [size * torch.randn(p.shape, generator=generator) for p in model.parameters()]
+
+
+def by_hand(
+    model: nn.Module, x: Tensor, y: Tensor, shift: list[Tensor], clip_norm: float = CLIP_NORM
+) -> tuple[list[Tensor], Tensor]:
+    parameters = list(model.parameters())
+    total, norms = [torch.zeros_like(p) for p in parameters], []
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        moved = [g + s for g, s in zip(torch.autograd.grad(loss, parameters), shift, strict=True)]
+        norm = torch.cat([each.flatten() for each in moved]).norm()
+        total = [t + min(1.0, float(clip_norm / norm)) * each for t, each in zip(total, moved, strict=True)]
+        norms.append(norm)
+    return total, torch.stack(norms)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("max_records", [None, 4])
+def test_the_sum_of_shifted_and_clipped_gradients(name: str, engine: Any, max_records: int | None) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = MODELS[name](), batch()
+    shift = shift_for(model)
+    middle = float(by_hand(model, x, y, shift)[1].median())
+    total, norms = by_hand(model, x, y, shift, middle)
+    clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=middle, engine=engine, max_records=max_records)
+    clipper.shift = shift
+    found = clipper.sum(x, y)
+    for ours, theirs in zip(found.gradients, total, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(found.norms_B, norms, atol=2e-6, rtol=2e-5)
+
+
+def test_embeddings_are_covered() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3))
+    x = torch.randint(0, 7, (6, 5), generator=torch.Generator().manual_seed(3))
+    y = torch.arange(6) % 3
+    clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=CLIP_NORM)
+    assert clipper.engine == "book_keeping"
+    clipper.shift = shift_for(model)
+    total, norms = by_hand(model, x, y, clipper.shift)
+    found = clipper.sum(x, y)
+    torch.testing.assert_close(found.norms_B, norms, atol=2e-6, rtol=2e-5)
+    for ours, theirs in zip(found.gradients, total, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
+def test_no_shift_is_plain_clipping_and_no_record_is_no_sum(engine: Any) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = MODELS["dense"](), batch()
+    clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=CLIP_NORM, engine=engine)
+    total, _ = by_hand(model, x, y, [torch.zeros_like(p) for p in model.parameters()])
+    for ours, theirs in zip(clipper.sum(x, y).gradients, total, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+    clipper.shift = shift_for(model)
+    assert not any(gradient.any() for gradient in clipper.sum(x[:0], y[:0]).gradients)
+
+
+def test_one_record_moves_the_sum_by_at_most_the_clip_norm_however_large_the_shift() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = MODELS["convolution"](), batch()
+    clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=CLIP_NORM)
+    clipper.shift = shift_for(model, size=5.0)
+    with_all, without = clipper.sum(10 * x, y).gradients, clipper.sum(10 * x[1:], y[1:]).gradients
+    moved = torch.cat([(a - b).flatten() for a, b in zip(with_all, without, strict=True)]).norm()
+    assert moved <= CLIP_NORM * (1 + 1e-4)
+
+
+def test_without_clipping_the_shift_counts_once_per_sampled_record() -> None:
+    """Before clipping it is added |B| times and divided by L; after the noise it is added once."""
+    x, y = batch(30)
+
+    def step(training: type[PrivateTraining]) -> Tensor:
+        torch.manual_seed(0)
+        model = MODELS["dense"]()
+        steps = PrivateSteps(
+            num_steps=1,
+            sampling_rate=0.5,
+            expected_batch_size=15,
+            clip_norm=1e6,
+            noise_multiplier=0.0,
+            learning_rate=1.0,
+        )
+        training(
+            model,
+            x,
+            y,
+            CrossEntropy(),
+            steps,
+            randomness=SeededRandomness(5),
+            public_gradient=lambda m: [torch.full_like(p, 0.25) for p in m.parameters()],
+        ).step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    ratio = 1 - (step(ShiftedTraining) - step(PrivateTraining)) / 0.25  # |B| / L
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), atol=1e-4, rtol=0)
+    assert (15 * ratio.mean()).item() == pytest.approx(round(15 * ratio.mean().item()), abs=1e-3)
+    assert ratio.mean() != 1

@@ -1,0 +1,125 @@
+"""The audit's statistics: against known mechanisms, an exact interval, and the theorem summed term by term."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess, p_value
+
+
+def all_guessed(num_canaries: int, num_correct: int) -> Guesses:
+    return Guesses(num_canaries=num_canaries, num_guesses=num_canaries, num_correct=num_correct)
+
+
+def randomised_response(epsilon: float, num_canaries: int, rng: np.random.Generator) -> Guesses:
+    """Every coin is shown, turned over with probability 1 / (1 + e^epsilon)."""
+    included = rng.random(num_canaries) < 0.5
+    shown = included ^ (rng.random(num_canaries) < 1 / (1 + math.exp(epsilon)))
+    return guess(
+        shown + 1e-3 * rng.random(num_canaries),
+        included,
+        num_guessed_in=int(shown.sum()),
+        num_guessed_out=int((~shown).sum()),
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
+def test_randomised_response_is_bounded_below_its_epsilon_with_the_stated_confidence(epsilon: float) -> None:
+    rng, runs = np.random.default_rng(0), 600
+    bound_of = lru_cache(lambda guesses: epsilon_lower_bound(guesses, delta=0.0))
+    bounds = np.array([bound_of(randomised_response(epsilon, 300, rng)) for _ in range(runs)])
+    failures = int((bounds > epsilon).sum())
+    # At most one in twenty may exceed the truth, and a bound that never did would waste its confidence.
+    assert stats.binom.sf(failures - 1, runs, 0.05) > 1e-4
+    assert failures >= 0.01 * runs
+    assert np.median(bounds) > 0.6 * epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
+def test_many_canaries_find_the_epsilon_of_randomised_response(epsilon: float) -> None:
+    found = epsilon_lower_bound(randomised_response(epsilon, 200_000, np.random.default_rng(1)), delta=0.0)
+    assert epsilon - 0.05 < found < epsilon + 0.02
+
+
+@pytest.mark.parametrize(("count", "correct"), [(10, 10), (100, 73), (1000, 880), (1000, 510)])
+def test_without_delta_the_bound_is_the_exact_binomial_interval(count: int, correct: int) -> None:
+    right = stats.beta.ppf(0.05, correct, count - correct + 1)  # Clopper and Pearson 1934
+    expected = max(0.0, math.log(right / (1 - right)))
+    assert epsilon_lower_bound(all_guessed(count, correct), delta=0.0) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(("canaries", "count", "correct"), [(6, 6, 5), (9, 4, 4), (12, 7, 0), (5, 0, 0)])
+def test_p_value_is_the_theorem_term_by_term(canaries: int, count: int, correct: int) -> None:
+    right, delta = Fraction(3, 4), Fraction(1, 500)  # e^epsilon = 3
+
+    def probability(k: int) -> Fraction:
+        return math.comb(count, k) * right**k * (1 - right) ** (count - k)
+
+    tail = sum((probability(k) for k in range(correct, count + 1)), Fraction(0))
+    slopes = [
+        sum((probability(k) for k in range(max(0, correct - i), correct)), Fraction(0)) / i
+        for i in range(1, canaries + 1)
+    ]
+    expected = min(Fraction(1), tail + 2 * canaries * delta * max(slopes))
+    got = p_value(
+        Guesses(num_canaries=canaries, num_guesses=count, num_correct=correct), epsilon=math.log(3), delta=1 / 500
+    )
+    assert got == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-4, 1e-2])
+def test_no_leak_that_delta_allows_is_called_less_likely_than_it_is(epsilon: float, delta: float) -> None:
+    """Two mechanisms that are exactly (epsilon, delta): leak each canary, or all of them, with probability delta."""
+    count, right = 40, 1 / (1 + math.exp(-epsilon))
+    for correct in range(count + 1):
+        bound = p_value(all_guessed(count, correct), epsilon=epsilon, delta=delta)
+        each = stats.binom.sf(correct - 1, count, delta + (1 - delta) * right)
+        together = delta + (1 - delta) * stats.binom.sf(correct - 1, count, right)
+        assert bound >= max(each, together) - 1e-12
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
+@pytest.mark.parametrize("correct", [150, 190, 200])
+def test_a_weaker_claim_is_never_refuted_more_easily(delta: float, correct: int) -> None:
+    values = [p_value(all_guessed(200, correct), epsilon=epsilon, delta=delta) for epsilon in np.linspace(0, 9, 400)]
+    assert (np.diff(values) >= -1e-12).all()
+    tighter = epsilon_lower_bound(all_guessed(200, correct), delta=0.0)
+    assert epsilon_lower_bound(all_guessed(200, correct), delta=delta) <= tighter
+
+
+def test_guesses_take_the_ends_of_the_scores() -> None:
+    scores = [0.9, -3.0, 0.1, 5.0, -1.0]
+    included = [True, False, True, False, True]
+    got = guess(scores, included, num_guessed_in=2, num_guessed_out=1)
+    assert got == Guesses(num_canaries=5, num_guesses=3, num_correct=2)  # 5.0 wrong, 0.9 and -3.0 right
+    assert guess(scores, included, num_guessed_in=0, num_guessed_out=0).num_correct == 0
+    assert guess(scores, included, num_guessed_in=5, num_guessed_out=0).num_correct == 3
+
+
+def test_guessing_no_better_than_a_coin_proves_nothing() -> None:
+    assert epsilon_lower_bound(all_guessed(1000, 500), delta=1e-5) == 0.0
+    assert epsilon_lower_bound(all_guessed(0, 0), delta=1e-5) == 0.0
+
+
+def test_what_makes_no_sense_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="num_correct"):
+        Guesses(num_canaries=3, num_guesses=2, num_correct=3)
+    with pytest.raises(ValueError, match="NaN"):
+        guess([1.0, math.nan], [True, False], num_guessed_in=1, num_guessed_out=1)
+    with pytest.raises(ValueError, match="at most 2 guesses"):
+        guess([1.0, 2.0], [True, False], num_guessed_in=2, num_guessed_out=1)
+    with pytest.raises(ValueError, match="one coin per canary"):
+        guess([1.0, 2.0], [True], num_guessed_in=1, num_guessed_out=0)
+    with pytest.raises(ValueError, match="confidence"):
+        epsilon_lower_bound(all_guessed(10, 9), delta=0.0, confidence=1.0)
+    with pytest.raises(ValueError, match="delta"):
+        p_value(all_guessed(10, 9), epsilon=1.0, delta=-0.1)
+    with pytest.raises(ValueError, match="epsilon"):
+        p_value(all_guessed(10, 9), epsilon=math.nan, delta=0.1)
