@@ -35,8 +35,9 @@ from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
-from fairpate.privacy.accountant import Event, NoisyArgmaxes, PoissonGaussians, epsilon, noise_multiplier_for
+from fairpate.privacy.accountant import Event, NoisyArgmaxes, PoissonGaussians, epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
+from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import MechanismParameters
 

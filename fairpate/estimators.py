@@ -2,13 +2,26 @@
 
 from fairpate.app.estimators import FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier
 from fairpate.baselines.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
+from fairpate.baselines.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.baselines.posthoc_estimators import (
+    OracleLearnerClassifier,
+    PostprocessingClassifier,
+    RandomisedResponseClassifier,
+)
 
 __all__ = [
+    "DpFermiClassifier",
     "DpSgdClassifier",
+    "FLdClassifier",
     "FairDpSgdClassifier",
     "FairPateClassifier",
+    "OracleLearnerClassifier",
     "PateClassifier",
     "PateSInClassifier",
     "PateSPreClassifier",
+    "PfLdClassifier",
+    "PostprocessingClassifier",
+    "RacoDpClassifier",
+    "RandomisedResponseClassifier",
     "SgdClassifier",
 ]

@@ -2,6 +2,10 @@
 
 Prediction may refuse: with IDP3 (FairPATE, Algorithm 2) the gate answers a prediction only while the demographic
 disparity of what was answered stays within its margin. The gate starts empty at every call and depends on the order.
+
+A student may be randomised: a uniform mixture of networks, of which a prediction draws one, or a table of what to
+predict for a member of a group where the network says a label. Such a student is known by the probabilities of its
+predictions, and its labels are drawn from them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig
 from fairpate.fairness.gate import filter_stream
+from fairpate.nn.mixture import Mixture, draw_labels, said_labels
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.types import GateRule, UserError
@@ -31,7 +36,11 @@ class StudentFileError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default."""
+    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default.
+
+    ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
+    of predicting k for a member of group a where the network says j; None predicts what it says.
+    """
 
     model: ModelConfig
     input_shape: tuple[int, ...]
@@ -39,11 +48,35 @@ class StudentCard:
     group_names: tuple[str, ...]
     sensitive_attribute: str
     idp3: GateRule | None = None
+    num_members: int | None = None
+    mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+
+    @property
+    def is_randomised(self) -> bool:
+        """Whether equal records may be predicted differently."""
+        return self.num_members is not None or self.mixing is not None
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a prediction needs the record's group."""
+        return self.idp3 is not None or self.mixing is not None
+
+    def build_network(self) -> nn.Module:
+        """The network with initial weights."""
+
+        def one() -> nn.Module:
+            classes = len(self.label_names)
+            return build_model(self.model, input_shape=self.input_shape, num_classes=classes, generator_seed=0)
+
+        return one() if self.num_members is None else Mixture([one() for _ in range(self.num_members)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """N predictions: ``probabilities_NC``, their argmax ``labels``, and which of them are ``answered``."""
+    """N predictions: ``probabilities_NC``, their argmax ``labels``, and which of them are ``answered``.
+
+    Of a randomised student ``probabilities_NC`` says how often each label is predicted, and ``labels`` are one draw.
+    """
 
     labels: npt.NDArray[np.int64]
     probabilities_NC: npt.NDArray[np.float32]
@@ -57,16 +90,30 @@ class Student:
     card: StudentCard
     network: nn.Module
 
-    def predict(self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None) -> Prediction:
-        """Labels for features (N, ...). With IDP3, ``sensitive_features`` (N,) are needed and some stay unanswered."""
+    def predict(
+        self,
+        x: Tensor,
+        sensitive_features: npt.NDArray[np.int64] | None = None,
+        *,
+        generator: np.random.Generator | None = None,
+    ) -> Prediction:
+        """Labels for features (N, ...).
+
+        With IDP3 some stay unanswered; it and a mixing by group need ``sensitive_features`` (N,). ``generator`` draws a
+        randomised student's labels; None draws fresh ones.
+        """
         if tuple(x.shape[1:]) != self.card.input_shape:
             raise ValueError(f"Expected features of shape (N, *{self.card.input_shape}), got {tuple(x.shape)}.")
-        probabilities = predict_probabilities(self.network, x).numpy()
+        if self.card.needs_group and sensitive_features is None:
+            raise ValueError("This student predicts by group and needs sensitive_features, a group per record.")
+        probabilities = self._probabilities(x, sensitive_features)
         labels = probabilities.argmax(axis=1)
+        if self.card.is_randomised:
+            draws = generator or np.random.default_rng()
+            labels = draw_labels(probabilities, draws.random(len(probabilities)))
         answered = np.ones(len(labels), dtype=np.bool_)
         if self.card.idp3 is not None:
-            if sensitive_features is None:
-                raise ValueError("This student predicts with IDP3 and needs sensitive_features, a group per record.")
+            assert sensitive_features is not None
             answered = filter_stream(
                 labels,
                 sensitive_features,
@@ -75,6 +122,16 @@ class Student:
                 num_classes=len(self.card.label_names),
             )
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
+
+    def _probabilities(self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None) -> npt.NDArray[np.float32]:
+        if self.card.mixing is None:
+            probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
+            return probabilities
+        mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
+        mixed: npt.NDArray[np.float32] = np.einsum(
+            "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
+        )
+        return mixed
 
 
 def save_student(student: Student, path: Path) -> None:
@@ -96,15 +153,19 @@ def load_student(path: Path) -> Student:
     if metadata.get("format") != FORMAT:
         raise StudentFileError(f"{path}: expected format {FORMAT}, found {metadata.get('format')}.")
     card = _card(json.loads(metadata["card"]))
-    network = build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names), generator_seed=0)
+    network = card.build_network()
     network.load_state_dict(tensors)
     return Student(card=card, network=network.eval())
 
 
 def _card(values: dict[str, object]) -> StudentCard:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    fields = {name: _tuples(value) for name, value in values.items()}
     idp3 = fields.pop("idp3")
     return StudentCard(
         **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
         idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
     )
+
+
+def _tuples(value: object) -> object:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -31,7 +31,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     features: list[Any]
-    group: str | None = Field(None, description="Needed by a student that predicts with IDP3.")
+    group: str | None = Field(None, description="Needed by a student that predicts by group, or with IDP3.")
 
 
 class Records(BaseModel):
@@ -74,7 +74,7 @@ class StudentReplica:
         """One label, or null where IDP3 refuses, per record. BadRecordError for a record it cannot read."""
         features = np.stack([read_features(record, i, self._card) for i, record in enumerate(body.records)])
         groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
-        labels = self._student.predict(torch.from_numpy(features)).labels.tolist()
+        labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
         answered = [True] * len(labels) if self._gate is None else await self._gate.offer.remote(groups, labels)
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
 
@@ -87,6 +87,8 @@ class StudentReplica:
             "label_names": card.label_names,
             "group_names": card.group_names,
             "sensitive_attribute": card.sensitive_attribute,
+            "randomised": card.is_randomised,
+            "needs_group": card.needs_group,
             "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
         }
 
@@ -109,7 +111,7 @@ def read_features(record: Record, position: int, card: StudentCard) -> npt.NDArr
 
 def read_group(record: Record, position: int, card: StudentCard) -> int:
     """The record's group as a code; 0 where the student needs none."""
-    if record.group is None and card.idp3 is None:
+    if record.group is None and not card.needs_group:
         return 0
     if record.group not in card.group_names:
         names = ", ".join(card.group_names)

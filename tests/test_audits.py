@@ -14,8 +14,9 @@ from torch import nn
 from aggregator import mechanism
 from fairpate.nn import private_fit
 from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
-from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, noise_multiplier_for
+from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
+from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import MechanismParameters
 

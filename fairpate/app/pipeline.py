@@ -7,7 +7,7 @@ ledger entries are kept one by one. From ``private/`` to ``public/`` there is on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import RayPool, start_ray
 from teachers.vote import count_votes
 
+AskTeachers = Callable[[RunDirectory, RunConfig, Dataset, Split, Reporter], VoteBatch]
 _MAX_STUDENT_THREADS = 4
 
 
@@ -169,14 +170,18 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
 
 
 def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Student) -> Assessment:
-    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders."""
+    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
+
+    A randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    """
     test, rule = dataset.test, student.card.idp3
     groups = test.z.numpy()
-    prediction = student.predict(test.x, groups)
+    prediction = student.predict(test.x, groups, generator=_generator(config, Stream.PREDICTION))
+    expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
 
-    def measure(answered_N: npt.NDArray[np.bool_]) -> Evaluation:
+    def measure(predictions: npt.NDArray[Any], answered_N: npt.NDArray[np.bool_]) -> Evaluation:
         return evaluate(
-            prediction.labels,
+            predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
             answered_N=answered_N,
@@ -185,11 +190,11 @@ def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Stud
             generator=_generator(config, Stream.BOOTSTRAP),
         )
 
-    headline = measure(prediction.answered)
+    headline = measure(expected if rule is None else prediction.labels, prediction.answered)
     if rule is None:
         write_json(run.metrics, headline.to_json())
         return Assessment(evaluations={"student": headline})
-    unrefused = measure(np.ones(len(test), dtype=np.bool_))
+    unrefused = measure(expected, np.ones(len(test), dtype=np.bool_))
     spread = reject_option_spread(
         prediction.labels,
         groups,

@@ -20,6 +20,8 @@ class Stream(IntEnum):
     PRETRAINING = 13
     LABELLING = 14
     CALIBRATION = 15
+    HISTOGRAM_NOISE = 16
+    PREDICTION = 20
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

@@ -33,14 +33,20 @@ from fairpate.evaluation.metrics import Evaluation, nan_to_none
 from fairpate.evaluation.page import epsilon_text
 from fairpate.files import write_atomically
 from fairpate.nn.calibrate import calibrate
+from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.privacy.accountant import Event
 from fairpate.train_config import TrainConfig
-from fairpate.types import RunRecord
-from student.predict import Student, load_student, save_student
+from fairpate.types import RunRecord, Unit
+from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
+
+_NOT_PROTECTED: dict[Unit, str | None] = {
+    "record": None,
+    "sensitive attribute": "features and labels, which the model is trained on as if they were public",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,8 @@ class TrainingStatement:
     """The claim that is published with a trained model.
 
     ``epsilon`` is null where nothing is promised. ``events`` are what was priced; ``noise`` is ``os_entropy`` or says
-    why nobody is protected.
+    why nobody is protected. ``not_protected``: what the model may reveal without noise. ``epsilon_as_published`` is the
+    paper's number, where its own accounting was asked for: no promise.
     """
 
     method: str
@@ -59,6 +66,9 @@ class TrainingStatement:
     accounting: str
     noise: str
     events: tuple[Event, ...]
+    not_protected: str | None = None
+    remarks: tuple[str, ...] = ()
+    epsilon_as_published: float | None = None
     tuning_accounted: bool = False
 
 
@@ -86,7 +96,7 @@ def train_method(config: TrainConfig, reporter: Reporter) -> RunDirectory:
         _check_image_settings(dataset, config)
     out = config.out or default_folder(config)
     run = create_run_directory(config.model_copy(update={"out": out}))
-    if not method.is_private:
+    if not method.promises(config):
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
     if not run.student.exists():
@@ -119,7 +129,16 @@ def _train(method: Method, dataset: Dataset, config: TrainConfig, run: RunDirect
     trained = method.train(Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter))
     write_json(run.statement, plain(asdict(_statement(config, trained, price(trained.events, config.target)))))
     network = _post_process(trained.model, dataset, config, reporter)
-    return Student(card=student_card(config, dataset), network=network)
+    return Student(card=_card(config, dataset, trained, network), network=network)
+
+
+def _card(config: TrainConfig, dataset: Dataset, trained: Trained, network: nn.Module) -> StudentCard:
+    mixing = trained.mixing_GCC
+    return replace(
+        student_card(config, dataset),
+        num_members=len(network.members) if isinstance(network, Mixture) else None,
+        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
+    )
 
 
 def _initial_model(dataset: Dataset, config: TrainConfig) -> nn.Module:
@@ -179,6 +198,9 @@ def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingSt
         accounting=cost.accounting,
         noise=trained.noise,
         events=trained.events,
+        not_protected=_NOT_PROTECTED[cost.unit],
+        remarks=trained.remarks,
+        epsilon_as_published=trained.epsilon_as_published,
     )
 
 

@@ -25,8 +25,8 @@ from fairpate.nn.models import seeded_torch
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
 from fairpate.nn.shifted_fit import ShiftedTraining
-from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.train_config import DpSgdConfig, PrivacyTarget
 from fairpate.types import Relation
 
@@ -54,12 +54,12 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records: int) -> PrivateSteps:
     """The steps with the least noise that keeps them within ``target``. ValueError for a target out of reach."""
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
-    noise = accountant.noise_multiplier_for(
+    noise = noise_multiplier_for(
         target_epsilon=target.epsilon,
         target_delta=target.delta,
         sampling_rate=plan.sampling_rate,
         num_steps=plan.num_steps,
-        relation=target.relation,
+        relation=target.record_relation,
         accounting=target.accounting,
     )
     return plan_steps(config, num_records=num_records, noise_multiplier=noise)

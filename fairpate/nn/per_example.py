@@ -30,7 +30,7 @@ from fairpate.nn.dense_chain import DenseChain
 from fairpate.nn.layer_gradients import LayerGradient, layer_gradient, squared_norms, supports
 
 Engine = Literal["book_keeping", "functional"]
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
 _MIXES_RECORDS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -88,6 +88,7 @@ class GradientClipper:
         self.engine: Engine = engine if engine != "auto" else "functional" if uncovered else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
+        self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._chain = DenseChain.of(model)
 
@@ -136,8 +137,8 @@ class GradientClipper:
         return layers
 
     def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(self._loss, CrossEntropy):
-            return self._loss.gradient(outputs, targets)
+        if self._gradient_of_loss is not None:
+            return self._gradient_of_loss(outputs, targets)
         outputs = outputs.detach().requires_grad_()
         losses_B = self._loss(outputs, targets)
         _check_losses(losses_B, len(outputs))

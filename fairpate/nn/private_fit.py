@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
@@ -226,6 +228,23 @@ class GaussianNoise:
             self._left = _standard_normals(max(size, _DRAWN_AT_ONCE), self._randomness)
         taken, self._left = self._left[:size], self._left[size:]
         return taken
+
+
+class LaplaceNoise:
+    """Independent Laplace variables of one scale, ``float64``, drawn some at a time as differences of exponentials."""
+
+    def __init__(self, randomness: PrivateRandomness, *, scale: float) -> None:
+        self._randomness, self._scale = randomness, scale
+        self._values, self._num_taken = np.empty(0), 0
+
+    def take(self, size: int) -> npt.NDArray[np.float64]:
+        """Values that nobody has seen, shape (size,)."""
+        start = self._num_taken
+        if start + size > len(self._values):
+            first, second = self._randomness.words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)
+            self._values, start = (_log_uniform(first) - _log_uniform(second)).numpy() * self._scale, 0
+        self._num_taken = start + size
+        return self._values[start : start + size]
 
 
 def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:

@@ -1,20 +1,22 @@
 """The one place that prices what was done: events in, an epsilon out.
 
 A mechanism never states its own epsilon. It reports events, each naming the unit it protects and the neighbouring
-relation; this module adds their Renyi curves order by order and converts the sum to (epsilon, delta) through
-dp_accounting (improved conversion: Canonne, Kamath and Steinke 2020, Proposition 12). Events under different units or
-relations are never added.
+relation; this module composes what they cost and converts it to (epsilon, delta). There are two currencies, each with
+one registry of prices per event type: Renyi curves (:func:`event_rdp`), added order by order and converted by
+dp_accounting (improved conversion: Canonne, Kamath and Steinke 2020, Proposition 12), and privacy loss distributions
+(:func:`event_pld`), tighter, which not every event has. Events under different units or relations are never added.
 
 Prices that depend on private votes are themselves private, so they answer to other names: ``rdp`` and ``epsilon``
 refuse events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
-Not known here: where events come from, how they are stored, what a budget is.
+Not known here: where events come from, how they are stored, what a budget is, how much noise would meet one
+(:mod:`fairpate.privacy.calibration`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 from typing import ClassVar, Literal, Protocol
@@ -22,10 +24,9 @@ from typing import ClassVar, Literal, Protocol
 import dp_accounting.rdp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import PLDAccountant
-from scipy.optimize import brentq
 
-from fairpate.privacy import gnmax, subsampled
+from fairpate.privacy import gnmax, loss_distributions, subsampled
+from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import IntArray, Relation, Tail, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -39,9 +40,6 @@ DEFAULT_ORDERS: tuple[float, ...] = (
     *(320.0, 400.0, 512.0),
     *(2.0**k for k in range(10, 21)),
 )
-
-
-_SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14  # noise multipliers that are looked at
 
 
 class Event(Protocol):
@@ -300,112 +298,63 @@ def epsilon_of_curve(
     raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
 
 
-def epsilon_pld(events: Sequence[PoissonGaussians], *, target_delta: float) -> float:
-    """The epsilon of the privacy loss distribution (tighter than Renyi), for either relation; may be published."""
+@singledispatch
+def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
+    """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is promised.
+
+    Register one per event type that has it; an unknown type is a TypeError.
+    """
+    raise TypeError(f"Expected an event with a registered loss distribution, got {type(event).__name__}.")
+
+
+@event_pld.register
+def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
+    return loss_distributions.poisson_gaussians(
+        event.count,
+        event.noise_multiplier,
+        sampling_rate=event.sampling_rate,
+        relation=event.relation,
+        interval=interval,
+    )
+
+
+def has_loss_distributions(events: Sequence[Event]) -> bool:
+    """Whether every one of ``events`` has a loss distribution, so that :func:`epsilon_pld` can price them."""
+    nobody = event_pld.dispatch(object)
+    return all(event_pld.dispatch(type(event)) is not nobody for event in events)
+
+
+def epsilon_pld(
+    events: Sequence[Event], *, target_delta: float, interval: float = loss_distributions.DEFAULT_INTERVAL
+) -> float:
+    """The epsilon of the composed loss distributions (tighter than Renyi), for either relation; may be published.
+
+    ``inf`` for an event without noise. ValueError for mixed units or relations, for events that hold private votes and
+    unless 0 < target_delta < 1; TypeError for an event without a loss distribution.
+    """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
-    _, relation = _common_promise(events)
-    if any(event.count and not event.noise_multiplier for event in events):
-        return math.inf
-    return _epsilon_pld(tuple(events), relation, target_delta)
+    _require_data_independent(events)
+    _common_promise(events)
+    return _epsilon_pld(tuple(events), target_delta, interval) if events else 0.0
 
 
-@lru_cache
-def _epsilon_pld(events: tuple[PoissonGaussians, ...], relation: Relation | None, target_delta: float) -> float:
-    relations = dp_accounting.NeighboringRelation
-    neighbours = relations.REPLACE_ONE if relation == "replace one" else relations.ADD_OR_REMOVE_ONE
-    accountant = PLDAccountant(neighbours)
-    for event in events:
-        step = dp_accounting.PoissonSampledDpEvent(
-            event.sampling_rate, dp_accounting.GaussianDpEvent(event.noise_multiplier)
-        )
-        accountant.compose(step, event.count)
-    return float(accountant.get_epsilon(target_delta))
+@lru_cache(maxsize=1024)
+def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> float:
+    total = loss_distributions.composed([event_pld(event, interval) for event in events])
+    return loss_distributions.epsilon_at(total, target_delta)
 
 
-def sampled_epsilon(events: Sequence[PoissonGaussians], *, target_delta: float, accounting: Accounting) -> float:
-    """The epsilon of sampled training by Renyi curves (``rdp``) or :func:`epsilon_pld`; may be published."""
+def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Accounting) -> float:
+    """The epsilon of ``events`` by Renyi curves (``rdp``) or loss distributions (``pld``); may be published.
+
+    Errors as :func:`epsilon` and :func:`epsilon_pld`; ValueError for another accounting.
+    """
     if accounting == "pld":
         return epsilon_pld(events, target_delta=target_delta)
     if accounting == "rdp":
         return epsilon(events, target_delta=target_delta).epsilon
     raise ValueError(f"Expected accounting 'rdp' or 'pld', got {accounting!r}.")
-
-
-@lru_cache
-def noise_multiplier_for(
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    sampling_rate: float,
-    num_steps: int,
-    relation: Relation = "add or remove one",
-    accounting: Accounting = "rdp",
-    tolerance: float = 1e-3,
-) -> float:
-    """The least noise multiplier, up to ``tolerance`` of it, whose ``num_steps`` Poisson steps stay within the target.
-
-    ValueError for a target that no noise reaches, and for Renyi curves under replacing a record.
-    """
-
-    def spent(noise_multiplier: float, relation: Relation = relation, accounting: Accounting = accounting) -> float:
-        event = PoissonGaussians(
-            count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, relation=relation
-        )
-        return sampled_epsilon([event], target_delta=target_delta, accounting=accounting)
-
-    if not target_epsilon > 0 or spent(_LARGEST_NOISE, "add or remove one", "rdp") > target_epsilon:
-        raise ValueError(f"Expected a target_epsilon that some noise reaches, got {target_epsilon}; raise it.")
-    if accounting == "rdp":
-        return _least_noise(spent, target_epsilon, start=1.0, stride=4.0, tolerance=tolerance)
-    # Loss distributions are slow where noise is small: the search starts where Renyi curves end, and goes gently.
-    start = noise_multiplier_for(
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-        sampling_rate=sampling_rate,
-        num_steps=num_steps,
-        tolerance=tolerance,
-    )
-    return _least_noise(spent, target_epsilon, start=start, stride=1.25, tolerance=tolerance)
-
-
-def noise_factor_for(
-    events: Callable[[float], Sequence[Event]], *, target_epsilon: float, target_delta: float, tolerance: float = 1e-3
-) -> float:
-    """The least factor, up to ``tolerance`` of it, at which ``events(factor)`` stay within the target.
-
-    ``factor`` multiplies the noise of what is planned, so that a larger one never costs more. ValueError for a target
-    that no factor reaches; errors as :func:`epsilon`.
-    """
-
-    def spent(factor: float) -> float:
-        return epsilon(events(factor), target_delta=target_delta).epsilon
-
-    if not target_epsilon > 0 or spent(_LARGEST_NOISE) > target_epsilon:
-        raise ValueError(f"Expected a target_epsilon that some noise reaches, got {target_epsilon}; raise it.")
-    return _least_noise(spent, target_epsilon, start=1.0, stride=4.0, tolerance=tolerance)
-
-
-def _least_noise(
-    spent: Callable[[float], float], target_epsilon: float, *, start: float, stride: float, tolerance: float
-) -> float:
-    """The least noise multiplier that spends no more than the target, up to ``tolerance`` of it, from above."""
-    high = start
-    while spent(high) > target_epsilon:
-        high *= stride
-    low = high / stride
-    while spent(low) <= target_epsilon:
-        low, high = low / stride, low
-        if high < _SMALLEST_NOISE:
-            return high
-
-    def excess(log_noise: float) -> float:
-        return math.log(min(max(spent(math.exp(log_noise)) / target_epsilon, 1e-9), 1e9))
-
-    noise = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
-    while spent(noise) > target_epsilon:
-        noise *= 1 + tolerance / 2
-    return noise
 
 
 def as_published_rdp(

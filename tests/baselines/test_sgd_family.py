@@ -144,7 +144,7 @@ def test_noise_meets_the_target_under_its_own_relation_and_accountant(target: Pr
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
         sampling_rate=steps.sampling_rate,
-        relation=target.relation,
+        relation=target.record_relation,
     )
     cost = price([event], target)
     expected = epsilon_pld([event], target_delta=1e-5)
@@ -152,7 +152,7 @@ def test_noise_meets_the_target_under_its_own_relation_and_accountant(target: Pr
         expected = epsilon([event], target_delta=1e-5).epsilon
     assert cost.epsilon == expected
     assert 1.98 < cost.epsilon <= 2.0
-    assert (cost.unit, cost.relation, cost.accounting) == ("record", target.relation, target.accounting)
+    assert (cost.unit, cost.relation, cost.accounting) == ("record", target.record_relation, target.accounting)
 
 
 def test_replacing_a_record_takes_more_noise_and_renyi_curves_do_not_price_it() -> None:

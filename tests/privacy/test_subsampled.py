@@ -16,9 +16,9 @@ from fairpate.privacy.accountant import (
     PoissonGaussians,
     epsilon,
     epsilon_pld,
-    noise_multiplier_for,
     rdp,
 )
+from fairpate.privacy.calibration import noise_multiplier_for
 
 INTEGER_ORDERS = [*range(2, 257), 320, 400, 512]
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,3 +73,53 @@ def test_a_file_that_is_no_student_is_refused(tmp_path):
     for path, cause in ((damaged, "readable"), (foreign, "format"), (tmp_path / "missing", "readable")):
         with pytest.raises(StudentFileError, match=cause):
             load_student(path)
+
+
+def randomised(**card):
+    student = make_student()
+    card = replace(student.card, **card)
+    network = card.build_network()
+    for seed, member in enumerate(getattr(network, "members", ())):
+        member.load_state_dict(
+            build_model(card.model, input_shape=(5,), num_classes=2, generator_seed=seed).state_dict()
+        )
+    return Student(card=card, network=student.network if card.num_members is None else network.eval())
+
+
+MIXING = tuple(((1 - low, low), (1 - high, high)) for low, high in ((0.0, 1.0), (0.25, 0.5), (0.4, 0.4)))
+
+
+def test_a_mixture_says_how_often_its_members_do(tmp_path, x):
+    student = randomised(num_members=4)
+    votes = np.stack([member(x).argmax(dim=1).numpy() for member in student.network.members])
+    prediction = student.predict(x, generator=np.random.default_rng(0))
+    np.testing.assert_allclose(prediction.probabilities_NC[:, 1], votes.mean(axis=0), atol=1e-6)
+    sure = np.isin(votes.mean(axis=0), (0, 1))
+    assert 0 < sure.mean() < 1
+    np.testing.assert_array_equal(prediction.labels[sure], votes[0, sure])
+    save_student(student, tmp_path / "student.safetensors")
+    again = load_student(tmp_path / "student.safetensors")
+    assert again.card == student.card
+    np.testing.assert_array_equal(again.predict(x).probabilities_NC, prediction.probabilities_NC)
+
+
+def test_a_table_mixes_what_the_network_says_by_group(tmp_path, x):
+    student, groups = randomised(mixing=MIXING), np.arange(300) % 3
+    said = make_student().predict(x).labels
+    expected = np.array(MIXING)[groups, said]
+    prediction = student.predict(x, groups, generator=np.random.default_rng(1))
+    np.testing.assert_allclose(prediction.probabilities_NC, expected, atol=1e-6)
+    np.testing.assert_array_equal(prediction.labels[groups == 0], said[groups == 0])
+    draws = [student.predict(x, groups).labels for _ in range(300)]
+    np.testing.assert_allclose(np.mean(draws, axis=0), expected[:, 1], atol=0.16)
+    save_student(student, tmp_path / "student.safetensors")
+    assert load_student(tmp_path / "student.safetensors").card == student.card
+    with pytest.raises(ValueError, match="sensitive_features"):
+        student.predict(x)
+
+
+def test_a_table_mixes_a_mixture_too(x):
+    student, groups = randomised(mixing=MIXING, num_members=3), np.arange(300) % 3
+    shares = randomised(num_members=3).predict(x).probabilities_NC
+    expected = np.einsum("nj,njk->nk", shares, np.array(MIXING)[groups])
+    np.testing.assert_allclose(student.predict(x, groups).probabilities_NC, expected, atol=1e-6)

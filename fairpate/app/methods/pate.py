@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairpate.app.methods.training import Training
-from fairpate.app.pipeline import ask_teachers, fit_student
+from fairpate.app.pipeline import AskTeachers, ask_teachers, fit_student
 from fairpate.app.release import choose_queries, release_labels
 from fairpate.app.reporting import costs
 from fairpate.app.rundir import write_json
@@ -30,29 +30,29 @@ from fairpate.baselines.preprocess import streaming_filter
 from fairpate.config import BudgetConfig, ConfigError
 from fairpate.nn.dpfr import dpfr, group_batches
 from fairpate.nn.models import memory_format_for, scale_bytes
-from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event
+from fairpate.privacy.calibration import least_noise
 from fairpate.train_config import PrivacyTarget, TrainConfig
 from fairpate.types import GateRule, LabelledSet, MechanismParameters
 
-_NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
+NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 
 def train_pate(training: Training) -> Trained:
     """PATE: no parity anywhere."""
-    labelled, release = _release(training, gate=_NO_GATE)
-    return _learn(training, labelled, release)
+    labelled, release = release_within_target(training, gate=NO_GATE)
+    return learn_from_labels(training, labelled, release)
 
 
 def train_fairpate(training: Training) -> Trained:
     """FairPATE: the gate stands in the aggregator."""
-    labelled, release = _release(training, gate=training.config.aggregator.gate)
-    return _learn(training, labelled, release)
+    labelled, release = release_within_target(training, gate=training.config.aggregator.gate)
+    return learn_from_labels(training, labelled, release)
 
 
 def train_pate_s_pre(training: Training) -> Trained:
     """PATE-S_pre: the gate stands between PATE's labels and the student."""
-    labelled, release = _release(training, gate=_NO_GATE)
+    labelled, release = release_within_target(training, gate=NO_GATE)
     dataset = training.dataset
     kept_N = streaming_filter(
         labelled.labels,
@@ -62,18 +62,18 @@ def train_pate_s_pre(training: Training) -> Trained:
         num_classes=dataset.num_classes,
     )
     training.reporter.note("filter", f"{int(kept_N.sum())} of {len(kept_N)} released labels kept")
-    return _learn(training, labelled.take(kept_N), release)
+    return learn_from_labels(training, labelled.take(kept_N), release)
 
 
 def train_pate_s_in(training: Training) -> Trained:
     """PATE-S_in: the student's loss holds the demographic-parity regulariser of public batches."""
-    labelled, release = _release(training, gate=_NO_GATE)
-    return _learn(training, labelled, release, penalty=_penalty(training))
+    labelled, release = release_within_target(training, gate=NO_GATE)
+    return learn_from_labels(training, labelled, release, penalty=_penalty(training))
 
 
 def check_pate(config: TrainConfig) -> None:
     """ConfigError for a target that PATE cannot be held to."""
-    if config.target.relation != "add or remove one":
+    if config.target.record_relation != "add or remove one":
         raise ConfigError(
             f"target.relation: {config.target.relation!r} changes two teachers and is not priced here; use 'add or "
             "remove one'."
@@ -98,16 +98,21 @@ def mechanism_within(mechanism: MechanismParameters, target: PrivacyTarget, *, n
     def events(factor: float) -> list[Event]:
         return [ConfidentGnmaxQueries(count=num_queries, **vars(scaled(factor)))]
 
-    factor = accountant.noise_factor_for(events, target_epsilon=target.epsilon, target_delta=target.delta)
+    factor = least_noise(events, target_epsilon=target.epsilon, target_delta=target.delta)
     return scaled(factor)
 
 
-def _release(training: Training, *, gate: GateRule) -> tuple[LabelledSet, Trained]:
-    """Released labels, and what their release cost; the model in it is the one that has yet to learn."""
+def release_within_target(
+    training: Training, *, gate: GateRule, ask: AskTeachers = ask_teachers
+) -> tuple[LabelledSet, Trained]:
+    """Released labels, and what their release cost; the model in it is the one that has yet to learn.
+
+    ``ask`` trains teachers and lets them vote.
+    """
     dataset, run, reporter = training.dataset, training.run, training.reporter
     config = _with_target(training, gate)
     queries = choose_queries(dataset, config)
-    votes = ask_teachers(run, config, dataset, queries, reporter)
+    votes = ask(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
         release = release_labels(run, config, dataset, queries, votes, advance)
     statement, spending = release.statement, release.spending
@@ -131,7 +136,8 @@ def _with_target(training: Training, gate: GateRule) -> TrainConfig:
     return config.model_copy(update={"aggregator": settings.model_copy(update=updates)})
 
 
-def _learn(training: Training, labelled: LabelledSet, release: Trained, **options: Any) -> Trained:
+def learn_from_labels(training: Training, labelled: LabelledSet, release: Trained, **options: Any) -> Trained:
+    """The release with a student of its labels; ``options`` as :func:`fairpate.app.pipeline.fit_student` takes them."""
     network = fit_student(
         training.config, training.dataset, labelled, training.reporter, initial_model=training.model, **options
     )

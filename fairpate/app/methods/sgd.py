@@ -21,7 +21,7 @@ def train_sgd(training: Training) -> Trained:
             private.y,
             config.sgd,
             generator=training.generator(Stream.TRAINING),
-            relation=config.target.relation,
+            relation=config.target.record_relation,
             on_progress=advance,
         )
 
@@ -52,6 +52,6 @@ def _arguments(training: Training, advance: Advance) -> dict[str, Any]:
         "steps": dp_sgd.calibrated_steps(config.dp_sgd, config.target, num_records=len(private)),
         "randomness": private_randomness(config.dp_sgd.noise, stream_seed(config.seed, Stream.NOISE)),
         "generator": training.generator(Stream.TRAINING),
-        "relation": config.target.relation,
+        "relation": config.target.record_relation,
         "on_progress": advance,
     }

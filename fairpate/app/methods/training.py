@@ -33,11 +33,12 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How a method is trained, and whether it promises any privacy.
+    """How a method is trained.
 
     ``check`` raises ConfigError for a configuration that it cannot train, before anything is written.
+    Where ``promises`` says no for a configuration, nobody is protected and nothing is published.
     """
 
     train: Callable[[Training], Trained]
-    is_private: bool = True
+    promises: Callable[[TrainConfig], bool] = lambda _: True
     check: Callable[[TrainConfig], None] = lambda _: None

@@ -1,0 +1,140 @@
+"""SF-PATE: what a changed attribute reaches, what identical teachers release, and at which price."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairpate.app.methods import sf_pate
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import read_labels
+from fairpate.app.train import train_method
+from fairpate.baselines.mean_parity import UNKNOWN
+from fairpate.baselines.sf_pate import AttributeQueries, with_labels
+from fairpate.config import ConfigError, DataConfig, RunConfig, load_config
+from fairpate.data import Dataset, Split, load_dataset
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
+from fairpate.train_config import TrainConfig
+from fairpate.types import LabelledSet, VoteBatch
+from teachers.shard import assign_teachers, shard_key, shard_rows
+
+SMALL = [
+    "method=sf_pate",
+    "target.epsilon=20",
+    "target.accounting=rdp",
+    "student.model={name: mlp, hidden: [16]}",
+    "student.fit.epochs=3",
+    "teachers.num_teachers=10",
+    "teachers.fit.epochs=2",
+    "f_ld={warmup_epochs: 1, epochs: 2}",
+    "aggregator.num_queries=40",
+    "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
+    "ray.num_actors=1",
+]
+
+
+def configured(out: Path, *overrides: str) -> TrainConfig:
+    return load_config(None, [*SMALL, f"out={out}", *overrides], schema=TrainConfig)
+
+
+def read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def identical_teachers(
+    run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, reporter: Reporter
+) -> VoteBatch:
+    """All of them know the truth."""
+    assert not run.votes.exists()
+    assert reporter
+    votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
+    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="identical")
+
+
+def test_identical_teachers_release_the_attribute_that_they_agree_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
+    monkeypatch.setattr(sf_pate, "ask_teachers", identical_teachers)
+    run = train_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
+    private = load_dataset(DataConfig()).private
+    labelled = read_labels(run.labels)
+    z_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
+    assert len(labelled.labels) == 40
+    assert [z_of[record_id] for record_id in labelled.record_ids] == labelled.labels.tolist()
+
+
+@pytest.mark.parametrize("variant", ["sf_s", "sf_t"])
+def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sf_pate, "ask_teachers", identical_teachers)
+    run: RunDirectory = train_method(configured(tmp_path / "run", f"sf_pate.variant={variant}"), Reporter(quiet=True))
+    statement, costs = read(run.statement), read(run.costs)
+    assert (statement["unit"], statement["relation"]) == ("sensitive attribute", "replace one")
+    assert (costs["unit"], costs["relation"]) == ("sensitive attribute", "replace one")
+    (event,) = statement["events"]
+    assert event["count"] == 40
+    expected = accountant.epsilon([ConfidentGnmaxQueries(**event)], target_delta=1e-5).epsilon
+    assert statement["epsilon"] == pytest.approx(expected, rel=1e-12)
+    assert 19.9 < statement["epsilon"] <= 20
+    for mine, theirs in zip(
+        accountant.rdp([AttributeQueries(**event)]), accountant.rdp([ConfidentGnmaxQueries(**event)]), strict=True
+    ):
+        assert mine == theirs
+
+
+def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> None:
+    """One changed attribute changes the records of one teacher, and nothing that is asked."""
+    dataset = load_dataset(DataConfig())
+    asked = sf_pate.attribute_questions(dataset)
+    assert asked.num_classes == dataset.num_groups
+    assert torch.equal(asked.private.y, dataset.private.z)
+    assert torch.equal(asked.private.x[:, :-1], dataset.private.x)
+    assert not asked.public.z.any()
+    z = dataset.private.z.clone()
+    z[17] = (z[17] + 1) % dataset.num_groups
+    rows_T = shard_rows(assign_teachers(dataset.private.record_id, 10, shard_key(0)), 10)
+    assert sum(not torch.equal(z[rows], dataset.private.z[rows]) for rows in map(torch.from_numpy, rows_T)) == 1
+
+
+def test_labels_become_features() -> None:
+    table = with_labels(torch.tensor([[0.5], [0.25]]), torch.tensor([2, 0]), 3)
+    assert table.tolist() == [[0.5, 0.0, 0.0, 1.0], [0.25, 1.0, 0.0, 0.0]]
+    images = with_labels(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([1, 2]), 3)
+    assert images.shape == (2, 4, 4, 4)
+    assert images.dtype == torch.uint8
+    assert (images[:, 3].flatten(1) == torch.tensor([[127], [255]])).all()
+
+
+def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> None:
+    private = load_dataset(DataConfig()).private.take(range(5))
+    ids = (private.record_id[3], private.record_id[1])
+    labelled = LabelledSet(record_ids=ids, labels=np.array([2, 0]), groups=np.array([0, 0]))
+    groups = sf_pate.released_groups(private, labelled)
+    assert groups.tolist() == [UNKNOWN, 0, UNKNOWN, 2, UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("target.relation=add or remove one", "target.relation: sf_pate protects a sensitive attribute"),
+        ("aggregator.budget={kind: query_count, max_queries: 5}", "aggregator.budget"),
+        (
+            "aggregator.publication={order: 8, beta: 0.05, noise_stddev: 20, scale_noise_stddev: 10}",
+            "aggregator.publication: prices whole records",
+        ),
+    ],
+)
+def test_what_is_priced_for_other_units_is_refused(setting: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_method(configured(tmp_path / "run", setting), Reporter(quiet=True))
+    assert not (tmp_path / "run").exists()

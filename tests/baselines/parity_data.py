@@ -1,0 +1,34 @@
+"""Records on which a classifier without any constraint is unfair, and the two numbers that it is judged by."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
+
+
+def records(count: int, seed: int, *, num_groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (N, 3), labels and groups; the last feature betrays the group, and groups differ in their labels."""
+    generator = np.random.default_rng(seed)
+    groups = generator.integers(num_groups, size=count)
+    x = generator.normal(size=(count, 3))
+    x[:, 2] += 1.5 * groups
+    chance = 1 / (1 + np.exp(-(1.5 * x[:, 0] + 0.8 * (x[:, 2] - 1))))
+    labels = generator.random(count) < chance
+    return torch.from_numpy(x).float(), torch.from_numpy(labels).long(), torch.from_numpy(groups)
+
+
+def error(positive_N: npt.ArrayLike, labels: Tensor) -> float:
+    """Expected share of mistakes of a classifier that says 1 with these probabilities."""
+    positive, y = np.asarray(positive_N, dtype=np.float64), labels.numpy()
+    return float(np.where(y == 1, 1 - positive, positive).mean())
+
+
+def odds_gap(positive_N: npt.ArrayLike, labels: Tensor, groups: Tensor) -> float:
+    """The largest gap of true or false positive rates to group 0."""
+    positive, y, z = np.asarray(positive_N, dtype=np.float64), labels.numpy(), groups.numpy()
+    rate = {(a, k): positive[(z == a) & (y == k)].mean() for a in np.unique(z) for k in (0, 1)}
+    return max(abs(rate[a, k] - rate[0, k]) for a, k in rate)
