@@ -25,7 +25,8 @@ from fairpate.config import load_config
 from fairpate.evaluation.page import epsilon_text
 from fairpate.train_config import TrainConfig
 
-SEEDED = ["dp_sgd.noise=seeded", "aggregator.noise=seeded"]
+NOISY = ("aggregator", "dp_sgd", "pf_ld", "dp_postprocessing", "dp_oracle_learner", "randomised_response")
+SEEDED = [f"{section}.noise=seeded" for section in NOISY]
 COLUMNS = {
     "accuracy": "accuracy",
     "disparity": "disparity",
