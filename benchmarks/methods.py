@@ -75,7 +75,7 @@ def _numbers(run: RunDirectory) -> dict[str, float]:
     metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
     unrefused = metrics.get("without_refusals", metrics)
     epsilon, of_votes = read_statement(run)["epsilon"], math.nan
-    if run.private_record.exists():
+    if run.costs.exists():
         of_votes = json.loads(run.private_record.read_text(encoding="utf-8"))["epsilon"]
     return {
         "accuracy": metrics["accuracy"],
