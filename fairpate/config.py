@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal, TypeVar, get_args, overload
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -213,9 +213,10 @@ class RunConfig(Section):
 
 
 Config = TypeVar("Config", bound=RunConfig)
+AnySection = TypeVar("AnySection", bound=Section)
 
 
-def parse_config(values: dict[str, Any], schema: type[Config]) -> Config:
+def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection:
     """Validate ``values``; :class:`ConfigError` lists every fault as ``field: value: remedy``."""
     try:
         return schema.model_validate(values)
@@ -235,13 +236,14 @@ def load_config(
     path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
 ) -> RunConfig:
     """Read a YAML file over the defaults, then apply overrides such as ``teachers.num_teachers=50``."""
-    values = _merge(schema().model_dump(), _read_yaml(path) if path is not None else {})
+    values = merge(schema().model_dump(), read_yaml(path) if path is not None else {})
     for override in overrides or []:
-        _apply_override(values, override)
+        apply_override(values, override)
     return parse_config(values, schema)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping of sections in a YAML file; :class:`ConfigError` for anything else."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -255,16 +257,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """``values`` over ``defaults``, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         both_sections = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merge(merged[name], value) if both_sections else value
+        merged[name] = merge(merged[name], value) if both_sections else value
     return merged
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set ``section.field=value`` in ``values``; the value is read as YAML."""
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
         raise ConfigError(f"--set {override}: expected section.field=value.")
@@ -282,19 +285,20 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
 
 
-def _describe(fault: Any, schema: type[RunConfig]) -> str:
+def _describe(fault: Any, schema: type[Section]) -> str:
     path = ".".join(str(part) for part in fault["loc"]) or "config"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
     return f"{path}: {fault['msg']} (got {fault['input']!r})."
 
 
-def _suggestion(location: tuple[Any, ...], schema: type[RunConfig]) -> str:
+def _suggestion(location: tuple[Any, ...], schema: type[Section]) -> str:
     """The nearest field name of the section that ``location`` points into."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
-        section = field.annotation if field is not None else None
+        # A mapping of named sections: the name is free, its section is known.
+        section = field.annotation if field is not None else next(reversed(get_args(section)), None)
     names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
     close = difflib.get_close_matches(str(location[-1]), list(names), n=1)
     return f"; did you mean {close[0]}" if close else f"; known: {', '.join(names)}" if names else ""

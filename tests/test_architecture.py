@@ -6,13 +6,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BASE = {"fairpate", "fairpate.types", "fairpate.config", "fairpate.train_config", "fairpate.files"}
+BASE = {
+    "fairpate",
+    "fairpate.types",
+    "fairpate.config",
+    "fairpate.train_config",
+    "fairpate.compare_config",
+    "fairpate.files",
+}
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
     "fairpate.files": set(),
     "fairpate.config": {"fairpate.types"},
     "fairpate.train_config": {"fairpate.types", "fairpate.config"},
+    "fairpate.compare_config": {"fairpate.config"},
     "fairpate.privacy": BASE,
     "fairpate.fairness": BASE,
     "fairpate.data": BASE,
@@ -29,6 +37,7 @@ WITHOUT_HEAVY = (
     "fairpate.files",
     "fairpate.config",
     "fairpate.train_config",
+    "fairpate.compare_config",
     "fairpate.privacy",
     "fairpate.fairness",
 )
@@ -80,6 +89,7 @@ def test_ray_is_imported_by_the_shell_only():
     }
     assert shells <= {
         "aggregator/actor.py",
+        "fairpate/app/compare/run.py",
         "fairpate/app/serve.py",
         "student/replicas.py",
         "teachers/pool.py",

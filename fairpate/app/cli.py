@@ -131,6 +131,93 @@ def train(
 
 
 @app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML file: methods, data sets, seeds, grids.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; what is finished in it is kept.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
+    from fairpate.app.compare.cells import load_sweep
+    from fairpate.app.compare.report import compare_methods, summarise_comparison
+
+    sweep = load_sweep(config, overrides or [])
+    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
+    Console(highlight=False).print(summarise_comparison(comparison))
+    if comparison.failed:
+        raise typer.Exit(_fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
+
+
+@app.command()
+def specify(
+    epsilon: Annotated[float | None, typer.Option(help="At most this privacy budget.")] = None,
+    disparity: Annotated[float | None, typer.Option(help="At most this gap between groups.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="At least this share of records answered.")] = None,
+    accuracy: Annotated[float | None, typer.Option(help="At least this accuracy on them.")] = None,
+    frontier: Annotated[Path | None, typer.Option(help="The results.parquet of `fairpate compare`.")] = None,
+    data: Annotated[str | None, typer.Option(help="Only this data set of the table.")] = None,
+    transfer: Annotated[Path | None, typer.Option(help="Another table: apply there what is chosen here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which guarantees are achievable together: at what accuracy, by which configuration; or the nearest ones."""
+    from fairpate.app.specify import describe_answer, specify_guarantees
+    from fairpate.evaluation.selection import Demand
+
+    demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy)
+    answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
+    if as_json:
+        typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(describe_answer(answer))
+
+
+@app.command()
+def plan(
+    data: Annotated[str, typer.Option(help="A name from `fairpate data list`: its classes and its public pool.")],
+    epsilon: Annotated[float, typer.Option(min=0, help="Target.")],
+    delta: Annotated[float, typer.Option(min=0, max=1, help="Target.")] = 1e-5,
+    teachers: Annotated[list[int] | None, typer.Option(min=2, help="Numbers of teachers to look at.")] = None,
+    queries: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of queries to look at.")] = None,
+    agreement: Annotated[float, typer.Option(help="Assumed share of teachers that are right, on average.")] = 0.75,
+    spread: Annotated[float, typer.Option(help="Assumed standard deviation of that share over queries.")] = 0.2,
+    votes: Annotated[Path | None, typer.Option(help="A run's real votes instead. For the operator: private.")] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Noise from budget: teachers, threshold, noises and queries of a PATE method that fit epsilon and delta."""
+    from fairpate.app.plan import describe, plan_for, proposal_json
+
+    proposal = plan_for(
+        _data_config(data, None, data_dir),
+        epsilon=epsilon,
+        delta=delta,
+        teacher_counts=teachers or [50, 100, 200, 400],
+        query_counts=queries or [100, 300, 1000],
+        agreement=agreement,
+        spread=spread,
+        votes=votes,
+    )
+    if as_json:
+        typer.echo(proposal_json(proposal))
+    else:
+        Console(highlight=False).print(describe(proposal))
+
+
+@app.command()
+def card(
+    folder: RunFolder,
+    intended_use: Annotated[str | None, typer.Option(help="What the model is for, in your words.")] = None,
+    out_of_scope: Annotated[str | None, typer.Option(help="What it must not be used for.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Who answers questions about it.")] = None,
+) -> None:
+    """Write the privacy-and-fairness card of a published student, as HTML and JSON, beside it."""
+    from fairpate.app.card import write_card
+
+    for path in write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact):
+        typer.echo(str(path))
+
+
+@app.command()
 def report(folder: RunFolder) -> None:
     """Write the two reports of a finished run again; nothing is trained, asked or charged."""
     from fairpate.app.pipeline import run_pipeline

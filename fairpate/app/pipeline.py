@@ -6,10 +6,10 @@ ledger entries are kept one by one. From ``private/`` to ``public/`` there is on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, write_json
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.config import ConfigError, ModelConfig, RunConfig
+from fairpate.config import ConfigError, ModelConfig, RayConfig, RunConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
@@ -33,7 +33,7 @@ from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import RayPool, start_ray
+from teachers.pool import Pool, RayPool, start_ray
 from teachers.vote import count_votes
 
 AskTeachers = Callable[[RunDirectory, RunConfig, Dataset, Split, Reporter], VoteBatch]
@@ -88,25 +88,49 @@ def ask_teachers(
     if run.votes.exists():
         reporter.note("teachers", "votes are there already")
         return _votes_on(queries, run)
-    with start_ray(config.ray), RayPool(config.ray) as pool:
+    batch = collect_vote_batch(
+        config, dataset, queries, reporter, checkpoint_dir=config.teachers.checkpoint_dir or run.teachers
+    )
+    write_votes(batch, run.votes)
+    return batch
+
+
+def collect_vote_batch(
+    config: RunConfig,
+    dataset: Dataset,
+    queries: Split,
+    reporter: Reporter,
+    *,
+    checkpoint_dir: Path,
+    pool: Pool | None = None,
+) -> VoteBatch:
+    """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
+
+    ``pool`` None opens one for the purpose.
+    """
+    with _pool(config.ray) if pool is None else nullcontext(pool) as workers:
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(
                 dataset.private,
                 config.teachers,
                 num_classes=dataset.num_classes,
                 seed=config.seed,
-                checkpoint_dir=config.teachers.checkpoint_dir or run.teachers,
-                pool=pool,
+                checkpoint_dir=checkpoint_dir,
+                pool=workers,
                 on_progress=advance,
             )
         with reporter.stage("votes") as advance:
-            predictions_TQ = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+            predictions_TQ = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
     votes_QC = count_votes(predictions_TQ, dataset.num_classes)
-    batch = VoteBatch(
+    return VoteBatch(
         record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
     )
-    write_votes(batch, run.votes)
-    return batch
+
+
+@contextmanager
+def _pool(config: RayConfig) -> Iterator[Pool]:
+    with start_ray(config), RayPool(config) as pool:
+        yield pool
 
 
 def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter) -> Student:
@@ -151,7 +175,7 @@ def student_card(config: RunConfig, dataset: Dataset) -> StudentCard:
 def _torch_threads(model: ModelConfig) -> Iterator[None]:
     """One thread for small dense layers, which lose by sharing; a few for convolutions. Restored afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(os.cpu_count() or 1, _MAX_STUDENT_THREADS) if is_convolutional(model) else 1)
+    torch.set_num_threads(min(before, _MAX_STUDENT_THREADS) if is_convolutional(model) else 1)
     try:
         yield
     finally:

@@ -128,7 +128,16 @@ class RunDirectory:
 
 def config_digest(config: RunConfig) -> str:
     """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
-    values = config.model_dump(mode="json", exclude=_PLACES)  # type: ignore[arg-type]
+    return values_digest(determining_values(config))
+
+
+def determining_values(config: RunConfig) -> dict[str, Any]:
+    """What ``config`` computes, as plain values: without the places where it happens."""
+    return config.model_dump(mode="json", exclude=_PLACES)  # type: ignore[arg-type]
+
+
+def values_digest(values: dict[str, Any]) -> str:
+    """The digest of :func:`determining_values`."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -173,7 +182,7 @@ def _require_same(run: RunDirectory, config: RunConfig) -> None:
     _, earlier = open_run_directory(run.root, schema=type(config))
     if config_digest(earlier) == config_digest(config):
         return
-    before, now = (_flatten(c.model_dump(mode="json", exclude=_PLACES)) for c in (earlier, config))  # type: ignore[arg-type]
+    before, now = (_flatten(determining_values(c)) for c in (earlier, config))
     names = sorted(before.keys() | now.keys())
     changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
     raise RunDirectoryError(

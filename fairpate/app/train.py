@@ -82,17 +82,18 @@ class UnprotectedRun(RunDirectory):
         return self.private
 
 
-def train_method(config: TrainConfig, reporter: Reporter) -> RunDirectory:
+def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | None = None) -> RunDirectory:
     """Train ``config.method``, or go on where an earlier command left off, and leave the run directory complete.
 
-    Errors name the field or file, the value and the remedy. Nothing is charged twice: a released model stays.
+    ``dataset`` is what ``config.data`` names, where the caller has loaded it. Errors name the field or file, the value
+    and the remedy. Nothing is charged twice: a released model stays.
     """
     method = METHODS.get(config.method)
     if method is None:
         raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {config.method}.")
     method.check(config)
     with reporter.stage("data"):
-        dataset = load_dataset(config.data)
+        dataset = dataset or load_dataset(config.data)
         _check_image_settings(dataset, config)
     out = config.out or default_folder(config)
     run = create_run_directory(config.model_copy(update={"out": out}))

@@ -1,6 +1,7 @@
 """The frame of a report: one HTML file with its style sheet inside, and the words for numbers.
 
-Nothing is fetched and nothing runs. Whoever passes text passes it unescaped; ``escape`` is applied where it enters.
+Nothing is fetched, and nothing runs but the scripts that a page brings along. Whoever passes text passes it
+unescaped; ``escape`` is applied where it enters.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from html import escape
 from importlib import resources
 
 
-def page(*, title: str, body: str) -> str:
-    """A complete document around ``body``, in which no line breaks inside "ε = 2.00"."""
-    style = resources.files("fairpate.evaluation").joinpath("report.css").read_text(encoding="utf-8")
+def page(*, title: str, body: str, style: str = "", scripts: str = "") -> str:
+    """A complete document around ``body``, in which no line breaks inside "ε = 2.00".
+
+    ``style`` follows the common style sheet, ``scripts`` is HTML that follows the body.
+    """
+    style = resource("report.css") + style
     body = re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"{scripts}</body>\n</html>\n"
     )
+
+
+def resource(name: str) -> str:
+    """A text file of this package."""
+    return resources.files("fairpate.evaluation").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(heading: str, intro: str, *parts: str) -> str:

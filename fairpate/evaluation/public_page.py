@@ -25,7 +25,7 @@ from fairpate.evaluation.records import OUTCOMES, GroupOutcomes, PublicReport
 from fairpate.evaluation.reject_option import RejectOptionSpread, Spread
 from fairpate.types import GateRule, PrivacyStatement
 
-_GAP_NAMES = {
+GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",
     "dp_pairwise": "Demographic parity, between two groups",
     "dp_to_overall": "Demographic parity, group to overall",
@@ -321,7 +321,7 @@ def _rate_card(name: str, measured: Evaluation) -> str:
 def _gap_card(name: str, measured: Evaluation, gap_max: float) -> str:
     rows = [
         charts.Whisker(
-            name=_GAP_NAMES.get(key, key), detail=decimal(gap.value), value=gap.value, low=gap.low, high=gap.high
+            name=GAP_NAMES.get(key, key), detail=decimal(gap.value), value=gap.value, low=gap.low, high=gap.high
         )
         for key, gap in measured.gaps.items()
     ]
@@ -329,7 +329,7 @@ def _gap_card(name: str, measured: Evaluation, gap_max: float) -> str:
         ["gap", "value, interval", "smallest cell", "undefined cells"],
         [
             [
-                f"{escape(_GAP_NAMES.get(key, key))}<small>{escape(gap.where)}</small>",
+                f"{escape(GAP_NAMES.get(key, key))}<small>{escape(gap.where)}</small>",
                 f"{decimal(gap.value)}<small>"
                 f"{'undefined' if math.isnan(gap.low) else f'{decimal(gap.low)} to {decimal(gap.high)}'}</small>",
                 count(gap.min_cell_size),

@@ -11,7 +11,8 @@ from fairpate.app import cli
 from fairpate.config import load_config
 from fairpate.data import find_entry
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+SWEEPS = {"quick.yaml", "cluster.yaml"}
+CONFIGS = sorted(path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if path.name not in SWEEPS)
 
 
 @pytest.fixture
@@ -62,6 +63,11 @@ def test_version_and_help(fairpate):
         (["train", "dp_sgd", "--set", "target.relation=swap"], ["target.relation", "swap"]),
         (["train", "fair_dp_sgd", "--set", "fair_dp_sgd.variant=pre"], ["fair_dp_sgd.variant", "as_written"]),
         (["train", "dp_sgd", "--config", "missing.yaml"], ["missing.yaml", "no such file"]),
+        (["compare", "missing.yaml"], ["missing.yaml", "no such file"]),
+        (["compare"], ["config"]),
+        (["card", "nowhere"], ["nowhere", "missing", "published student"]),
+        (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
+        (["plan", "--data", "color_digits"], ["--epsilon"]),
         (["report", "nowhere"], ["nowhere", "holds no run"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
     ],

@@ -35,10 +35,13 @@ class Training:
 class Method:
     """How a method is trained.
 
+    Where ``promises`` says no for a configuration, nobody is protected and nothing is published. It either
+    ``asks_teachers`` about public records, whose votes runs may share, or ``opens_pool`` for teachers of its own.
     ``check`` raises ConfigError for a configuration that it cannot train, before anything is written.
-    Where ``promises`` says no for a configuration, nobody is protected and nothing is published.
     """
 
     train: Callable[[Training], Trained]
     promises: Callable[[TrainConfig], bool] = lambda _: True
+    asks_teachers: bool = False
+    opens_pool: bool = False
     check: Callable[[TrainConfig], None] = lambda _: None

@@ -1,0 +1,57 @@
+"""PATE and SGD families on one frontier, from Python: the frontier is seen first, and then chosen from.
+
+    python examples/compare_families.py [--out runs/families] [--seeds 0 1]
+
+Every cell that is finished is found again, so a second call with more seeds or a longer grid runs only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairpate.comparing import SelectionRule, best_error, by_panel, compare_methods, frontier, points_of, select
+
+SWEEP = {
+    "data_sets": {"color_digits": {"grid": {"target.epsilon": [2, 5]}}},
+    "methods": {
+        "dp_sgd": {},
+        "fair_dp_sgd": {"grid": {"fair_dp_sgd.weight": [0.1, 1.0]}},
+        "pate": {},
+        "fairpate": {"grid": {"aggregator.gate.max_disparity": [0.05, 0.15]}},
+    },
+    # Small models, so that the example takes minutes; configs/quick.yaml is the one to draw conclusions from.
+    "settings": {
+        "dp_sgd": {"epochs": 40, "batch_size": 200},
+        "teachers.fit.epochs": 30,
+        "student.fit.epochs": 60,
+    },
+}
+
+
+def main() -> None:
+    """Run what is missing, print the Pareto set of every panel, then one choice per setting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/families"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options = parser.parse_args()
+
+    comparison = compare_methods(SWEEP | {"seeds": options.seeds}, out=options.out, title="families")
+    finished = [row for row in comparison.rows if row.record is not None]
+    points = points_of([row.record for row in finished], commands=[row.command for row in finished])
+    for panel, found in by_panel(points).items():
+        print(f"\n{panel.data}, {panel.privacy.relation} {panel.privacy.unit}, delta {panel.privacy.delta:g}")
+        for point in sorted(frontier(found).members, key=lambda point: point.value("epsilon")):
+            numbers = ", ".join(
+                f"{name} {point.value(name):.3f}" for name in ("epsilon", "disparity", "error", "refused")
+            )
+            print(f"  {point.method:<12} {numbers}")
+        rule = SelectionRule(max_accuracy_loss=0.3)
+        for setting in ("fair", "private", "accurate"):
+            choice = select(found, setting, rule=rule, best_error=best_error(found, rule))
+            print(f"{setting:>9}: {'nothing' if choice is None else choice.commands[0]}")
+    print(f"\n{comparison.folder.report}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The privacy-and-fairness card of a published student: what it promises, how it treats groups, what it must not claim.
+
+Everything is read from the public part of a run directory and from the public entry of its data set; the private part
+is not opened, and of the configuration only the data set's name, its options and the method enter. The card is
+written beside the student, as JSON and as a page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fairpate import __version__
+from fairpate.app.records_table import strict
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json, write_text
+from fairpate.config import DataConfig, parse_config
+from fairpate.data import find_entry
+from fairpate.evaluation.card_page import (
+    Card,
+    CardData,
+    CardModel,
+    CardPrivacy,
+    CardRefusals,
+    IntendedUse,
+    card_page,
+)
+from fairpate.evaluation.metrics import Evaluation
+from student.predict import load_student
+
+FORMAT = "fairpate.card/1"
+
+
+def write_card(
+    root: Path, *, intended_use: str | None = None, out_of_scope: str | None = None, contact: str | None = None
+) -> tuple[Path, Path]:
+    """Write ``public/card.html`` and ``public/card.json`` of the run in ``root``, and return their paths.
+
+    What the caller does not say of the use is named as not stated. RunDirectoryError for a run that published nothing.
+    """
+    run = RunDirectory(root=root)
+    card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
+    paths = run.public / "card.html", run.public / "card.json"
+    derived = {name: getattr(card, name) for name in ("publishable", "not_publishable", "limits")}
+    protects = {"protects": card.privacy.protects}
+    write_json(paths[1], strict({"format": FORMAT, **asdict(card), **derived, **protects}))
+    write_text(paths[0], card_page(card))
+    return paths
+
+
+def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
+    """The card of a run; only its public part and the names of its method and data set are read."""
+    for path in (run.config, run.statement, run.metrics, run.student):
+        if not path.is_file():
+            raise RunDirectoryError(
+                f"{path}: missing; a card is of a published student: finish the run first. A run of a method without "
+                "privacy publishes nothing."
+            )
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    statement = json.loads(run.statement.read_text(encoding="utf-8"))
+    metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
+    refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
+    student = load_student(run.student).card
+    return Card(
+        model=CardModel(
+            method=config.get("method", "fairpate"),
+            architecture=student.model.name,
+            input_shape=student.input_shape,
+            classes=student.label_names,
+            groups=student.group_names,
+            sensitive_attribute=student.sensitive_attribute,
+            reject_option=student.idp3,
+            sha256=hashlib.sha256(run.student.read_bytes()).hexdigest(),
+            made_by=f"FairPATE {__version__}",
+        ),
+        privacy=_privacy(statement),
+        data=_data(config["data"]),
+        use=use,
+        evaluation=Evaluation.from_json(metrics),
+        refusals=None if refusals is None else _refusals(refusals, unrefused),
+    )
+
+
+def _privacy(statement: Mapping[str, Any]) -> CardPrivacy:
+    """The statement of `fairpate run` or of `fairpate train`, in the words of a card."""
+    is_run = "epsilon_data_independent" in statement
+    epsilon = statement["epsilon_data_independent" if is_run else "epsilon"]
+    return CardPrivacy(
+        unit=statement["unit"],
+        relation=statement["relation"],
+        epsilon=math.inf if epsilon is None else epsilon,
+        delta=statement["delta"],
+        accounting="rdp" if is_run else statement["accounting"],
+        noise=statement["noise"],
+        tuning_accounted=statement["tuning_accounted"],
+        events=_posed(statement) if is_run else [_event(event) for event in statement["events"]],
+        epsilon_sanitised=statement.get("epsilon_sanitised"),
+    )
+
+
+def _posed(statement: Mapping[str, Any]) -> list[str]:
+    return [f"{statement['queries_posed']} queries to teachers, every one priced at its worst case"]
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    """One event as a line; what an event is follows from the fields it has."""
+    numbers = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in event.items()
+        if isinstance(value, int | float) and name != "count"
+    )
+    kind = "Gaussian sums over Poisson samples" if "sampling_rate" in event else "queries to teachers"
+    return f"{event.get('count', 1)} {kind}" + (f" ({numbers})" if numbers else "")
+
+
+def _data(values: Mapping[str, Any]) -> CardData:
+    config = parse_config({name: values[name] for name in ("name", "seed", "options") if name in values}, DataConfig)
+    entry = find_entry(config.name)
+    return CardData(
+        name=entry.name,
+        task=entry.task,
+        publisher=entry.publisher,
+        address=entry.address,
+        licence=entry.licence,
+        options=entry.complete_options(config.options),
+        split_seed=config.seed,
+    )
+
+
+def _refusals(orders: Mapping[str, Any], unrefused: Mapping[str, Any] | None) -> CardRefusals:
+    lowest, highest = ([orders[name][end] for name in ("accuracy", "coverage")] for end in ("low", "high"))
+    return CardRefusals(
+        num_orders=len(orders["orders"]),
+        accuracy=(lowest[0], highest[0]),
+        coverage=(lowest[1], highest[1]),
+        unrefused=None if unrefused is None else Evaluation.from_json(unrefused),
+    )

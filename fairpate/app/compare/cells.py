@@ -1,0 +1,260 @@
+"""From a sweep's configuration to its cells: every one a whole TrainConfig, checked before anything runs.
+
+All faults of all cells are reported at once, each under the place in the sweep that set the field. Two cells that
+compute the same are one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fairpate.app.methods import METHODS
+from fairpate.app.rundir import determining_values, values_digest
+from fairpate.compare_config import DataSetPart, SweepConfig, axis_fields, overlapping
+from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
+from fairpate.data import DataError, find_entry
+from fairpate.data.entry import nearest
+from fairpate.data.files import locate
+from fairpate.train_config import TrainConfig
+
+DEMO = Path(__file__).parents[1] / "color_digits.yaml"
+_PLACES = ("out", "ray", "data.data_dir", "teachers.checkpoint_dir", "teachers.engine", "teachers.block_size")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of a sweep. ``data`` is the name that results carry, ``digest`` that of what is computed."""
+
+    data: str
+    config: TrainConfig
+    digest: str
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.config.method
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the method promises anything."""
+        return METHODS[self.method].promises(self.config)
+
+    @cached_property
+    def command(self) -> str:
+        """A shell command that computes the same: only what differs from where `fairpate train` starts is named."""
+        name = self.config.data.name
+        start = flattened(_start(name).model_dump(mode="json"))
+        now = flattened(self.config.model_dump(mode="json"))
+        changed = {
+            path: now.get(path)
+            for path in now
+            if path not in start or now[path] != start[path]
+            if path not in ("method", "data.name") and not path.startswith(_PLACES)
+        }
+        overrides = [f"--set {shlex.quote(f'{path}={_yaml(value)}')}" for path, value in changed.items()]
+        return " ".join(["fairpate train", self.method, "--data", shlex.quote(name), *overrides])
+
+
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
+    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; ConfigError lists every fault."""
+    values = read_yaml(path)
+    for override in overrides:
+        apply_override(values, override)
+    return parse_config(values, SweepConfig)
+
+
+def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
+    """Every cell once, in the order of data sets, seeds, methods and grids.
+
+    ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells.
+    """
+    faults: dict[str, None] = {}
+    for name in sweep.methods:
+        if name not in METHODS:
+            faults[f"methods.{name}: unknown method{nearest(name, METHODS)}."] = None
+    cells: dict[str, Cell] = {}
+    for data, part in sweep.data_sets.items():
+        try:
+            start = _data_set_start(data, part, folder)
+        except ConfigError as error:
+            faults[f"data_sets.{data}.file: {error}"] = None
+            continue
+        configs = [_config(data, start, layers, data_dir, faults) for layers in _layers(sweep, data)]
+        over_seeds = [_over_seeds(data, config, sweep) for config in configs if config is not None]
+        cells |= {cell.digest: cell for of_seed in zip(*over_seeds, strict=True) for cell in of_seed}
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return list(cells.values())
+
+
+def _over_seeds(data: str, config: TrainConfig, sweep: SweepConfig) -> list[Cell]:
+    """The cell of every seed. The seed alone changes, so one validation serves all."""
+    values, cells = determining_values(config), []
+    suffix = "" if config.data.name == data else f"-{data}"
+    for seed in sweep.seeds:
+        values["seed"] = seed
+        of_seed = config.model_copy(update={"seed": seed})
+        if sweep.split_by_seed:
+            values["data"]["seed"] = seed
+            of_seed = of_seed.model_copy(update={"data": config.data.model_copy(update={"seed": seed})})
+        cells.append(Cell(data=data, config=of_seed, digest=values_digest(values) + suffix))
+    return cells
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Dotted fields that one place of the sweep sets."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+def _layers(sweep: SweepConfig, data: str) -> Iterator[list[_Layer]]:
+    """What the sweep lays over the start, for every method and every combination of its axes."""
+    part = sweep.data_sets[data]
+    for method in (name for name in sweep.methods if name in METHODS):
+        own = sweep.methods[method]
+        settings = [
+            _Layer("settings", sweep.settings),
+            _Layer(f"data_sets.{data}.settings", part.settings),
+            _Layer(f"methods.{method}.settings", own.settings),
+            _Layer("methods", {"method": method}),
+        ]
+        axes = _axes(sweep, data, method)
+        for values in itertools.product(*(axis.values for axis in axes)):
+            chosen = zip(axes, values, strict=True)
+            yield [*settings, *(_Layer(axis.place, dict.fromkeys(axis.fields, value)) for axis, value in chosen)]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Fields that take the same values, and the place of the sweep that says so."""
+
+    place: str
+    name: str
+    values: Sequence[Any]
+
+    @property
+    def fields(self) -> list[str]:
+        return axis_fields(self.name)
+
+
+def _axes(sweep: SweepConfig, data: str, method: str) -> list[_Axis]:
+    """The axes of a method: its own replace those of the data set, and these the sweep's, that share a field."""
+    has_target = METHODS[method].promises(TrainConfig(method=method))
+    axes: list[_Axis] = []
+    for place, grid in (
+        ("grid", sweep.grid),
+        (f"data_sets.{data}.grid", sweep.data_sets[data].grid),
+        (f"methods.{method}.grid", sweep.methods[method].grid),
+    ):
+        new = [_Axis(place, name, values) for name, values in grid.items() if has_target or "target." not in name]
+        axes = [axis for axis in axes if not any(overlapping(axis.name, other.name) for other in new)] + new
+    return axes
+
+
+def _config(
+    data: str, start: dict[str, Any], layers: list[_Layer], data_dir: Path | None, faults: dict[str, None]
+) -> TrainConfig | None:
+    """The configuration under all layers; None where ``faults`` gained some."""
+    values, config = start, None
+    found: list[Exception] = []
+    try:
+        for layer in layers:
+            values = merge(values, _nested(layer))
+        config = parse_config(values, TrainConfig)
+        METHODS[config.method].check(config)
+        _require_shareable(config.method)
+    except ConfigError as error:
+        found.append(error)
+    try:
+        read = DataConfig.model_validate(values["data"])
+        _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
+    except (DataError, ValidationError) as error:
+        # A section that is no section was reported with the rest of the configuration.
+        found += [error] if isinstance(error, DataError) else []
+    faults.update(dict.fromkeys(_placed(line, data, layers) for error in found for line in str(error).splitlines()))
+    if found or config is None:
+        return None
+    return (
+        config
+        if data_dir is None
+        else config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
+    )
+
+
+def _require_shareable(method: str) -> None:
+    if METHODS[method].opens_pool:
+        raise ConfigError(
+            f"method: {method} trains teachers of its own, whose CPUs a cell could wait for in vain; leave it out, and "
+            f"run `fairpate train {method}`."
+        )
+
+
+def _nested(layer: _Layer) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in layer.values.items():
+        section, parts = nested, path.split(".")
+        for part in parts[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{path}: {part} is a value, not a section.")
+        last = section.get(parts[-1])
+        section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
+    return nested
+
+
+def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
+    """``fault`` under the place that set its field, or under the data set whose defaults did."""
+    field = fault.partition(": ")[0]
+    for layer in reversed(layers):
+        if any(overlapping(field, path) for path in flattened(dict(layer.values))):
+            return f"{layer.place}.{fault}"
+    return f"data_sets.{data}: {fault}"
+
+
+def _data_set_start(data: str, part: DataSetPart, folder: Path) -> dict[str, Any]:
+    name = part.settings.get("data.name") or (part.settings.get("data") or {}).get("name")
+    if part.file is None:
+        return merge(_start(name or data).model_dump(), {"data": {"name": name or data}})
+    values = read_yaml(folder / part.file)
+    named = (values.get("data") or {}).get("name", data)
+    return merge(merge(TrainConfig().model_dump(), values), {"data": {"name": name or named}})
+
+
+@lru_cache
+def _start(name: str) -> TrainConfig:
+    """Where `fairpate train --data NAME` starts."""
+    return load_config(DEMO if name == DataConfig().name else None, [f"data.name={name}"], schema=TrainConfig)
+
+
+@lru_cache
+def _check_data(config_json: str) -> None:
+    """DataError unless the data set, its options and its files are there."""
+    config = DataConfig.model_validate_json(config_json)
+    for file in find_entry(config.name).needed_files(config.options):
+        locate(file, config.data_dir)
+
+
+def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted paths of the leaves; an empty section is a leaf."""
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        path: leaf
+        for name, value in values.items()
+        for path, leaf in flattened(value, f"{prefix}.{name}" if prefix else name).items()
+    }
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,201 @@
+"""The folder of a sweep: one part file per finished cell, and what is assembled from them.
+
+    parts/DIGEST.parquet           a finished cell, whole or absent
+    failed/DIGEST.parquet          the cause of one that failed when it was last tried
+    results.parquet, report.html,
+    figures/                       assembled from them; may be published
+    private/ (mode 0700)           teachers, votes; parts, table and page with prices that depend on votes and with
+                                   results that have no privacy
+    runs/                          the cells' run directories, each with its own private and public part
+
+A cell is finished when its main part is there, found by the digest in its name; no table has to be read for that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from fairpate.app.compare.cells import Cell
+from fairpate.app.records_table import SCHEMA, RecordsTableError, Row, read_table, write_rows, write_table
+from fairpate.app.rundir import RunDirectoryError, write_text
+from fairpate.compare_config import SweepConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFolder:
+    """Paths of one sweep, and its rows. ``publish_unprotected``: results without privacy count as public."""
+
+    root: Path
+    publish_unprotected: bool = False
+
+    @property
+    def private(self) -> Path:
+        """What only the operator may see."""
+        return self.root / "private"
+
+    @property
+    def teachers(self) -> Path:
+        """Checkpoints that all cells share."""
+        return self.private / "teachers"
+
+    @property
+    def votes(self) -> Path:
+        """Vote matrices that cells share."""
+        return self.private / "votes"
+
+    @property
+    def results(self) -> Path:
+        """The public table."""
+        return self.root / "results.parquet"
+
+    @property
+    def private_results(self) -> Path:
+        """The operator's table: the public rows, prices that depend on votes, results without privacy."""
+        return self.private / "results.parquet"
+
+    @property
+    def report(self) -> Path:
+        """The page for everybody."""
+        return self.root / "report.html"
+
+    @property
+    def figures(self) -> Path:
+        """The page's figures as pictures."""
+        return self.root / "figures"
+
+    @property
+    def private_report(self) -> Path:
+        """The operator's page."""
+        return self.private / "report.html"
+
+    @property
+    def config(self) -> Path:
+        """The sweep as it was asked for last."""
+        return self.root / "sweep.yaml"
+
+    def run(self, cell: Cell) -> Path:
+        """The run directory of one cell."""
+        return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
+
+    def finished(self, cells: Iterable[Cell]) -> set[str]:
+        """The digests of finished cells."""
+        public, private = _stems(self.root / "parts"), _stems(self.private / "parts")
+        return {cell.digest for cell in cells if cell.digest in (public if self._is_public(cell) else private)}
+
+    def add(self, cell: Cell, rows: Sequence[Row]) -> None:
+        """Keep the rows of a finished cell: first what is private, last what makes it count as finished."""
+        secret = [row for row in rows if row.is_private or (row.is_unprotected and not self.publish_unprotected)]
+        public = [row for row in rows if row not in secret]
+        if secret:
+            write_rows(secret, self.private / "parts" / f"{cell.digest}.parquet", private=True)
+        if public:
+            write_rows(public, self.root / "parts" / f"{cell.digest}.parquet")
+        (self.root / "failed" / f"{cell.digest}.parquet").unlink(missing_ok=True)
+
+    def add_failure(self, cell: Cell, row: Row) -> None:
+        """Keep the cause; the cell stays unfinished."""
+        write_rows([row], self.root / "failed" / f"{cell.digest}.parquet")
+
+    def holds(self, cells: Sequence[Cell]) -> bool:
+        """Whether the tables are those of exactly these cells, all finished; no row is read for that."""
+        public = [cell.digest for cell in cells if self._is_public(cell)]
+        return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
+
+    def assemble(self, cells: Sequence[Cell]) -> None:
+        """Write both tables for these cells: of those that have no result, the cause.
+
+        Rows that a table holds already are taken from there, so that only new parts are read.
+        """
+        digests = [cell.digest for cell in cells]
+        public = _gathered(digests, self.root / "parts", known=self.results)
+        finished = set(public["digest"].to_pylist())
+        failed = _gathered([digest for digest in digests if digest not in finished], self.root / "failed")
+        rows = _in_order(digests, pa.concat_tables([public, failed]))
+        private = _gathered(digests, self.private / "parts", known=self.private_results)
+        is_public = pc.is_in(private["digest"], pa.array(sorted(finished), pa.string()))
+        secret = private.filter(pc.or_(private["epsilon_is_data_dependent"], pc.invert(is_public)))
+        write_table(rows, self.results)
+        write_table(pa.concat_tables([rows, secret]), self.private_results, private=True)
+
+    def _is_public(self, cell: Cell) -> bool:
+        return cell.is_private or self.publish_unprotected
+
+
+def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
+    """The folder of a sweep: a new one, or one of an earlier sweep, whose cells are found by their digests.
+
+    RunDirectoryError for a folder that holds something else.
+    """
+    folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
+    if root.exists() and any(root.iterdir()) and not (root / "parts").is_dir():
+        raise RunDirectoryError(f"{root}: not empty and no sweep; give another folder with --out.")
+    for path in (root / "parts", root / "failed", root / "runs"):
+        path.mkdir(parents=True, exist_ok=True)
+    folder.private.mkdir(mode=0o700, exist_ok=True)
+    folder.private.chmod(0o700)
+    for path in (folder.votes, folder.private / "parts"):
+        path.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def sole_driver(folder: SweepFolder, sweep: SweepConfig) -> Iterator[None]:
+    """Keep a second driver out of the folder, and leave the sweep in it. RunDirectoryError where one is at work."""
+    with (folder.root / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(f"{folder.root}: another `fairpate compare` works here; wait for it.") from None
+        write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
+        yield
+
+
+def _stems(folder: Path) -> set[str]:
+    return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
+
+
+def _digests(table: Path) -> list[str]:
+    """The digests of a table's finished rows; none where there is no readable table."""
+    try:
+        columns = pq.read_table(table, columns=["digest"], filters=[("status", "=", "ok")])
+    except (OSError, pa.ArrowInvalid):
+        return []
+    digests: list[str] = columns["digest"].to_pylist()
+    return digests
+
+
+def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
+    """The rows of the parts that are there, in the order of ``digests``; read from ``known`` as far as it has them."""
+    there = _stems(parts)
+    wanted = [digest for digest in digests if digest in there]
+    found = _finished_rows(known)
+    read = set(found["digest"].to_pylist())
+    new = [read_table(parts / f"{digest}.parquet") for digest in wanted if digest not in read]
+    return _in_order(wanted, pa.concat_tables([found, *new]))
+
+
+def _finished_rows(path: Path | None) -> pa.Table:
+    """The rows of a table that are results; none where there is no readable table."""
+    try:
+        table = SCHEMA.empty_table() if path is None or not path.exists() else read_table(path)
+    except RecordsTableError:
+        return SCHEMA.empty_table()
+    return table.filter(pc.equal(table["status"], "ok"))
+
+
+def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
+    """The rows of ``digests``, each with all that the table has of it."""
+    rows_of: dict[str, list[int]] = {}
+    for row, digest in enumerate(table["digest"].to_pylist()):
+        rows_of.setdefault(digest, []).append(row)
+    order = [row for digest in digests for row in rows_of.get(digest, [])]
+    return table.take(pa.array(order, pa.int64()))

@@ -1,0 +1,100 @@
+"""A sweep from end to end, and what it ends in: the frontier's pages and figures, a short table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from fairpate.app.compare.cells import cells_of
+from fairpate.app.compare.run import Comparison, compare
+from fairpate.app.records_table import Row
+from fairpate.app.rundir import write_text
+from fairpate.compare_config import SweepConfig
+from fairpate.config import parse_config
+from fairpate.evaluation.frontier_figures import frontier_figures
+from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
+from fairpate.evaluation.page import epsilon_text
+from fairpate.files import write_atomically
+
+
+def compare_methods(
+    sweep: SweepConfig | Mapping[str, Any],
+    *,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    folder: Path | None = None,
+    title: str = "comparison",
+    console: Console | None = None,
+) -> Comparison:
+    """Everything that `fairpate compare` does: check, run what is missing, write tables, pages and figures.
+
+    ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
+    ``runs/TITLE``. ConfigError lists every fault before anything runs.
+    """
+    config = sweep if isinstance(sweep, SweepConfig) else parse_config(dict(sweep), SweepConfig)
+    cells = cells_of(config, folder=folder or Path(), data_dir=data_dir)
+    root = out or config.out or Path("runs") / title
+    comparison = compare(config, cells, root, console or Console(stderr=True))
+    write_frontier_reports(comparison, title=title)
+    return comparison
+
+
+def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
+    """Write what may be published and the operator's page, if the tables changed or a page is missing."""
+    folder = comparison.folder
+    if not comparison.changed and folder.report.exists() and folder.private_report.exists():
+        return
+    public = FrontierReport(title=title, rows=comparison.rows)
+    private = FrontierReport(title=title, rows=comparison.operators_rows, for_operator=True)
+    folder.figures.mkdir(exist_ok=True)
+    for name, content in frontier_figures(public.points()).items():
+        write_atomically(folder.figures / name, partial(Path.write_bytes, data=content))
+    write_text(folder.private_report, frontier_report(private))
+    write_text(folder.report, frontier_report(public))
+
+
+def summarise_comparison(comparison: Comparison) -> Group:
+    """One line per data set and method, then the causes of failures, then where the files are."""
+    by_method: dict[tuple[str, str], list[Row]] = {}
+    for row in comparison.rows:
+        by_method.setdefault((row.data, row.method), []).append(row)
+    table = Table("data", "method", box=SIMPLE_HEAD)
+    for name in ("cells", "failed", "ε", "accuracy", "disparity", "coverage"):
+        table.add_column(name, justify="right")
+    for (data, method), rows in by_method.items():
+        records = [row.record for row in rows if row.record is not None]
+        table.add_row(
+            data,
+            method,
+            str(len(rows)),
+            str(len(rows) - len(records)),
+            _range([record.epsilon for record in records], epsilon_text),
+            *(_range([getattr(record, name) for record in records]) for name in ("accuracy", "disparity", "coverage")),
+        )
+    failures = [Text(f"failed: {row.command}\n    {row.error}") for row in comparison.failed]
+    folder = comparison.folder
+    files = Table.grid(padding=(0, 2))
+    files.add_row("results", str(folder.results))
+    files.add_row("report", str(folder.report))
+    files.add_row("operator only", str(folder.private))
+    return Group(table, *failures, files)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _range(values: Sequence[float | None], text: Callable[[float], str] = _three_digits) -> str:
+    """The least and the greatest, or the one; undefined values are left out."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "undefined" if values else ""
+    low, high = text(min(there)), text(max(there))
+    return low if low == high else f"{low}–{high}"

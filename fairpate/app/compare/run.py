@@ -1,0 +1,222 @@
+"""The sweep itself: what is missing runs as Ray tasks, and every result is on disk before the next is waited for.
+
+:func:`run_cell` computes one cell and needs no Ray. The driver alone writes parts, so cells may run on any node that
+reads the same data files; models stay in the run directories of the node that trained them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fairpate.app.compare.cells import Cell
+from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.table import SweepTable
+from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
+from fairpate.app.progress import Reporter
+from fairpate.app.records_table import Row, read_rows, strict
+from fairpate.app.rundir import RunDirectory, create_run_directory
+from fairpate.app.tables import read_votes, write_votes
+from fairpate.app.train import train_method
+from fairpate.compare_config import SweepConfig, TasksConfig
+from fairpate.config import DataConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.types import RunRecord, VoteBatch
+from teachers.pool import start_ray
+
+_WAIT_S = 0.5
+_SUBMITTED_AT_ONCE = 256
+_ASSEMBLED_EVERY = 256
+
+Compute = Callable[[Cell, Path, VoteBatch | None, int], list[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A sweep that ended: its folder, and whether its tables changed. Rows are read when asked for."""
+
+    folder: SweepFolder
+    changed: bool
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """What may be published; a cell that failed has a row too."""
+        return read_rows(self.folder.results)
+
+    @cached_property
+    def operators_rows(self) -> list[Row]:
+        """The same, prices that depend on votes, and results without privacy."""
+        return read_rows(self.folder.private_results)
+
+    @property
+    def failed(self) -> list[Row]:
+        """The cells that have no result."""
+        return [row for row in self.rows if row.record is None]
+
+
+def compare(
+    sweep: SweepConfig, cells: Sequence[Cell], root: Path, console: Console, *, compute: Compute | None = None
+) -> Comparison:
+    """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
+
+    ``compute`` None trains and measures, as :func:`run_cell`. A cell that fails is kept with its cause and tried again
+    by the next call. Whatever ends the sweep, finished cells
+    stay, and the tables hold them.
+    """
+    folder = open_sweep_folder(root.resolve(), sweep)
+    with sole_driver(folder, sweep):
+        finished = folder.finished(cells)
+        missing = [cell for cell in cells if cell.digest not in finished]
+        if not missing and folder.holds(cells):
+            return Comparison(folder=folder, changed=False)
+        try:
+            if missing:
+                with start_ray(missing[0].config.ray):
+                    votes = collect_shared_votes(missing, folder, Reporter(console))
+                    table = SweepTable(cells, finished, console)
+                    run_cells(missing, cells, folder, votes, sweep.tasks, table, compute=compute or run_cell)
+        finally:
+            folder.assemble(cells)
+    return Comparison(folder=folder, changed=True)
+
+
+def run_cell(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int = 1) -> list[Row]:
+    """Train and measure one cell in ``out``: its row, and the operator's where a price depends on votes."""
+    torch.set_num_threads(torch_threads)
+    started = time.monotonic()
+    config = cell.config.model_copy(update={"out": out})
+    if out.exists() and not RunDirectory(root=out).config.exists():
+        shutil.rmtree(out)  # a worker died before it had written what the run is
+    if votes is not None:
+        run = create_run_directory(config)
+        if not run.votes.exists():
+            write_votes(votes, run.votes)
+    run = train_method(config, Reporter(quiet=True), _dataset(config.data.model_dump_json()))
+    minutes = (time.monotonic() - started) / 60
+    paths = [path for path in (run.record, run.private_record) if path.exists()]
+    return [_row(cell, _read_record(path, cell), minutes) for path in dict.fromkeys(paths)]
+
+
+def run_cells(
+    missing: Sequence[Cell],
+    cells: Sequence[Cell],
+    folder: SweepFolder,
+    votes: SharedVotes,
+    tasks: TasksConfig,
+    table: SweepTable,
+    *,
+    compute: Compute = run_cell,
+) -> None:
+    """Run ``missing`` on the Ray that is there; each ends in the folder and in the table as soon as it is done.
+
+    Now and then the results of all ``cells`` are assembled, so that a driver that is killed leaves few parts to read.
+    """
+    import ray
+
+    remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)(compute)
+    handed_out: dict[str, Any] = {}
+    pending: dict[Any, Cell] = {}
+
+    def submit(cell: Cell) -> None:
+        name = ballot(cell)
+        if name in votes.faults:
+            _fail(cell, votes.faults[name], folder, table)
+            return
+        if name is not None and name not in handed_out:
+            handed_out[name] = ray.put(read_votes(votes.paths[name]))
+        batch = None if name is None else handed_out[name]
+        pending[remote.remote(cell, folder.run(cell), batch, tasks.torch_threads)] = cell
+
+    waiting, settled = iter(missing), itertools.count(1)
+    with table.shown():
+        try:
+            while True:
+                _refill(waiting, submit, pending)
+                if not pending:
+                    return
+                done, _ = ray.wait(list(pending), num_returns=1, timeout=_WAIT_S)
+                for reference in done:
+                    _settle(pending.pop(reference), reference, folder, table)
+                    if next(settled) % _ASSEMBLED_EVERY == 0:
+                        folder.assemble(cells)
+                table.refresh()
+        finally:
+            for reference in pending:
+                ray.cancel(reference, force=True)
+
+
+def _refill(waiting: Iterable[Cell], submit: Callable[[Cell], None], pending: dict[Any, Cell]) -> None:
+    for cell in waiting:
+        submit(cell)
+        if len(pending) >= _SUBMITTED_AT_ONCE:
+            return
+
+
+def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) -> None:
+    import ray
+
+    try:
+        rows: list[Row] = ray.get(reference, timeout=60.0)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if error.cause is not None else error
+        _fail(cell, f"{type(cause).__name__}: {cause}", folder, table)
+    except ray.exceptions.RayError as error:
+        _fail(cell, f"{type(error).__name__}: {error}", folder, table)
+    else:
+        folder.add(cell, rows)
+        table.add(cell, rows[0])
+
+
+def _fail(cell: Cell, cause: str, folder: SweepFolder, table: SweepTable) -> None:
+    error = " ".join(cause.split())
+    row = Row(
+        digest=cell.digest,
+        method=cell.method,
+        data=cell.data,
+        seed=cell.config.seed,
+        config=strict(cell.config.model_dump(mode="json")),
+        command=cell.command,
+        minutes=math.nan,
+        error=error,
+    )
+    folder.add_failure(cell, row)
+    table.add(cell, row)
+
+
+def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
+    return Row(
+        digest=cell.digest,
+        method=record.method,
+        data=record.data,
+        seed=record.seed,
+        config=record.config,
+        command=cell.command,
+        minutes=minutes,
+        record=record,
+    )
+
+
+def _read_record(path: Path, cell: Cell) -> RunRecord:
+    """The record of a run, under the name that the sweep gives its data set and without the run's own folder."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
+    return replace(
+        RunRecord(**values), epsilon=epsilon, data=cell.data, config=strict(cell.config.model_dump(mode="json"))
+    )
+
+
+@lru_cache(maxsize=1)
+def _dataset(config_json: str) -> Dataset:
+    """The data set, once for all cells in a row that read it."""
+    return load_dataset(DataConfig.model_validate_json(config_json))

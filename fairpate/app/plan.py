@@ -1,0 +1,364 @@
+"""Noise from budget: the teachers, threshold, noises and queries of Confident-GNMax that fit an epsilon and a delta.
+
+A plan is made from votes: those that an assumed consensus would give, or real ones. It keeps the target in one of the
+two ways of :mod:`fairpate.app.methods.pate`: data-independently, whatever the votes, or by the price of the votes. What
+the votes say beside it (answers, right labels, their price) is a forecast under the assumption. From real votes every
+number here is private, the choice among plans included: no epsilon covers it.
+
+Plans are ranked by ``worth``, how many noiseless labels the answers stand for: of Q labels that are right with
+probability p among C classes, Q ((p - 1/C) / (1 - 1/C))^2, the information left by uniform label noise to first order.
+
+Not known here: how consensus falls when more teachers share the same records; whoever assumes one says it for every
+number of teachers. Shapes: R rows of a profile, C classes, A orders, K nodes of a quadrature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from scipy import special, stats
+
+from fairpate.app.methods.pate import mechanism_within
+from fairpate.app.records_table import strict
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.tables import read_votes
+from fairpate.config import ConfigError, DataConfig, parse_config
+from fairpate.data import load_dataset
+from fairpate.evaluation.page import epsilon_text
+from fairpate.privacy import accountant, gnmax
+from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.train_config import PrivacyTarget
+from fairpate.types import IntArray, MechanismParameters
+
+FloatArray = npt.NDArray[np.float64]
+Price = Literal["data_independent", "data_dependent"]
+_PROFILE_ROWS = 100
+_THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
+_NOISE_RATIOS = (1.5, 3.0)
+_NOISE_SHARES = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+_NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)
+_WEIGHTS_K = _WEIGHTS_K / _WEIGHTS_K.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Votes that are expected of ``num_teachers``, each row for an equal share of the queries.
+
+    ``right_R`` is the class that counts as right. ``from_votes``: the rows are real votes, hence private.
+    """
+
+    votes_RC: IntArray
+    right_R: IntArray
+    from_votes: bool = False
+
+    @property
+    def num_teachers(self) -> int:
+        """Votes of one row."""
+        return int(self.votes_RC[0].sum())
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return int(self.votes_RC.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One way to spend the target. ``answered`` and ``right`` are shares: of the queries, and of their answers.
+
+    ``epsilon`` holds for any votes; ``epsilon_data_dependent`` is what these votes would cost.
+    """
+
+    num_teachers: int
+    num_queries: int
+    mechanism: MechanismParameters
+    epsilon: float
+    epsilon_data_dependent: float
+    answered: float
+    right: float
+    worth: float
+
+
+def assumed_profile(
+    *, num_teachers: int, num_classes: int, agreement: float, spread: float, num_rows: int = _PROFILE_ROWS
+) -> Profile:
+    """The share of teachers that vote for the right class has mean ``agreement`` and standard deviation ``spread``.
+
+    Over queries it follows a Beta law; the other votes are divided evenly. ValueError unless 0 < agreement < 1 and
+    0 <= spread^2 < agreement (1 - agreement).
+    """
+    if not 0 < agreement < 1 or not 0 <= spread**2 < agreement * (1 - agreement):
+        raise ValueError(
+            "Expected 0 < agreement < 1 and a spread whose square is below agreement * (1 - agreement), got "
+            f"{agreement} and {spread}."
+        )
+    middle_R = (np.arange(num_rows) + 0.5) / num_rows
+    share_R = np.full(num_rows, agreement)
+    if spread:
+        total = agreement * (1 - agreement) / spread**2 - 1
+        share_R = stats.beta.ppf(middle_R, agreement * total, (1 - agreement) * total)
+    right_R = np.rint(share_R * num_teachers).astype(np.int64)
+    others_RC = (num_teachers - right_R)[:, None] + np.arange(num_classes - 1)[::-1]
+    return Profile(
+        votes_RC=np.column_stack([right_R, others_RC // (num_classes - 1)]), right_R=np.zeros(num_rows, dtype=np.int64)
+    )
+
+
+def profile_of_votes(votes_QC: IntArray) -> Profile:
+    """Real votes; what most teachers chose counts as right, for the truth is not among them. Private."""
+    return Profile(votes_RC=votes_QC, right_R=votes_QC.argmax(axis=1), from_votes=True)
+
+
+def profile_of_run(run: RunDirectory) -> Profile:
+    """The votes of a run directory. RunDirectoryError where there are none."""
+    if not run.votes.is_file():
+        raise RunDirectoryError(f"{run.votes}: no votes; give a run of `fairpate run` or of a method with teachers.")
+    return profile_of_votes(read_votes(run.votes).votes_QC)
+
+
+def plan_for(
+    data: DataConfig,
+    *,
+    epsilon: float,
+    delta: float,
+    teacher_counts: Sequence[int],
+    query_counts: Sequence[int],
+    agreement: float,
+    spread: float,
+    votes: Path | None = None,
+) -> Proposal:
+    """Plans for a data set, of which only the number of classes and of public records is read.
+
+    With ``votes``, a run directory, its real votes stand for the assumption; the number of teachers is theirs. Queries
+    beyond the public pool are left out. ConfigError where none is left; errors as the functions called.
+    """
+    parse_config({"epsilon": epsilon, "delta": delta}, PrivacyTarget)
+    dataset = load_dataset(data)
+    counts = sorted({count for count in query_counts if count <= len(dataset.public)})
+    if not counts:
+        raise ConfigError(
+            f"--queries: {min(query_counts)} and more, but {len(dataset.public)} public records; lower it."
+        )
+    if votes is None:
+        profiles = [
+            assumed_profile(num_teachers=count, num_classes=dataset.num_classes, agreement=agreement, spread=spread)
+            for count in sorted(set(teacher_counts))
+        ]
+        assumption = f"Assumed: {agreement:.0%} of teachers are right, with a standard deviation of {spread:.0%}."
+    else:
+        profiles = [profile_of_run(RunDirectory(root=votes))]
+        assumption = f"Votes of {votes}: {profiles[0].num_teachers} teachers, {len(profiles[0].votes_RC)} queries."
+    return propose(profiles, epsilon=epsilon, delta=delta, query_counts=counts, assumption=assumption)
+
+
+def plans(
+    profiles: Sequence[Profile], *, epsilon: float, delta: float, query_counts: Sequence[int], price: Price
+) -> list[Plan]:
+    """The best plan for every profile and number of queries, in falling order of worth; none where nothing fits.
+
+    ``price`` is what the target limits. The noise scales with it under ``data_independent``; under ``data_dependent``,
+    where more noise may cost more, it is the best of some shares of the teachers.
+    """
+    best: dict[tuple[int, int], Plan] = {}
+    for profile, share, ratio in itertools.product(profiles, _THRESHOLD_SHARES, _NOISE_RATIOS):
+        found = (
+            [_fitted(profile, share, ratio, epsilon, delta, count) for count in query_counts]
+            if price == "data_independent"
+            else _affordable(profile, share, ratio, epsilon, delta, query_counts)
+        )
+        for plan in found:
+            key = plan.num_teachers, plan.num_queries
+            best[key] = max(best.get(key, plan), plan, key=lambda plan: plan.worth)
+    return sorted(best.values(), key=lambda plan: -plan.worth)
+
+
+def _fitted(profile: Profile, share: float, ratio: float, epsilon: float, delta: float, num_queries: int) -> Plan:
+    """The least noise at which the queries fit whatever the votes."""
+    noises = _noises(epsilon, delta, num_queries, ratio, math.isfinite(share))
+    mechanism = replace(noises, threshold=share * profile.num_teachers)
+    return _forecast(profile, mechanism, delta, [num_queries])[0]
+
+
+def _affordable(
+    profile: Profile, share: float, ratio: float, epsilon: float, delta: float, query_counts: Sequence[int]
+) -> list[Plan]:
+    """Noises at which the queries would fit by the price of these votes."""
+    found = []
+    for noise in (share_of_teachers * profile.num_teachers for share_of_teachers in _NOISE_SHARES):
+        mechanism = MechanismParameters(
+            threshold=share * profile.num_teachers, threshold_stddev_votes=ratio * noise, noise_stddev_votes=noise
+        )
+        found += _forecast(profile, mechanism, delta, query_counts)
+    return [plan for plan in found if plan.epsilon_data_dependent <= epsilon]
+
+
+def _forecast(
+    profile: Profile, mechanism: MechanismParameters, delta: float, query_counts: Sequence[int]
+) -> list[Plan]:
+    """What the votes say of one mechanism, for every number of queries."""
+    answer_R = answer_probabilities(profile, mechanism)
+    right_R = right_probabilities(profile, mechanism.noise_stddev_votes)
+    answered = float(answer_R.mean())
+    right = float(answer_R @ right_R / answer_R.sum()) if answered > 0 else math.nan
+    chance = 1 / profile.num_classes
+    advantage = max(0.0, (right - chance) / (1 - chance)) if answered > 0 else 0.0
+    votes = ConfidentGnmaxVotes(votes_QC=profile.votes_RC, **vars(mechanism))
+    row_A = accountant.rdp_data_dependent([votes]) / len(profile.votes_RC)
+    return [
+        Plan(
+            num_teachers=profile.num_teachers,
+            num_queries=count,
+            mechanism=mechanism,
+            epsilon=accountant.epsilon(
+                [ConfidentGnmaxQueries(count=count, **vars(mechanism))], target_delta=delta
+            ).epsilon,
+            epsilon_data_dependent=accountant.epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
+            answered=answered,
+            right=right,
+            worth=count * answered * advantage**2,
+        )
+        for count in query_counts
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _noises(epsilon: float, delta: float, num_queries: int, ratio: float, has_threshold: bool) -> MechanismParameters:
+    """The least noises that keep the queries within the target; any finite threshold costs the same."""
+    unscaled = MechanismParameters(
+        threshold=0.0 if has_threshold else -math.inf, threshold_stddev_votes=ratio, noise_stddev_votes=1.0
+    )
+    return mechanism_within(unscaled, PrivacyTarget(epsilon=epsilon, delta=delta), num_queries=num_queries)
+
+
+def answer_probabilities(profile: Profile, mechanism: MechanismParameters) -> FloatArray:
+    """P[the threshold is passed] per row, shape (R,)."""
+    return gnmax.answer_probability(
+        profile.votes_RC,
+        threshold=mechanism.threshold,
+        threshold_stddev_votes=mechanism.threshold_stddev_votes,
+        tail="discrete",
+    )
+
+
+def right_probabilities(profile: Profile, noise_stddev_votes: float) -> FloatArray:
+    """P[the noisy argmax is the right class] per row, shape (R,), for continuous Gaussian noise.
+
+    With X the noise of the right class, E[prod over other classes of Phi(lead / sigma + X)], by Gauss-Hermite
+    quadrature; discrete noise of several votes differs by its rare ties.
+    """
+    votes_RC = profile.votes_RC.astype(np.float64)
+    rows = np.arange(len(votes_RC))
+    lead_RC = (votes_RC[rows, profile.right_R][:, None] - votes_RC) / noise_stddev_votes
+    log_wins_RCK = special.log_ndtr(lead_RC[:, :, None] + _NODES_K)
+    log_wins_RCK[rows, profile.right_R] = 0.0
+    right_R: FloatArray = np.exp(log_wins_RCK.sum(axis=1)) @ _WEIGHTS_K
+    return right_R
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What `fairpate plan` says: the plans that hold for any votes, and those that hold for such votes alone."""
+
+    epsilon: float
+    delta: float
+    assumption: str
+    from_votes: bool
+    for_any_votes: Sequence[Plan]
+    for_these_votes: Sequence[Plan]
+
+
+def propose(
+    profiles: Sequence[Profile], *, epsilon: float, delta: float, query_counts: Sequence[int], assumption: str
+) -> Proposal:
+    """Plans in both ways of keeping the target."""
+
+    def kept(price: Price) -> list[Plan]:
+        return plans(profiles, epsilon=epsilon, delta=delta, query_counts=query_counts, price=price)
+
+    return Proposal(
+        epsilon=epsilon,
+        delta=delta,
+        assumption=assumption,
+        from_votes=any(profile.from_votes for profile in profiles),
+        for_any_votes=kept("data_independent"),
+        for_these_votes=kept("data_dependent"),
+    )
+
+
+def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
+    """The best plans as tables."""
+    source = "these votes" if proposal.from_votes else "the assumption"
+    warning = (
+        "Operator only: every number below was computed from private votes. Choosing by them costs privacy that no "
+        "epsilon here covers."
+        if proposal.from_votes
+        else "From an assumption and no votes: nothing here costs privacy. Only the first epsilon is a guarantee."
+    )
+    notes = (
+        f"epsilon: at delta {proposal.delta:g}, add or remove one record, whatever the votes; this is what a run "
+        f"publishes.\nof votes, answered, right: what {source} would give; the epsilon of votes must not be published."
+        "\nworth: how many noiseless labels the answers stand for."
+    )
+    return Group(
+        Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
+        _table(proposal.for_any_votes[:num_plans]),
+        Text(f"Within epsilon {proposal.epsilon:g} by the price of the votes alone, which is no guarantee and leaks:"),
+        _table(proposal.for_these_votes[:num_plans]),
+        Text(notes),
+    )
+
+
+def _table(found: Sequence[Plan]) -> Table | Text:
+    if not found:
+        return Text("\n  nothing fits\n")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in (
+        *("teachers", "queries", "T", "sigma1", "sigma2"),
+        *("epsilon", "of votes", "answered", "right", "worth"),
+    ):
+        table.add_column(name, justify="right")
+    for plan in found:
+        rule, has_threshold = plan.mechanism, math.isfinite(plan.mechanism.threshold)
+        table.add_row(
+            str(plan.num_teachers),
+            str(plan.num_queries),
+            f"{rule.threshold:.0f}" if has_threshold else "none",
+            f"{rule.threshold_stddev_votes:.1f}" if has_threshold else "-",
+            f"{rule.noise_stddev_votes:.1f}",
+            epsilon_text(plan.epsilon),
+            epsilon_text(plan.epsilon_data_dependent),
+            f"{plan.answered:.0%}",
+            "undefined" if math.isnan(plan.right) else f"{plan.right:.1%}",
+            f"{plan.worth:.0f}",
+        )
+    return table
+
+
+def proposal_json(proposal: Proposal) -> str:
+    """The plans as strict JSON, in which no threshold, and what is undefined, is null."""
+
+    def rows(found: Sequence[Plan]) -> list[dict[str, Any]]:
+        return [{**vars(plan), "mechanism": vars(plan.mechanism)} for plan in found]
+
+    values = {
+        "epsilon": proposal.epsilon,
+        "delta": proposal.delta,
+        "assumption": proposal.assumption,
+        "from_private_votes": proposal.from_votes,
+        "for_any_votes": rows(proposal.for_any_votes),
+        "for_these_votes": rows(proposal.for_these_votes),
+    }
+    return json.dumps(strict(values), indent=2, allow_nan=False)

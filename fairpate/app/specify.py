@@ -1,0 +1,289 @@
+"""What a regulator may ask for: which guarantees hold together, at what accuracy, by which configuration.
+
+The answer is read from the finished runs of a comparison, per data set and privacy class; nothing is trained. With a
+second table the choice is transferred (the third question of the FairPATE paper): made on one data set's frontier,
+applied on another's, and compared with what that one would have chosen itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fairpate.app.records_table import read_rows, strict
+from fairpate.evaluation.frontier import Panel, Point, by_panel, points_of
+from fairpate.evaluation.frontier_charts import class_label, with_spread
+from fairpate.evaluation.page import epsilon_text
+from fairpate.evaluation.selection import (
+    Achievable,
+    Demand,
+    FrontierTransfer,
+    Offer,
+    Transfer,
+    achievable,
+    transfer,
+    transfer_frontier,
+)
+from fairpate.types import UserError
+
+_MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
+_MOST_OFFERS = 5
+_DISTANCE = "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01)"
+_CAVEAT = (
+    "Disparity, accuracy and coverage are means over seeds on test records, epsilon is the largest of the seeds; "
+    "seeds: how many meet the demand by themselves. "
+    "Choosing by them costs privacy that no epsilon here includes."
+)
+
+
+class SpecifyError(UserError):
+    """A question that cannot be answered from these tables; the message says what to give instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transferred:
+    """A choice and a frontier moved from one panel to another of the same unit and relation."""
+
+    source: Panel
+    target: Panel
+    choice: Transfer | None
+    frontier: FrontierTransfer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What each data set and privacy class offers for ``demand``, and what the choices are worth elsewhere."""
+
+    demand: Demand
+    panels: Mapping[Panel, Achievable]
+    transfers: Sequence[Transferred]
+
+    def to_json(self) -> dict[str, Any]:
+        """Strict JSON values; infinite and undefined numbers are null."""
+        demand = {name: getattr(self.demand, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
+        plain: dict[str, Any] = strict(
+            {
+                "demand": demand,
+                "distance": _DISTANCE,
+                "caveat": _CAVEAT,
+                "answers": [_plain_panel(panel) | _plain_answer(found) for panel, found in self.panels.items()],
+                "transfers": [_plain_transfer(moved) for moved in self.transfers],
+            }
+        )
+        return plain
+
+
+def specify_guarantees(
+    demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
+) -> Answer:
+    """Answer ``demand`` from the rows of ``table``; only prices that may be published count.
+
+    SpecifyError without a table, for a demand of nothing, or where no finished run or no common class is found.
+    """
+    if table is None:
+        raise SpecifyError(f"--frontier: no frontier to choose on; {_MAKE_ONE}.")
+    if not demand.objectives:
+        raise SpecifyError("nothing is asked for; give one or more of --epsilon, --disparity, --coverage, --accuracy.")
+    panels = by_panel(_points(table, data))
+    transfers = []
+    if transfer_to is not None:
+        transfers = _transfers(demand, panels, by_panel(_points(transfer_to, None)))
+        if not transfers:
+            raise SpecifyError(
+                f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}."
+            )
+    return Answer(
+        demand=demand, panels={panel: achievable(found, demand) for panel, found in panels.items()}, transfers=transfers
+    )
+
+
+def _points(table: Path, data: str | None) -> list[Point]:
+    rows = [row for row in read_rows(table) if not row.is_private]
+    names = sorted({row.data for row in rows})
+    if data is not None and data not in names:
+        raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
+    chosen = [row for row in rows if data in (None, row.data)]
+    done = [(row.record, row.command) for row in chosen if row.record is not None]
+    if not done:
+        raise SpecifyError(f"{table}: holds no finished run with a price that may be published; {_MAKE_ONE}.")
+    return points_of([record for record, _ in done], commands=[command for _, command in done])
+
+
+def _transfers(
+    demand: Demand, sources: Mapping[Panel, Sequence[Point]], targets: Mapping[Panel, Sequence[Point]]
+) -> list[Transferred]:
+    """Deltas may differ, because they follow the number of records; unit and relation may not."""
+    return [
+        Transferred(
+            source=source,
+            target=target,
+            choice=transfer(here, there, demand),
+            frontier=transfer_frontier(here, there),
+        )
+        for source, here in sources.items()
+        for target, there in targets.items()
+        if source.data != target.data
+        and (source.privacy.unit, source.privacy.relation) == (target.privacy.unit, target.privacy.relation)
+    ]
+
+
+def describe_answer(answer: Answer) -> Group:
+    """The answer for a terminal."""
+    parts: list[Any] = [Text(f"asked: {_demand_words(answer.demand)}\n")]
+    for panel, found in answer.panels.items():
+        parts += [Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"), *_panel_parts(found)]
+    for moved in answer.transfers:
+        parts += _transfer_parts(moved)
+    return Group(*parts, Text(_CAVEAT))
+
+
+def _panel_parts(found: Achievable) -> list[Any]:
+    undefined = f" Undefined in what is asked: {found.num_undefined}." if found.num_undefined else ""
+    if found.met:
+        more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
+        line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{undefined}"
+        return [Text(line), _offers_table(found.met[:_MOST_OFFERS]), _repeat(found.met[0])]
+    line = f"not achievable by any of {found.num_points} configurations.{undefined}"
+    if not found.nearest:
+        return [Text(f"{line}\n")]
+    nearest = f"The nearest on the frontier; distance is {_DISTANCE}."
+    first = f"the first misses {_missed_words(found.nearest[0])}"
+    return [Text(f"{line} {nearest}"), _offers_table(found.nearest), Text(first), _repeat(found.nearest[0])]
+
+
+def _offers_table(offers: Sequence[Offer]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    table.add_column("method", no_wrap=True)
+    missed = any(offer.missed for offer in offers)
+    for name in ("epsilon", "disparity", "accuracy", "coverage", "distance" if missed else "seeds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for offer in offers:
+        kept = f"{offer.distance:.2f}" if missed else f"{offer.seeds_met} of {len(offer.point.seeds)}"
+        table.add_row(offer.point.method, epsilon_text(offer.point.value("epsilon")), *with_spread(offer.point), kept)
+    return table
+
+
+def _transfer_parts(moved: Transferred) -> list[Any]:
+    heading = f"chosen on {moved.source.data}, applied on {moved.target.data}"
+    deltas = "" if moved.source.privacy == moved.target.privacy else f" (there {class_label(moved.target.privacy)})"
+    parts: list[Any] = [Text(f"{heading}: {class_label(moved.source.privacy)}{deltas}", style="bold")]
+    choice, whole = moved.choice, moved.frontier
+    if choice is None:
+        parts.append(Text("nothing to choose: no configuration has all objectives defined."))
+    elif choice.there is None:
+        parts.append(Text(f"chosen: {_offer_words(choice.chosen)}; it was not run on {moved.target.data}."))
+    else:
+        parts.append(Text(f"chosen:  {_offer_words(choice.chosen)}"))
+        parts.append(Text(f"there:   {_offer_words(choice.there)}"))
+        if choice.best is not None:
+            parts.append(Text(f"its own: {_offer_words(choice.best)}"))
+        parts.append(Text(_regret_words(choice)))
+    missing = f"; {whole.num_missing} of them were not run there" if whole.num_missing else ""
+    parts.append(
+        Text(
+            f"whole frontier: {whole.num_members} configurations reach {_share(1 - whole.regret)} of the hypervolume "
+            f"on {moved.target.data}{missing}.\n"
+        )
+    )
+    return parts
+
+
+def _regret_words(choice: Transfer) -> str:
+    if choice.regret == choice.regret:
+        return f"regret:  {100 * choice.regret:.1f} points of accuracy"
+    if choice.there is not None and choice.there.missed:
+        own = "misses it too" if choice.best is None or choice.best.missed else "meets it"
+        return f"regret:  the choice misses the demand there ({_missed_words(choice.there)}); its own {own}"
+    return "regret:  undefined, its own choice misses the demand"
+
+
+def _offer_words(offer: Offer) -> str:
+    point = offer.point
+    disparity, accuracy, coverage = with_spread(point)
+    missed = f"; misses {_missed_words(offer)}" if offer.missed else ""
+    return (
+        f"{point.method}, epsilon {epsilon_text(point.value('epsilon'))}, disparity {disparity}, accuracy {accuracy}, "
+        f"coverage {coverage}{missed}"
+    )
+
+
+def _missed_words(offer: Offer) -> str:
+    return ", ".join(f"{name} by {_share(excess)}" for name, excess in offer.missed.items()) or "nothing"
+
+
+def _demand_words(demand: Demand) -> str:
+    bounds = {"epsilon": "<=", "disparity": "<=", "coverage": ">=", "accuracy": ">="}
+    limits = {name: getattr(demand, name) for name in bounds}
+    return ", ".join(f"{name} {bounds[name]} {limit:g}" for name, limit in limits.items() if limit is not None)
+
+
+def _repeat(offer: Offer) -> Text:
+    commands = [command for command in offer.point.commands if command]
+    words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
+    return Text(f"{words}\n", no_wrap=True, overflow="ignore")
+
+
+def _share(value: float) -> str:
+    return "undefined" if value != value else "infinitely much" if value == float("inf") else f"{100 * value:.1f} %"
+
+
+def _plain_panel(panel: Panel) -> dict[str, Any]:
+    privacy = panel.privacy
+    return {"data": panel.data, "unit": privacy.unit, "relation": privacy.relation, "delta": privacy.delta}
+
+
+def _plain_answer(found: Achievable) -> dict[str, Any]:
+    return {
+        "achievable": bool(found.met),
+        "num_configurations": found.num_points,
+        "num_undefined": found.num_undefined,
+        "met": [_plain_offer(offer) for offer in found.met],
+        "nearest": [_plain_offer(offer) for offer in found.nearest],
+    }
+
+
+def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
+    if offer is None:
+        return None
+    point = offer.point
+    spread = dict(zip(("disparity", "accuracy", "coverage"), point.spread_O[1:].tolist(), strict=True))
+    return {
+        "method": point.method,
+        "epsilon": point.value("epsilon"),
+        "disparity": point.value("disparity"),
+        "accuracy": 1 - point.value("error"),
+        "coverage": 1 - point.value("refused"),
+        "spread": spread,
+        "seeds": list(point.seeds),
+        "seeds_met": offer.seeds_met,
+        "missed": dict(offer.missed),
+        "distance": offer.distance,
+        "settings": dict(point.settings),
+        "commands": list(point.commands),
+    }
+
+
+def _plain_transfer(moved: Transferred) -> dict[str, Any]:
+    choice, whole = moved.choice, moved.frontier
+    return {
+        "source": _plain_panel(moved.source),
+        "target": _plain_panel(moved.target),
+        "chosen": None if choice is None else _plain_offer(choice.chosen),
+        "there": None if choice is None else _plain_offer(choice.there),
+        "its_own": None if choice is None else _plain_offer(choice.best),
+        "regret_accuracy": None if choice is None else choice.regret,
+        "frontier": {
+            "num_members": whole.num_members,
+            "num_missing": whole.num_missing,
+            "hypervolume_transferred": whole.volume_transferred,
+            "hypervolume_own": whole.volume_best,
+            "regret_hypervolume": whole.regret,
+        },
+    }

@@ -1,0 +1,26 @@
+"""Comparisons in Python: run a sweep, read its rows, ask for the frontier and for a choice on it."""
+
+from fairpate.app.compare.report import compare_methods, summarise_comparison
+from fairpate.app.compare.run import Comparison
+from fairpate.app.records_table import Row, read_rows
+from fairpate.compare_config import SweepConfig
+from fairpate.evaluation.frontier import Frontier, Panel, Point, by_panel, frontier, points_of
+from fairpate.evaluation.selection import SelectionRule, best_error, select
+
+__all__ = [
+    "Comparison",
+    "Frontier",
+    "Panel",
+    "Point",
+    "Row",
+    "SelectionRule",
+    "SweepConfig",
+    "best_error",
+    "by_panel",
+    "compare_methods",
+    "frontier",
+    "points_of",
+    "read_rows",
+    "select",
+    "summarise_comparison",
+]

@@ -1,0 +1,293 @@
+"""The frontier of privacy, fairness, accuracy and coverage: configurations that no other one beats.
+
+No objective is fixed beforehand. A configuration is a point in up to four objectives, all minimised: epsilon,
+disparity, error (1 - accuracy) and the share refused (1 - coverage). A point dominates another that it is nowhere
+worse than and somewhere better than; the Pareto set is what nothing dominates.
+
+Points are compared only within a panel: one data set, one unit of privacy, one relation, one delta. An undefined
+objective (NaN) leaves a point out of every set that uses the objective, and such points are returned, not dropped.
+
+Shapes: N points, O objectives, S seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.types import Relation, RunRecord, Unit
+
+FloatArray = npt.NDArray[np.float64]
+Objective = Literal["epsilon", "disparity", "error", "refused"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+# A seed repeats a configuration, and where something runs does not change what it computes.
+_SEEDS = frozenset({"seed"})
+_PLACES = frozenset({"out", "ray", "data_dir", "checkpoint_dir", "engine", "block_size"})
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class PrivacyClass:
+    """What an epsilon is an epsilon of. Epsilons of different classes are not numbers on one axis."""
+
+    unit: Unit
+    relation: Relation
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Panel:
+    """Where points may be compared: one privacy class on one data set."""
+
+    privacy: PrivacyClass
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Point:
+    """A configuration on one data set, over its seeds.
+
+    ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
+    ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s.
+    """
+
+    method: str
+    panel: Panel
+    epsilon_is_data_dependent: bool
+    settings: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    values_SO: FloatArray
+    commands: tuple[str, ...]
+    mean_O: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.values_SO.shape != (len(self.seeds), len(OBJECTIVES)) or not self.seeds:
+            raise ValueError(
+                f"Expected one row of {len(OBJECTIVES)} objectives for each of at least one seed, got shape "
+                f"{self.values_SO.shape} for {len(self.seeds)} seeds."
+            )
+        object.__setattr__(self, "mean_O", summary(self.values_SO))
+
+    @property
+    def series(self) -> str:
+        """The method, with a dagger where the epsilon depends on private votes: two claims, two series."""
+        return f"{self.method} †" if self.epsilon_is_data_dependent else self.method
+
+    @property
+    def spread_O(self) -> FloatArray:
+        """Standard deviation over seeds, with one degree of freedom taken by the mean; NaN for a single seed."""
+        if len(self.seeds) < 2:
+            return np.full(len(OBJECTIVES), math.nan)
+        with np.errstate(invalid="ignore"):
+            spread: FloatArray = self.values_SO.std(axis=0, ddof=1)
+        return spread
+
+    def value(self, objective: Objective) -> float:
+        """One objective over all seeds."""
+        return float(self.mean_O[OBJECTIVES.index(objective)])
+
+    @property
+    def num_undefined(self) -> int:
+        """Runs in which at least one objective is undefined."""
+        return int(np.isnan(self.values_SO).any(axis=1).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The points of one panel, each in exactly one part: on the Pareto set, dominated, or undefined."""
+
+    objectives: tuple[Objective, ...]
+    members: tuple[Point, ...]
+    dominated: tuple[Point, ...]
+    undefined: tuple[Point, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dominance:
+    """How many points of ``loser`` some point of ``winner`` dominates, and at which epsilons of the loser."""
+
+    winner: str
+    loser: str
+    num_dominated: int
+    num_points: int
+    epsilons: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Share of the loser's points; NaN where it has none."""
+        return self.num_dominated / self.num_points if self.num_points else math.nan
+
+
+def summary(values_SO: FloatArray) -> FloatArray:
+    """A configuration's point from its runs: the mean of each objective, but the *largest* epsilon.
+
+    A promise has to hold for every run. NaN in one run makes the objective NaN: averaging the other runs would
+    favour what fails on some seeds. ``values_SO`` may carry leading axes.
+    """
+    mean_O: FloatArray = values_SO.mean(axis=-2)
+    epsilon = OBJECTIVES.index("epsilon")
+    mean_O[..., epsilon] = values_SO[..., epsilon].max(axis=-1)
+    return mean_O
+
+
+def points_of(records: Sequence[RunRecord], *, commands: Sequence[str] = ()) -> list[Point]:
+    """Records joined over seeds, in the order in which configurations first appear.
+
+    ``commands[i]`` repeats ``records[i]``. Of two records of one configuration and one set of seeds the later counts.
+    ValueError if there are commands, but not one per record.
+    """
+    if commands and len(commands) != len(records):
+        raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
+    runs: dict[str, dict[str, tuple[RunRecord, str]]] = {}
+    for record, command in zip(records, commands or [""] * len(records), strict=True):
+        configuration = [record.method, record.data, record.unit, record.relation, record.delta]
+        key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
+        repetition = _text([record.seed, dict(_leaves(record.config, only=_SEEDS))])
+        runs.setdefault(key, {})[repetition] = (record, command)
+    return [_point(list(repetitions.values())) for repetitions in runs.values()]
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as dotted names, without seeds and without the places where it ran."""
+    return dict(_leaves(config, without=_SEEDS | _PLACES))
+
+
+def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
+    """Points that may be compared, sorted by unit, relation, delta and data set."""
+    panels: dict[Panel, list[Point]] = {panel: [] for panel in sorted({point.panel for point in points})}
+    for point in points:
+        panels[point.panel].append(point)
+    return panels
+
+
+def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """Points by method, those whose epsilon depends on private votes apart."""
+    series: dict[str, list[Point]] = {point.series: [] for point in points}
+    for point in points:
+        series[point.series].append(point)
+    return series
+
+
+def matrix(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
+    """``values_NO`` of the points over their seeds."""
+    columns = [OBJECTIVES.index(objective) for objective in objectives]
+    return np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
+
+
+def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
+    """Points with all the objectives, and those that lack one."""
+    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1)
+    have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
+    return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
+
+
+def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> Frontier:
+    """The Pareto set of one panel's points. ValueError for points of several panels: those are never mixed."""
+    require_one_panel(points)
+    have, lacking = defined(points, objectives)
+    mask_N = pareto_mask(matrix(have, objectives))
+    return Frontier(
+        objectives=tuple(objectives),
+        members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
+        dominated=tuple(point for point, kept in zip(have, mask_N, strict=True) if not kept),
+        undefined=tuple(lacking),
+    )
+
+
+def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which rows no other row dominates, all objectives minimised; equal rows stay together, ``inf`` is worst.
+
+    Rows are taken in lexicographic order: a row can only be dominated by an earlier one, so the first that is left
+    belongs to the set and strikes out what it dominates. ValueError for NaN, or no objective.
+    """
+    values = np.asarray(values_NO, dtype=np.float64)
+    if values.ndim != 2 or not values.shape[1]:
+        raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
+    if np.isnan(values).any():
+        raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
+    kept_N = np.zeros(len(values), dtype=bool)
+    left = np.lexsort(values.T[::-1])
+    while left.size:
+        best = values[left[0]]
+        others = values[left]
+        kept_N[left[(others == best).all(axis=1)]] = True
+        left = left[(others < best).any(axis=1)]
+    return kept_N
+
+
+def dominance(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> list[Dominance]:
+    """For each ordered pair of series in one panel: what of the second some point of the first dominates."""
+    require_one_panel(points)
+    series = by_series(defined(points, objectives)[0])
+    return [_dominance(winner, loser, series, objectives) for winner in series for loser in series if winner != loser]
+
+
+def require_one_panel(points: Sequence[Point]) -> None:
+    """ValueError for points that may not be compared."""
+    panels = {point.panel for point in points}
+    if len(panels) > 1:
+        raise ValueError(
+            f"Expected points of one data set, unit, relation and delta, got {len(panels)}: "
+            f"{'; '.join(map(str, sorted(panels)))}. Split them with by_panel."
+        )
+
+
+def _dominance(
+    winner: str, loser: str, series: Mapping[str, Sequence[Point]], objectives: Sequence[Objective]
+) -> Dominance:
+    better_NO, worse_MO = matrix(series[winner], objectives), matrix(series[loser], objectives)
+    nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
+    somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
+    beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
+    return Dominance(
+        winner=winner,
+        loser=loser,
+        num_dominated=int(beaten_M.sum()),
+        num_points=len(worse_MO),
+        epsilons=tuple(
+            sorted({point.value("epsilon") for point, beaten in zip(series[loser], beaten_M, strict=True) if beaten})
+        ),
+    )
+
+
+def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
+    runs = sorted(runs, key=lambda run: run[0].seed)
+    first = runs[0][0]
+    return Point(
+        method=first.method,
+        panel=Panel(privacy=PrivacyClass(unit=first.unit, relation=first.relation, delta=first.delta), data=first.data),
+        epsilon_is_data_dependent=first.epsilon_is_data_dependent,
+        settings=settings_of(first.config),
+        seeds=tuple(record.seed for record, _ in runs),
+        values_SO=np.array([_objectives(record) for record, _ in runs], dtype=np.float64),
+        commands=tuple(command for _, command in runs),
+    )
+
+
+def _objectives(record: RunRecord) -> tuple[float, ...]:
+    accuracy = math.nan if record.accuracy is None else record.accuracy
+    disparity = math.nan if record.disparity is None else record.disparity
+    return (record.epsilon, disparity, 1 - accuracy, 1 - record.coverage)
+
+
+def _leaves(
+    value: Any, path: str = "", *, without: frozenset[str] = frozenset(), only: frozenset[str] | None = None
+) -> Iterator[tuple[str, Any]]:
+    name = path.rpartition(".")[2]
+    if name in without:
+        return
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key), without=without, only=only)
+    elif only is None or name in only:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,323 @@
+"""What the frontier's charts share: shapes, colours and axes, and the data that the page's script draws from.
+
+A shape belongs to a method, filled or hollow (hollow: its epsilon depends on private votes), so charts can be read
+without colour. Hue is coverage, in cividis: readable with any colour vision, and in grey because its lightness is
+monotone. Size is accuracy. Epsilon is drawn on a logarithmic axis, on which infinity has a place of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairpate.evaluation.frontier import (
+    OBJECTIVES,
+    Objective,
+    Panel,
+    Point,
+    PrivacyClass,
+    by_panel,
+    by_series,
+    defined,
+    frontier,
+)
+from fairpate.evaluation.hypervolume import attainment_surface, sets_by_seed
+from fairpate.evaluation.page import decimal, delta_text, epsilon_text, percent
+
+CIVIDIS = ("#00224e", "#1f386d", "#434e6c", "#61646f", "#7d7c78", "#9b9476", "#bcae6c", "#dfcb5d", "#fee838")
+OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#000000", "#e69f00")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SMALLEST, LARGEST = 6.0, 17.0
+PAIRS: tuple[tuple[Objective, Objective], ...] = (
+    ("epsilon", "error"),
+    ("disparity", "error"),
+    ("epsilon", "disparity"),
+)
+TITLES: Mapping[Objective, str] = {
+    "epsilon": "privacy budget ε",
+    "disparity": "disparity",
+    "error": "accuracy",
+    "refused": "coverage",
+}
+_FACTORS = (1, 2, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One shape in every medium: plotly's name for planes, characters for space, matplotlib's marker, an SVG path."""
+
+    plotly: str
+    filled: str
+    hollow: str
+    matplotlib: str
+    path: str
+
+
+SHAPES = (
+    Shape(plotly="circle", filled="●", hollow="○", matplotlib="o", path="M8 2.4a5.6 5.6 0 1 0 .01 0z"),
+    Shape(plotly="square", filled="■", hollow="□", matplotlib="s", path="M3 3h10v10H3z"),
+    Shape(plotly="diamond", filled="◆", hollow="◇", matplotlib="D", path="M8 1l7 7-7 7-7-7z"),
+    Shape(plotly="triangle-up", filled="▲", hollow="△", matplotlib="^", path="M8 2l6.6 11.4H1.4z"),
+    Shape(plotly="triangle-down", filled="▼", hollow="▽", matplotlib="v", path="M8 14L1.4 2.6h13.2z"),
+    Shape(
+        plotly="star",
+        filled="★",
+        hollow="☆",
+        matplotlib="*",
+        path="M8 1l2.1 4.8 5.2.5-3.9 3.4 1.1 5.1L8 12.1l-4.5 2.7 1.1-5.1L.7 6.3l5.2-.5z",
+    ),
+    Shape(plotly="cross", filled="✚", hollow="✛", matplotlib="P", path="M6 2h4v4h4v4h-4v4H6v-4H2V6h4z"),
+    Shape(
+        plotly="x",
+        filled="✖",
+        hollow="✕",
+        matplotlib="X",
+        path="M4.5 2L8 5.5 11.5 2 14 4.5 10.5 8l3.5 3.5-2.5 2.5L8 10.5 4.5 14 2 11.5 5.5 8 2 4.5z",
+    ),
+    Shape(plotly="hexagon", filled="⬢", hollow="⬡", matplotlib="h", path="M8 1.5l5.7 3.2v6.6L8 14.5l-5.7-3.2V4.7z"),
+    Shape(plotly="pentagon", filled="⬟", hollow="⬠", matplotlib="p", path="M8 1.5l6.6 4.8-2.5 7.8H3.9L1.4 6.3z"),
+    Shape(plotly="triangle-right", filled="▶", hollow="▷", matplotlib=">", path="M14 8L2.6 14.6V1.4z"),
+    Shape(plotly="triangle-left", filled="◀", hollow="◁", matplotlib="<", path="M2 8l11.4-6.6v13.2z"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one series is drawn, on every panel the same."""
+
+    series: str
+    shape: Shape
+    hollow: bool
+    color: str
+    dash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonAxis:
+    """Decimal logarithms of epsilon with round ticks. Zero stands left of the least, infinity right of the largest."""
+
+    low: float
+    high: float
+    has_zero: bool
+    has_infinity: bool
+
+    def position(self, epsilon: float) -> float:
+        """Where ``epsilon`` is drawn."""
+        if epsilon <= 0:
+            return self.low - 0.25
+        return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Positions and labels."""
+        ticks = []
+        for power in range(math.floor(self.low) - 1, math.ceil(self.high) + 1):
+            for factor in _FACTORS if self.high - self.low < 3 else (1,):
+                value = factor * 10.0**power
+                if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9:
+                    ticks.append((math.log10(value), f"{value:g}"))
+        zero = [(self.position(0), "0")] if self.has_zero else []
+        return [*zero, *ticks, *([(self.position(math.inf), "∞")] if self.has_infinity else [])]
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """What the axis shows."""
+        return self.position(0) - 0.1 if self.has_zero else self.low - 0.12, (
+            self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
+        )
+
+
+def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
+    """The axis that shows every defined epsilon of ``points``."""
+    values = [value for point in points if not math.isnan(value := point.value("epsilon"))]
+    logs = [math.log10(value) for value in values if 0 < value < math.inf] or [0.0]
+    low, high = min(logs), max(logs)
+    middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
+    return EpsilonAxis(
+        low=middle - half, high=middle + half, has_zero=0.0 in values, has_infinity=any(map(math.isinf, values))
+    )
+
+
+def looks(points: Sequence[Point]) -> dict[str, Look]:
+    """A look for each series: the shape and colour belong to the method, hollow says data-dependent."""
+    methods = sorted({point.method for point in points})
+    rank = {method: index for index, method in enumerate(methods)}
+    return {
+        point.series: Look(
+            series=point.series,
+            shape=SHAPES[rank[point.method] % len(SHAPES)],
+            hollow=point.epsilon_is_data_dependent,
+            color=OKABE_ITO[rank[point.method] % len(OKABE_ITO)],
+            dash=DASHES[rank[point.method] % len(DASHES)],
+        )
+        for point in sorted(points, key=lambda point: point.series)
+    }
+
+
+def class_label(privacy: PrivacyClass) -> str:
+    """A privacy class in words."""
+    return f"per {privacy.unit}, {privacy.relation}, δ = {delta_text(privacy.delta)}"
+
+
+def accuracy_range(points: Sequence[Point]) -> tuple[float, float]:
+    """Least and largest accuracy; (0, 1) where none is defined."""
+    values = [1 - error for point in points if not math.isnan(error := point.value("error"))]
+    return (min(values), max(values)) if values else (0.0, 1.0)
+
+
+def size_of(accuracy: float, between: tuple[float, float]) -> float:
+    """Diameter in pixels of a mark: its area grows with accuracy."""
+    low, high = between
+    share = (accuracy - low) / (high - low) if high > low else 1.0
+    return math.sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
+
+
+def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
+    """From a round number below the least coverage to 1: the range of the colours."""
+    values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
+    return min(math.floor(10 * min(values, default=0.9) + 1e-9) / 10, 0.9), 1.0
+
+
+def on_frontier(points: Sequence[Point]) -> set[int]:
+    """``id`` of every point that no other point of its panel dominates in the four objectives.
+
+    An epsilon that depends on private votes is a weaker claim, so such a point never strikes out one that may be
+    published: those are judged among themselves.
+    """
+    members = set()
+    for found in by_panel(points).values():
+        published = [point for point in found if not point.epsilon_is_data_dependent]
+        members |= {id(point) for point in frontier(published).members}
+        members |= {id(point) for point in frontier(found).members if point.epsilon_is_data_dependent}
+    return members
+
+
+def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
+    """Settings that all the points have in common."""
+    first = points[0].settings
+    names = [name for name in first if all(name in p.settings and p.settings[name] == first[name] for p in points)]
+    return {name: first[name] for name in names}
+
+
+def script_data(points: Sequence[Point]) -> str:
+    """Everything that the page's script draws, as JSON that is safe inside a script element.
+
+    ``points[i]`` is ``points[i]`` here: buttons on the page refer to it by that index.
+    """
+    series = looks(points)
+    names = list(series)
+    shared = {name: shared_settings(found) for name, found in by_series(points).items()}
+    members = on_frontier(points)
+    panels = by_panel(points)
+    index_of = {id(point): index for index, point in enumerate(points)}
+    data = {
+        "points": [_plain_point(point, names, shared, id(point) in members) for point in points],
+        "series": [_plain_look(look, shared[look.series]) for look in series.values()],
+        "panels": [_plain_panel(panel, found, index_of, names) for panel, found in panels.items()],
+        "coverage": coverage_range(points),
+        "cividis": CIVIDIS,
+        "titles": [TITLES[objective] for objective in OBJECTIVES],
+    }
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _plain_point(
+    point: Point, names: Sequence[str], shared: Mapping[str, Mapping[str, Any]], is_member: bool
+) -> dict[str, Any]:
+    epsilon, disparity, error, refused = point.mean_O.tolist()
+    common = shared[point.series]
+    return {
+        "series": names.index(point.series),
+        "data": point.panel.data,
+        "privacy": class_label(point.panel.privacy),
+        "values": [_number(epsilon), _number(disparity), _number(1 - error), _number(1 - refused)],
+        "words": [
+            f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
+            *with_spread(point),
+        ],
+        "front": is_member,
+        "undefined": point.num_undefined,
+        "seeds": point.seeds,
+        "settings": {name: _words(value) for name, value in point.settings.items() if name not in common},
+        "commands": point.commands if any(point.commands) else [],
+    }
+
+
+def with_spread(point: Point) -> list[str]:
+    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds."""
+    _, disparity, error, refused = point.mean_O.tolist()
+    _, *spreads = point.spread_O.tolist()
+    gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
+    shares = [
+        percent(1 - value) + ("" if math.isnan(spread) else f" ± {100 * spread:.1f}")
+        for value, spread in zip((error, refused), spreads[1:], strict=True)
+    ]
+    return [decimal(disparity) + gap, *shares]
+
+
+def _plain_look(look: Look, common: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": look.series,
+        "symbol": look.shape.plotly + ("-open" if look.hollow else ""),
+        "glyph": look.shape.hollow if look.hollow else look.shape.filled,
+        "color": look.color,
+        "dash": look.dash,
+        "shared": {name: _words(value) for name, value in common.items()},
+    }
+
+
+def _plain_panel(
+    panel: Panel, points: Sequence[Point], index_of: Mapping[int, int], names: Sequence[str]
+) -> dict[str, Any]:
+    axis = epsilon_axis(points)
+    between = accuracy_range(points)
+    complete, _ = defined(points, OBJECTIVES)
+    return {
+        "data": panel.data,
+        "privacy": class_label(panel.privacy),
+        "points": [index_of[id(point)] for point in complete],
+        "positions": [round(axis.position(point.value("epsilon")), 4) for point in complete],
+        "sizes": [round(size_of(1 - point.value("error"), between), 2) for point in complete],
+        "ticks": axis.ticks,
+        "range": axis.range,
+        "attainment": [_plain_attainment(points, pair, axis, names) for pair in PAIRS],
+    }
+
+
+def _plain_attainment(
+    points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    return [
+        {"series": names.index(series), "best": best, "median": median, "worst": worst}
+        for series, found in by_series(points).items()
+        for best, median, worst in [attainment(found, pair, axis)]
+    ]
+
+
+def attainment(
+    points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis
+) -> list[list[list[float]]]:
+    """Staircases of one series as drawn: attained by the best seed, by at least half of them, by all of them."""
+    sets = sets_by_seed(points, pair)
+    numbers = (1, math.ceil(len(sets) / 2), len(sets))
+    surfaces = [attainment_surface(sets, num_seeds=number) for number in numbers]
+    return [[[_drawn(pair[0], x, axis), _drawn(pair[1], y, axis)] for x, y in surface.tolist()] for surface in surfaces]
+
+
+def _drawn(objective: Objective, value: float, axis: EpsilonAxis) -> float:
+    if objective == "epsilon":
+        return round(axis.position(value), 4)
+    return round(1 - value if objective in ("error", "refused") else value, 5)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None

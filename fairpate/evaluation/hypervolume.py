@@ -1,0 +1,214 @@
+"""How much a method's frontier covers: hypervolume with bootstrap intervals, and attainment over seeds.
+
+Hypervolume (Zitzler and Thiele 1998) is the measure of what the points dominate inside the box below a reference
+point; it grows with every point that nothing dominated before, and no set of points has more of it than a set that
+dominates it. The empirical attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds
+whose points reach a given pair of objectives; its level sets are the median, best and worst frontiers of a method.
+
+Neither knows what an objective means: values are minimised. Only differences against the same reference compare.
+
+Shapes: N points, O objectives, S seeds, K queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.evaluation.frontier import (
+    OBJECTIVES,
+    FloatArray,
+    Objective,
+    Point,
+    defined,
+    matrix,
+    pareto_mask,
+    require_one_panel,
+    summary,
+)
+
+MAX_OBJECTIVES = 4
+_BOUNDED: dict[Objective, float] = {"error": 1.0, "refused": 1.0}
+_STEPS = (1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeInterval:
+    """A hypervolume as a share of the box between 0 and the reference, with its percentile interval over seeds.
+
+    ``low`` and ``high`` are NaN where some configuration has a single seed: nothing is known of its spread.
+    """
+
+    value: float
+    low: float
+    high: float
+    level: float
+    num_points: int
+    num_undefined: int
+
+
+def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
+    """Measure of the union of the boxes from each point to the reference: exact, for 1 to 4 objectives.
+
+    A point that is not below the reference in every objective (an infinite epsilon, for one) adds nothing.
+    ValueError for NaN, an infinite reference, or a number of objectives out of range.
+    """
+    reference = np.asarray(reference_O, dtype=np.float64)
+    values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
+    _require_numbers(values, reference)
+    return _swept(values[pareto_mask(values)], reference)
+
+
+def _require_numbers(values: FloatArray, reference_O: FloatArray) -> None:
+    if not 1 <= len(reference_O) <= MAX_OBJECTIVES or not np.isfinite(reference_O).all():
+        raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference_O.tolist()}.")
+    if np.isnan(values).any():
+        raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
+
+
+def _swept(values_NO: FloatArray, reference_O: FloatArray) -> float:
+    """Hypervolume by a sweep over the first objective; a grid over the middle ones holds how deep the last is covered.
+
+    The grid's lines are the points themselves, so equal ones enclose cells of no width. What is clipped to the
+    reference spans boxes of no volume.
+    """
+    values = np.minimum(values_NO, reference_O)
+    if values.shape[1] == 1 or not len(values):
+        return float(reference_O[0] - values[:, 0].min(initial=reference_O[0]))
+    values = values[values[:, 0].argsort()]
+    lines = np.sort(values[:, 1:-1], axis=0)
+    widths = np.diff(lines, axis=0, append=reference_O[None, 1:-1]).T
+    starts = [np.searchsorted(line, column).tolist() for line, column in zip(lines.T, values[:, 1:-1].T, strict=True)]
+    lengths = np.diff(values[:, 0], append=reference_O[0]).tolist()
+    depths = (reference_O[-1] - values[:, -1]).tolist()
+    depth = np.zeros([len(values)] * len(starts))
+    volume = 0.0
+    for length, deep, *corner in zip(lengths, depths, *starts, strict=True):
+        beyond: tuple[Any, ...] = (..., *(slice(start, None) for start in corner))
+        covered = depth[beyond]
+        np.maximum(covered, deep, out=covered)
+        area = depth
+        for width in widths[::-1]:
+            area = area @ width
+        volume += length * float(area)
+    return volume
+
+
+def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
+    """The corner that bounds the volume: 1 for error and refusals, else the next of 1, 2, 5, 10, ... above every point.
+
+    Infinite and undefined values do not count; ValueError for points of several panels.
+    """
+    require_one_panel(points)
+    return np.array([_BOUNDED.get(objective) or _round_above(points, objective) for objective in objectives])
+
+
+def _round_above(points: Sequence[Point], objective: Objective) -> float:
+    largest = max((v for point in points if math.isfinite(v := point.value(objective))), default=0.0)
+    if largest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(largest))
+    return float(next(step * power for step in (*_STEPS, 20.0) if step * power > largest * (1 + 1e-9)))
+
+
+def volume_interval(
+    points: Sequence[Point],
+    objectives: Sequence[Objective] = OBJECTIVES,
+    *,
+    reference_O: npt.ArrayLike,
+    generator: np.random.Generator,
+    num_replicates: int = 400,
+    level: float = 0.95,
+) -> VolumeInterval:
+    """Hypervolume of one panel's points with a percentile bootstrap over seeds.
+
+    A replicate draws the seeds of every configuration anew, with replacement, and joins them as ``summary`` does. The
+    interval describes the spread over seeds alone; with few seeds it is too narrow.
+    """
+    require_one_panel(points)
+    have, lacking = defined(points, objectives)
+    reference = np.asarray(reference_O, dtype=np.float64)
+    columns = [OBJECTIVES.index(objective) for objective in objectives]
+    box = float(reference.prod())
+    low = high = math.nan
+    if have and all(len(point.seeds) > 1 for point in have):
+        contenders = _ever_on_frontier(have, columns)
+        drawn_RNO = np.stack([_resampled(p, generator, num_replicates)[:, columns] for p in contenders], axis=1)
+        _require_numbers(drawn_RNO, reference)
+        volumes = [_swept(values_NO, reference) / box for values_NO in drawn_RNO]
+        low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return VolumeInterval(
+        value=hypervolume(matrix(have, objectives), reference_O=reference) / box,
+        low=low,
+        high=high,
+        level=level,
+        num_points=len(have),
+        num_undefined=len(lacking),
+    )
+
+
+def _ever_on_frontier(points: Sequence[Point], columns: Sequence[int]) -> list[Point]:
+    """Without the points that some other one beats whichever seeds are drawn: those never add volume."""
+    best_NO = np.array([point.values_SO[:, columns].min(axis=0) for point in points])
+    worst_NO = np.array([point.values_SO[:, columns].max(axis=0) for point in points])
+    beaten_N = [bool((worst_NO < best_O).all(axis=1).any()) for best_O in best_NO]
+    return [point for point, beaten in zip(points, beaten_N, strict=True) if not beaten]
+
+
+def _resampled(point: Point, generator: np.random.Generator, num_replicates: int) -> FloatArray:
+    num_seeds = len(point.seeds)
+    return summary(point.values_SO[generator.integers(num_seeds, size=(num_replicates, num_seeds))])
+
+
+def attained_share(values_K2: npt.ArrayLike, sets_SN2: Sequence[FloatArray]) -> FloatArray:
+    """Share of the sets (one per seed) that hold a point nowhere worse than each query. ValueError for no set."""
+    queries = np.asarray(values_K2, dtype=np.float64).reshape(-1, 2)
+    if not sets_SN2:
+        raise ValueError("Expected at least one seed's points, got none.")
+    reached_SK = [(points_N2[:, None] <= queries).all(axis=-1).any(axis=0) for points_N2 in sets_SN2]
+    share: FloatArray = np.mean(reached_SK, axis=0)
+    return share
+
+
+def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
+    """Corners (P, 2) of the staircase above which at least ``num_seeds`` of the sets attain a pair, by first objective.
+
+    1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty where no pair is attained that often; infinite
+    values are never attained. ValueError if ``num_seeds`` is out of range.
+    """
+    if not 1 <= num_seeds <= len(sets_SN2):
+        raise ValueError(f"Expected 1 <= num_seeds <= {len(sets_SN2)} sets, got {num_seeds}.")
+    finite = [points_N2[np.isfinite(points_N2).all(axis=1)] for points_N2 in sets_SN2]
+    first_X = np.unique(np.concatenate([points_N2[:, 0] for points_N2 in finite]))
+    if not first_X.size:
+        return np.empty((0, 2))
+    reached_SX = [_lowest_so_far(points_N2, first_X) for points_N2 in finite]
+    second_X = np.sort(reached_SX, axis=0)[num_seeds - 1]
+    before_X = np.concatenate([[math.inf], second_X[:-1]])
+    corners = np.isfinite(second_X) & (second_X < before_X)
+    return np.stack([first_X[corners], second_X[corners]], axis=1)
+
+
+def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
+    """What each seed's runs reached, undefined runs left out: the input of attainment, one set per seed."""
+    require_one_panel(points)
+    columns = [OBJECTIVES.index(objective) for objective in objectives]
+    rows: dict[int, list[FloatArray]] = {seed: [] for seed in sorted({s for point in points for s in point.seeds})}
+    for point in points:
+        for seed, values_O in zip(point.seeds, point.values_SO[:, columns], strict=True):
+            if not np.isnan(values_O).any():
+                rows[seed].append(values_O)
+    return [np.array(found, dtype=np.float64).reshape(-1, 2) for found in rows.values()]
+
+
+def _lowest_so_far(points_N2: FloatArray, first_X: FloatArray) -> FloatArray:
+    """Least second objective among points with at most each first one; inf before the first point."""
+    lowest_X = np.full(len(first_X), math.inf)
+    np.minimum.at(lowest_X, np.searchsorted(first_X, points_N2[:, 0]), points_N2[:, 1])
+    lowest: FloatArray = np.minimum.accumulate(lowest_X)
+    return lowest

@@ -1,0 +1,147 @@
+"""The card of a published student: what it says is what was published, and nothing private enters it."""
+
+import json
+import math
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairpate.app import cli
+from fairpate.app.card import write_card
+from fairpate.app.pipeline import run_pipeline
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.train import train_method
+from fairpate.config import load_config
+from fairpate.train_config import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+SMALL = [
+    "target.accounting=rdp",
+    "sgd.epochs=1",
+    "dp_sgd.epochs=1",
+    "dp_sgd.batch_size=200",
+    "student.model={name: mlp, hidden: [16]}",
+    "student.idp3={max_disparity: 0.05, min_count: 10}",
+]
+
+
+def train(out: Path, method: str, *overrides: str) -> RunDirectory:
+    config = load_config(None, [*SMALL, f"method={method}", f"out={out}", *overrides], schema=TrainConfig)
+    return train_method(config, Reporter(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return train(tmp_path_factory.mktemp("card") / "trained", "dp_sgd", "target.epsilon=2")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_session: None) -> RunDirectory:
+    return run_pipeline(small_config(tmp_path_factory.mktemp("card") / "run"), Reporter(quiet=True))
+
+
+def contents(paths: tuple[Path, Path]) -> tuple[str, dict[str, Any]]:
+    page, plain = paths
+    return page.read_text(encoding="utf-8"), json.loads(plain.read_text(encoding="utf-8"))
+
+
+class Words(HTMLParser):
+    """The text of a page, and the addresses that it would load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.loaded: list[str | None] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        self.loaded += [value for name, value in attrs if name in ("src", "href") and value != "data:,"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+
+def test_the_card_of_a_trained_method_says_what_its_statement_says(trained: RunDirectory) -> None:
+    page, card = contents(write_card(trained.root, intended_use="teaching <b>", contact="me & you"))
+    statement = json.loads(trained.statement.read_text())
+    for field in ("unit", "relation", "epsilon", "delta", "accounting", "noise"):
+        assert card["privacy"][field] == statement[field], field
+    assert card["protects"] is True
+    metrics = json.loads(trained.metrics.read_text())
+    for field in ("accuracy", "coverage", "gaps", "num_records"):
+        assert card["evaluation"][field] == metrics[field], field
+    assert card["refusals"]["num_orders"] == len(metrics["orders"]["orders"])
+    assert card["refusals"]["unrefused"]["coverage"] == 1
+    assert card["data"]["name"] == "color_digits"
+    assert card["use"] == {"intended": "teaching <b>", "out_of_scope": None, "contact": "me & you"}
+    words = Words(page)
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    for text in (
+        f"{gap['low']:.3f} to {gap['high']:.3f}",
+        "teaching <b>",
+        "me & you",
+        "not stated by the publisher",
+        "Gaussian sums over Poisson samples",
+        "add or remove one",
+        card["model"]["sha256"],
+    ):
+        assert text in words.text, text
+    assert not words.loaded
+    assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f}" in words.text
+
+
+def test_the_card_of_a_pipeline_says_that_seeded_noise_protects_nobody(pipeline: RunDirectory) -> None:
+    page, card = contents(write_card(pipeline.root))
+    statement = json.loads(pipeline.statement.read_text())
+    assert card["privacy"]["epsilon"] == statement["epsilon_data_independent"]
+    assert statement["noise"] == "seeded: not private"
+    assert card["protects"] is False
+    assert "This model protects nobody." in page
+    assert card["model"]["method"] == "fairpate"
+    assert f"{statement['queries_posed']} queries" in page
+
+
+def test_nothing_private_enters_a_card(pipeline: RunDirectory, tmp_path: Path) -> None:
+    """Whatever the private part holds, the card is the same to the byte; and so are unpublished settings."""
+    root = tmp_path / "run"
+    shutil.copytree(pipeline.root, root)
+    before = [path.read_bytes() for path in write_card(root)]
+    private = root / "private"
+    for path in [path for path in private.rglob("*") if path.is_file()]:
+        path.write_text("PLANTED")
+    (private / "record.json").write_text(json.dumps({"epsilon": 0.0, "method": "PLANTED"}))
+    (private / "metrics.json").write_text(json.dumps({"accuracy": "PLANTED"}))
+    config = root / "config.yaml"
+    config.write_text(config.read_text().replace("out: ", "out: PLANTED-"))
+    planted = write_card(root)
+    assert [path.read_bytes() for path in planted] == before
+    assert not any(b"PLANTED" in path.read_bytes() for path in planted)
+    assert all(str(pipeline.root).encode() not in text for text in before)
+    shutil.rmtree(private)
+    assert [path.read_bytes() for path in write_card(root)] == before
+
+
+def test_what_was_not_published_gets_no_card(tmp_path: Path) -> None:
+    run = train(tmp_path / "sgd", "sgd", "student.idp3=null")
+    with pytest.raises(RunDirectoryError, match="publishes nothing"):
+        write_card(run.root)
+    assert not (run.root / "public").exists()
+
+
+def test_the_command_writes_beside_the_student(
+    trained: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fairpate", "card", str(trained.root), "--out-of-scope", "decisions on people"])
+    cli.main()
+    assert capsys.readouterr().out.split() == [str(trained.public / name) for name in ("card.html", "card.json")]
+    assert "decisions on people" in (trained.public / "card.html").read_text()
+    monkeypatch.setattr(sys, "argv", ["fairpate", "card", "nowhere"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "nowhere" in capsys.readouterr().err

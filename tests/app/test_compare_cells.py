@@ -1,0 +1,205 @@
+"""From a sweep to cells: how many, with which settings, and what is said of those that cannot run."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairpate.app import compare
+from fairpate.app.compare.cells import DEMO, Cell, cells_of, load_sweep
+from fairpate.app.rundir import config_digest
+from fairpate.compare_config import SweepConfig
+from fairpate.config import ConfigError, load_config, parse_config
+from fairpate.train_config import TrainConfig
+
+CONFIGS = Path(compare.__file__).parents[3] / "configs"
+SWEEPS = sorted([CONFIGS / "quick.yaml", CONFIGS / "cluster.yaml", *(CONFIGS / "paper").glob("*.yaml")])
+
+
+def cells(folder: Path = Path(), **values: Any) -> list[Cell]:
+    defaults: dict[str, Any] = {"data_sets": ["color_digits"], "methods": ["dp_sgd"]}
+    return cells_of(parse_config(defaults | values, SweepConfig), folder=folder)
+
+
+def test_cells_are_the_product_of_data_sets_seeds_methods_and_grids() -> None:
+    found = cells(
+        data_sets={"color_digits": None, "small": {"settings": {"data.name": "color_digits", "data.num_test": 100}}},
+        seeds=[0, 5],
+        grid={"target.epsilon": [1, 2]},
+        methods={"dp_sgd": None, "fair_dp_sgd": {"grid": {"fair_dp_sgd.weight": [0.1, 0.2, 0.3]}}},
+    )
+    # Per data set and seed: two epsilons of DP-SGD, two by three of FairDP-SGD.
+    assert len(found) == len({cell.digest for cell in found}) == 2 * 2 * (2 + 6)
+    assert [(cell.data, cell.config.seed) for cell in found[::8]] == [
+        ("color_digits", 0),
+        ("color_digits", 5),
+        ("small", 0),
+        ("small", 5),
+    ]
+    assert all(cell.config.data.seed == cell.config.seed for cell in found)
+    assert {cell.config.data.num_test for cell in found if cell.data == "small"} == {100}
+    weights = [cell.config.fair_dp_sgd.weight for cell in found[:8] if cell.method == "fair_dp_sgd"]
+    assert weights == [0.1, 0.2, 0.3] * 2
+
+
+def test_the_split_stays_where_it_is_told_to() -> None:
+    found = cells(seeds=[3, 4], split_by_seed=False, settings={"data": {"seed": 7}})
+    assert [(cell.config.seed, cell.config.data.seed) for cell in found] == [(3, 7), (4, 7)]
+
+
+def test_the_method_speaks_after_the_data_set_and_the_data_set_after_the_sweep() -> None:
+    def epsilons(**values: Any) -> set[float]:
+        return {cell.config.target.epsilon for cell in cells(grid={"target.epsilon": [1]}, **values)}
+
+    assert epsilons() == {1}
+    own = {"color_digits": {"grid": {"target": {"epsilon": [2]}}}}
+    assert epsilons(data_sets=own) == {2}
+    assert epsilons(data_sets=own, methods={"dp_sgd": {"grid": {"target.epsilon": [3, 4]}}}) == {3, 4}
+    settings = cells(
+        settings={"dp_sgd": {"epochs": 1, "batch_size": 10}},
+        data_sets={"color_digits": {"settings": {"dp_sgd.epochs": 2}}},
+        methods={"dp_sgd": {"settings": {"dp_sgd.momentum": 0.5}}},
+    )[0].config.dp_sgd
+    assert (settings.epochs, settings.batch_size, settings.momentum) == (2, 10, 0.5)
+
+
+def test_fields_move_together_along_one_axis() -> None:
+    found = cells(
+        methods=["fairpate"],
+        settings={"student.idp3": {"max_disparity": 1, "min_count": 5}},
+        grid={"aggregator.gate.max_disparity, student.idp3.max_disparity": [0.01, 0.1]},
+    )
+    margins = [(cell.config.aggregator.gate, cell.config.student.idp3) for cell in found]
+    assert [(gate.max_disparity, idp3 and idp3.max_disparity) for gate, idp3 in margins] == [(0.01, 0.01), (0.1, 0.1)]
+    own = {"fairpate": {"grid": {"student.idp3, public_data.pretrain": [None]}}}
+    replaced = cells(methods=own, grid={"student.idp3.max_disparity": [1, 2], "public_data.pretrain.epochs": [3, 4]})
+    assert [cell.config.student.idp3 for cell in replaced] == [None]
+
+
+def test_a_method_without_a_target_runs_once() -> None:
+    found = cells(methods=["sgd", "pate"], grid={"target.epsilon": [1, 2, 3]}, seeds=[0, 1])
+    assert [cell.method for cell in found] == ["sgd", *["pate"] * 3] * 2
+
+
+def test_a_cell_starts_where_the_train_command_starts(tmp_path: Path) -> None:
+    demo = load_config(DEMO, schema=TrainConfig)
+    assert cells()[0].config == demo.model_copy(update={"method": "dp_sgd"})
+    (tmp_path / "start.yaml").write_text("data: {name: color_digits}\ndp_sgd: {epochs: 3}\n")
+    from_file = cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}})[0]
+    assert from_file.config.dp_sgd.epochs == 3
+    assert from_file.config.teachers == TrainConfig().teachers
+    assert (from_file.data, from_file.config.data.name) == ("mine", "color_digits")
+
+
+def test_digests_name_what_is_computed_and_not_where() -> None:
+    base = cells()[0]
+    assert base.digest == config_digest(base.config)
+    assert cells(settings={"ray.num_actors": 1})[0].digest == base.digest
+    assert cells(settings={"dp_sgd.clip_norm": 2})[0].digest != base.digest
+    assert cells(settings={"dp_sgd.clip_norm": base.config.dp_sgd.clip_norm})[0].digest == base.digest
+    named = cells(data_sets={"mine": {"settings": {"data.name": "color_digits"}}})[0]
+    assert named.digest == f"{base.digest}-mine"
+
+
+def test_the_command_of_a_cell_makes_it_again() -> None:
+    found = cells(
+        data_sets={"color_digits": {"settings": {"data.options": {"sensitive": "colour"}}}},
+        methods={
+            "fairpate": {
+                "settings": {"student.idp3": {"max_disparity": 0.05, "min_count": 5}, "dp_sgd.num_records": 500},
+                "grid": {"aggregator.gate.max_disparity": [0.1, float("inf")], "student.model.hidden": [[8, 4]]},
+            }
+        },
+        seeds=[0, 2],
+        settings={"target.delta": 1e-6},
+    )
+    assert len(found) == 4
+    for cell in found:
+        words = shlex.split(cell.command)
+        assert words[:5] == ["fairpate", "train", "fairpate", "--data", "color_digits"]
+        assert words[5::2] == ["--set"] * len(words[6::2])
+        again = load_config(DEMO, [*words[6::2], "method=fairpate"], schema=TrainConfig)
+        assert config_digest(again) == cell.digest
+    assert "--set aggregator.gate.max_disparity=.inf" in found[1].command
+
+
+def test_every_fault_of_every_cell_is_named_where_it_was_written() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(
+            data_sets={"color_digits": {"settings": {"data.options": {"sensitive": "hue"}}}, "adlt": None},
+            methods={
+                "fair_dp_sgd": {"grid": {"fair_dp_sgd.weight": [0.1, -1], "fair_dp_sgd.temprature": [1]}},
+                "fairpte": None,
+                "pate": {"settings": {"target.relation": "replace one", "target.accounting": "pld"}},
+            },
+            grid={"target.epsilon": [1, 0]},
+            settings={"dp_sgd": {"epochs": "many"}},
+        )
+    faults = str(caught.value).splitlines()
+    assert len(faults) == len(set(faults))
+    for words in (
+        ("methods.fairpte", "did you mean fairpate"),
+        ("methods.fair_dp_sgd.grid.fair_dp_sgd.weight", "greater than or equal to 0", "-1"),
+        ("methods.fair_dp_sgd.grid.fair_dp_sgd.temprature", "did you mean temperature"),
+        ("grid.target.epsilon", "greater than 0", "(got 0)"),
+        ("settings.dp_sgd.epochs", "valid number", "'many'"),
+        ("data_sets.color_digits.settings.data.options.sensitive", "hue"),
+        ("data_sets.adlt", "did you mean adult"),
+    ):
+        assert any(all(word in fault for word in words) for fault in faults), words
+
+
+def test_what_only_a_method_or_a_loader_can_refuse_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(
+            data_sets={"color_digits": {"settings": {"data.options": {"sensitive": "hue"}}}, "adlt": None},
+            methods={"pate": {"settings": {"target.relation": "replace one", "target.accounting": "pld"}}},
+        )
+    assert "data_sets.color_digits.settings.data.options.sensitive" in str(caught.value)
+    assert "did you mean adult" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"methods\.pate\.settings\.target\.relation: 'replace one'"):
+        cells(methods={"pate": {"settings": {"target.relation": "replace one", "target.accounting": "pld"}}})
+
+
+def test_missing_files_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRPATE_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"data_sets\.adult: .*adult\.data: missing file.*fairpate data fetch"):
+        cells(data_sets=["adult"])
+    with pytest.raises(ConfigError, match=r"data_sets\.adult\.file: .*start\.yaml: no such file"):
+        cells(tmp_path, data_sets={"adult": {"file": "start.yaml"}})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"seeds": []}, ("seeds", "at least 1")),
+        ({"seeds": [-1]}, ("seeds.0", "greater than or equal to 0")),
+        ({"grid": {"target.epsilon": []}}, ("grid.target.epsilon", "at least 1")),
+        ({"grid": {"sgd.epochs, seed": [1], "sgd": [{}]}}, ("grid", "share no field", "'sgd'")),
+        ({"methods": {"pate": {"gird": {}}}}, ("methods.pate.gird", "did you mean grid")),
+        ({"data_sets": {"adult": {"fle": 1}}}, ("data_sets.adult.fle", "did you mean file")),
+        ({"sedes": [1]}, ("sedes", "did you mean seeds")),
+        ({"tasks": {"num_cpus": 0}}, ("tasks.num_cpus", "greater than 0")),
+    ],
+)
+def test_the_form_of_a_sweep_is_checked(values: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(**values)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_overrides_reach_grids(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "data_sets: [color_digits]\nmethods: [dp_sgd]\ngrid: {target.epsilon: [1, 2]}\n"
+    )
+    sweep = load_sweep(tmp_path / "sweep.yaml", ["grid.target.epsilon=[4]", "seeds=[1,2]"])
+    assert sweep.grid == {"target.epsilon": [4]}
+    assert sweep.seeds == (1, 2)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_that_is_offered_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)
+    found = cells_of(load_sweep(path), folder=path.parent)
+    assert len({cell.digest for cell in found}) == len(found) > 5

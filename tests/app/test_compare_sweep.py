@@ -1,0 +1,305 @@
+"""The sweep: what runs, what is kept, what is found again, and who may see what."""
+
+import io
+import json
+import math
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from rich.console import Console
+
+from fairpate.app.compare.cells import Cell, cells_of
+from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.run import Comparison, compare, run_cell
+from fairpate.app.compare.table import SweepTable
+from fairpate.app.progress import Reporter
+from fairpate.app.records_table import Row, read_rows
+from fairpate.app.rundir import RunDirectoryError
+from fairpate.app.train import train_method
+from fairpate.compare_config import SweepConfig
+from fairpate.config import parse_config
+from fairpate.types import RunRecord, VoteBatch
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
+pytestmark = pytest.mark.usefixtures("ray_session")
+QUIET = Console(quiet=True)
+SMALL = {
+    "target.accounting": "rdp",
+    "dp_sgd": {"epochs": 1, "batch_size": 200, "noise": "seeded"},
+    "sgd": {"epochs": 2},
+    "student": {"model": {"name": "mlp", "hidden": [16]}, "fit": {"epochs": 2}},
+    "teachers": {"num_teachers": 8, "fit": {"epochs": 2}},
+    "aggregator": {
+        "num_queries": 30,
+        "mechanism": {"threshold": 0, "threshold_stddev_votes": 1, "noise_stddev_votes": 1},
+        "noise": "seeded",
+    },
+    "ray.num_actors": 1,
+}
+
+
+def sweep_of(**values: Any) -> SweepConfig:
+    defaults: dict[str, Any] = {
+        "data_sets": ["color_digits"],
+        "methods": ["dp_sgd"],
+        "settings": SMALL,
+        "grid": {"target.epsilon": [1, 2, 3]},
+        "tasks": {"num_cpus": 0.5, "max_retries": 0},
+    }
+    return parse_config(defaults | values, SweepConfig)
+
+
+def run(root: Path, compute: Callable[..., list[Row]] | None, **values: Any) -> Comparison:
+    sweep = sweep_of(**values)
+    return compare(sweep, cells_of(sweep, folder=Path()), root, QUIET, compute=compute)
+
+
+def measured(cell: Cell, epsilon: float, *, data_dependent: bool = False) -> Row:
+    config = cell.config.model_dump(mode="json")
+    record = RunRecord(
+        method=cell.method,
+        data=cell.data,
+        seed=cell.config.seed,
+        unit="record",
+        relation="add or remove one",
+        delta=1e-5,
+        epsilon=epsilon,
+        epsilon_is_data_dependent=data_dependent,
+        accuracy=0.5,
+        coverage=1.0,
+        disparity=0.1,
+        config=config,
+    )
+    return Row(
+        digest=cell.digest,
+        method=cell.method,
+        data=cell.data,
+        seed=cell.config.seed,
+        config=config,
+        command=cell.command,
+        minutes=0.0,
+        record=record,
+    )
+
+
+def counted(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    """Leaves a trace of having run, and fails for epsilon 2 while the trouble lasts."""
+    root = out.parents[1]
+    with (root / "ran").open("a") as ran:
+        ran.write(f"{cell.digest}\n")
+    if cell.config.target.epsilon == 2 and (root / "trouble").exists():
+        raise ValueError("epsilon 2 is\n  not for us")
+    return [measured(cell, cell.config.target.epsilon)]
+
+
+def ran(root: Path) -> list[str]:
+    return (root / "ran").read_text().split() if (root / "ran").exists() else []
+
+
+def test_only_what_is_missing_runs(tmp_path: Path) -> None:
+    first = run(tmp_path, counted)
+    assert [row.record and row.record.epsilon for row in first.rows] == [1, 2, 3]
+    assert sorted(ran(tmp_path)) == sorted(row.digest for row in first.rows)
+    again = run(tmp_path, counted)
+    assert not again.changed
+    assert again.rows == first.rows
+    wider = run(tmp_path, counted, grid={"target.epsilon": [3, 4]}, seeds=[0, 1])
+    assert [(row.seed, row.record and row.record.epsilon) for row in wider.rows] == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    assert len(ran(tmp_path)) == 3 + 3
+    back = run(tmp_path, counted)
+    assert back.changed
+    assert back.rows == first.rows
+    assert len(ran(tmp_path)) == 6
+
+
+def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "trouble").touch()
+    troubled = run(tmp_path, counted)
+    (failure,) = troubled.failed
+    assert failure.error == "ValueError: epsilon 2 is not for us"
+    assert failure.config["target"]["epsilon"] == 2
+    assert "--set target.epsilon=2.0" in failure.command
+    assert [row.status for row in troubled.rows] == ["ok", "failed", "ok"]
+    (tmp_path / "trouble").unlink()
+    mended = run(tmp_path, counted)
+    assert not mended.failed
+    assert len(ran(tmp_path)) == 4
+    assert not list((tmp_path / "failed").iterdir())
+
+
+def dying(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    if cell.config.target.epsilon == 2:
+        os._exit(1)
+    return [measured(cell, cell.config.target.epsilon)]
+
+
+def test_a_worker_that_dies_is_a_cause(tmp_path: Path) -> None:
+    comparison = run(tmp_path, dying)
+    assert [row.status for row in comparison.rows] == ["ok", "failed", "ok"]
+    assert "WorkerCrashedError" in comparison.failed[0].error
+
+
+def test_an_interrupt_loses_nothing_that_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = SweepTable.add
+
+    def interrupted(self: SweepTable, cell: Cell, row: Row) -> None:
+        add(self, cell, row)
+        if self.done == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SweepTable, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, counted, tasks={"num_cpus": 2})
+    finished = {row.digest for row in read_rows(tmp_path / "results.parquet")}
+    assert len(finished) == 2
+    monkeypatch.setattr(SweepTable, "add", add)
+    assert len(run(tmp_path, counted, tasks={"num_cpus": 2}).rows) == 3
+    assert all(ran(tmp_path).count(digest) == 1 for digest in finished)
+
+
+def test_a_driver_that_was_killed_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    sweep = sweep_of()
+    cells = cells_of(sweep, folder=Path())
+    folder = open_sweep_folder(tmp_path, sweep)
+    for cell in cells[:2]:
+        folder.add(cell, [measured(cell, cell.config.target.epsilon)])
+    assert len(run(tmp_path, counted).rows) == 3
+    assert ran(tmp_path) == [cells[2].digest]
+    folder.results.write_bytes(b"damaged")
+    assert len(run(tmp_path, counted).rows) == 3
+    assert ran(tmp_path) == [cells[2].digest]
+
+
+def priced(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    if cell.method == "sgd":
+        return [measured(cell, math.inf)]
+    return [measured(cell, 2.0), measured(cell, 1.25, data_dependent=True)]
+
+
+def epsilons(rows: list[Row]) -> list[float | None]:
+    return [row.record and row.record.epsilon for row in rows]
+
+
+def test_prices_of_votes_and_results_without_privacy_are_the_operators(tmp_path: Path) -> None:
+    values = {"methods": ["sgd", "dp_sgd"], "grid": {}}
+    comparison = run(tmp_path / "benchmark", priced, publish_unprotected=True, **values)
+    assert epsilons(comparison.rows) == [math.inf, 2.0]
+    assert epsilons(comparison.operators_rows) == [math.inf, 2.0, 1.25]
+    comparison = run(tmp_path / "strict", priced, **values)
+    assert epsilons(comparison.rows) == [2.0]
+    assert sorted(epsilons(comparison.operators_rows), key=str) == [1.25, 2.0, math.inf]
+    assert not run(tmp_path / "strict", priced, **values).changed
+    root = tmp_path / "strict"
+    public = [path for path in root.rglob("*.parquet") if "private" not in path.parts]
+    assert sorted(path.parent.name for path in public) == ["parts", "strict"]
+    assert all(not row.is_private and not row.is_unprotected for path in public for row in read_rows(path))
+    assert stat.S_IMODE((root / "private").stat().st_mode) == 0o700
+
+
+def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_path: Path) -> None:
+    sweep = sweep_of()
+    folder = open_sweep_folder(tmp_path / "sweep", sweep)
+    with sole_driver(folder, sweep), pytest.raises(RunDirectoryError, match="another `fairpate compare` works here"):
+        run(tmp_path / "sweep", counted)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(RunDirectoryError, match="not empty and no sweep"):
+        run(tmp_path / "other", counted)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Comparison:
+    root = tmp_path_factory.mktemp("sweep")
+    return run(root, None, methods=["sgd", "dp_sgd", "pate", "fairpate"], grid={"target.epsilon": [2]}, seeds=[1])
+
+
+def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
+    assert not trained.failed
+    folder = trained.folder
+    assert len(list(folder.votes.iterdir())) == 1
+    # Eight teachers in one block of stacked ones, or in two of looped ones, whatever the number of methods.
+    assert len(list(folder.teachers.iterdir())) <= 2
+    assert not list((folder.root / "runs").glob("*/private/teachers"))
+    assert {(row.method, row.seed) for row in trained.rows} == {
+        (method, 1) for method in ("dp_sgd", "pate", "fairpate")
+    }
+    assert sum(row.is_private for row in trained.operators_rows) == 2
+    assert sum(row.is_unprotected for row in trained.operators_rows) == 1
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "fairpate"])
+def test_a_cell_is_what_the_train_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
+    row = next(row for row in trained.rows if (row.method, row.seed) == (method, 1))
+    sweep = sweep_of(methods=[method], grid={"target.epsilon": [2]}, seeds=[1])
+    (cell,) = cells_of(sweep, folder=Path())
+    assert cell.digest == row.digest
+    alone = train_method(cell.config.model_copy(update={"out": tmp_path / "alone"}), Reporter(quiet=True))
+    record = json.loads(alone.record.read_text())
+    assert row.record is not None
+    for field in ("epsilon", "accuracy", "disparity", "coverage", "unit", "relation", "delta"):
+        assert getattr(row.record, field) == record[field], field
+
+
+def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("no teacher came")
+
+    monkeypatch.setattr("fairpate.app.compare.votes.collect_vote_batch", refused)
+    comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={})
+    assert [(row.method, row.error) for row in comparison.rows] == [
+        ("dp_sgd", ""),
+        ("pate", "RuntimeError: no teacher came"),
+    ]
+
+
+def test_a_cell_needs_no_ray_and_clears_what_a_dead_worker_began(tmp_path: Path) -> None:
+    (cell,) = cells_of(sweep_of(grid={"target.epsilon": [2]}), folder=Path())
+    (tmp_path / "runs" / "cell").mkdir(parents=True)
+    (tmp_path / "runs" / "cell" / ".config.yaml.1.tmp").touch()
+    (row,) = run_cell(cell, tmp_path / "runs" / "cell", None)
+    assert row.record is not None
+    assert row.record.epsilon <= 2
+    assert row.minutes > 0
+    assert row.config["out"] is None
+
+
+def test_progress_is_a_table_on_a_terminal_and_lines_in_a_log() -> None:
+    cells = cells_of(sweep_of(), folder=Path())
+    failure = Row(
+        digest=cells[1].digest,
+        method="dp_sgd",
+        data="color_digits",
+        seed=0,
+        config={},
+        command="",
+        minutes=math.nan,
+        error="ValueError: [no] room",
+    )
+    outputs = {}
+    for terminal in (True, False):
+        file = io.StringIO()
+        table = SweepTable(cells, {cells[2].digest}, Console(file=file, force_terminal=terminal, width=100))
+        with table.shown():
+            table.add(cells[0], measured(cells[0], 1.0))
+            table.add(cells[1], failure)
+        assert (table.done, table.failed, table.total) == (3, 1, 3)
+        outputs[terminal] = file.getvalue()
+    assert "3 of 3 cells" in outputs[True]
+    lines = outputs[False].splitlines()
+    assert lines[0] == "3 cells, 1 of them finished before"
+    assert lines[1].startswith("2/3 dp_sgd on color_digits, seed 0")
+    assert lines[2].endswith("failed: ValueError: [no] room")
+
+
+def test_the_folder_names_a_run_by_its_cell(tmp_path: Path) -> None:
+    (cell, *_) = cells_of(sweep_of(), folder=Path())
+    assert SweepFolder(root=tmp_path).run(cell).name == f"dp_sgd-color_digits-{cell.digest}"

@@ -1,0 +1,98 @@
+"""Tables of a comparison: what is written is read, infinite and undefined numbers included, and secrets stay out."""
+
+import math
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fairpate.app.records_table import RecordsTableError, Row, read_rows, write_rows
+from fairpate.types import RunRecord
+
+
+def measured(**changes: object) -> Row:
+    record = RunRecord(
+        method="pate",
+        data="adult",
+        seed=3,
+        unit="record",
+        relation="add or remove one",
+        delta=1e-5,
+        epsilon=2.5,
+        epsilon_is_data_dependent=False,
+        accuracy=0.8,
+        coverage=1.0,
+        disparity=None,
+        config={"target": {"epsilon": 3.0}},
+    )
+    record = replace(record, **changes)
+    return Row(
+        digest="abc",
+        method="pate",
+        data="adult",
+        seed=3,
+        config=record.config,
+        command="fairpate train pate --data adult",
+        minutes=0.5,
+        record=record,
+    )
+
+
+def failed() -> Row:
+    return replace(measured(), digest="def", record=None, error="ValueError: no such thing", minutes=math.nan)
+
+
+def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
+    rows = [measured(), measured(epsilon=math.inf), failed()]
+    write_rows(rows, tmp_path / "rows.parquet")
+    back = read_rows(tmp_path / "rows.parquet")
+    assert back[:2] == rows[:2]
+    assert back[2].record is None
+    assert math.isnan(back[2].minutes)
+    assert replace(back[2], minutes=0.0) == replace(failed(), minutes=0.0)
+    assert [row.status for row in back] == ["ok", "ok", "failed"]
+
+
+def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: Path) -> None:
+    write_rows([measured(), failed()], tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    cell = {"digest", "status", "error", "command", "minutes"}
+    assert set(table.column_names) == set(RunRecord.__dataclass_fields__) | cell
+    assert table["disparity"].to_pylist() == [None, None]
+    assert table["config"].to_pylist()[0] == '{"target": {"epsilon": 3.0}}'
+
+
+def test_a_price_that_depends_on_votes_enters_a_private_table_only(tmp_path: Path) -> None:
+    secret = measured(epsilon_is_data_dependent=True)
+    with pytest.raises(ValueError, match="data-dependent prices of abc"):
+        write_rows([secret], tmp_path / "rows.parquet")
+    assert not list(tmp_path.iterdir())
+    write_rows([secret], tmp_path / "private.parquet", private=True)
+    assert stat.S_IMODE((tmp_path / "private.parquet").stat().st_mode) == 0o600
+    assert read_rows(tmp_path / "private.parquet") == [secret]
+
+
+def test_configurations_are_strict_json(tmp_path: Path) -> None:
+    config = {"gate": {"max_disparity": math.inf}, "hidden": [16, math.nan]}
+    write_rows([replace(measured(config=config), config=config)], tmp_path / "rows.parquet")
+    assert read_rows(tmp_path / "rows.parquet")[0].config == {"gate": {"max_disparity": None}, "hidden": [16, None]}
+
+
+def test_a_row_is_a_record_or_an_error() -> None:
+    for change in ({"record": None}, {"error": "both"}, {"minutes": -1.0}, {"method": "fairpate"}):
+        with pytest.raises(ValueError, match="Expected"):
+            replace(measured(), **change)
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecordsTableError, match=r"rows\.parquet: no such file"):
+        read_rows(tmp_path / "rows.parquet")
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordsTableError, match=r"damaged\.parquet: cannot be read"):
+        read_rows(tmp_path / "damaged.parquet")
+    pq.write_table(pa.table({"method": ["pate"]}), tmp_path / "other.parquet")
+    with pytest.raises(RecordsTableError, match="lacks digest, data"):
+        read_rows(tmp_path / "other.parquet")

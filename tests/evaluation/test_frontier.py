@@ -1,0 +1,317 @@
+"""Pareto sets, hypervolume and attainment against their definitions, computed by other means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fairpate.evaluation.frontier import (
+    OBJECTIVES,
+    by_panel,
+    by_series,
+    dominance,
+    frontier,
+    pareto_mask,
+    points_of,
+    settings_of,
+)
+from fairpate.evaluation.hypervolume import (
+    attained_share,
+    attainment_surface,
+    hypervolume,
+    reference_point,
+    sets_by_seed,
+    volume_interval,
+)
+from fairpate.types import RunRecord
+
+# Few distinct values, so that ties are common.
+COORDINATES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, math.inf])
+
+
+@st.composite
+def sets_of_points(draw, max_points=12, max_objectives=4):
+    shape = (draw(st.integers(1, max_points)), draw(st.integers(1, max_objectives)))
+    return draw(arrays(np.float64, shape, elements=COORDINATES))
+
+
+def record(method="pate", data="adult", seed=0, **changes):
+    fields = {
+        "unit": "record",
+        "relation": "add or remove one",
+        "delta": 1e-5,
+        "epsilon": 1.0,
+        "epsilon_is_data_dependent": False,
+        "accuracy": 0.8,
+        "coverage": 1.0,
+        "disparity": 0.1,
+        "config": {},
+    }
+    return RunRecord(method=method, data=data, seed=seed, **(fields | changes))
+
+
+def dominates(better, worse):
+    return all(a <= b for a, b in zip(better, worse, strict=True)) and any(
+        a < b for a, b in zip(better, worse, strict=True)
+    )
+
+
+@given(sets_of_points())
+def test_the_pareto_set_is_what_no_row_dominates(values_NO):
+    rows = values_NO.tolist()
+    expected = [not any(dominates(other, row) for other in rows) for row in rows]
+    assert pareto_mask(values_NO).tolist() == expected
+
+
+@given(sets_of_points(), st.randoms(use_true_random=False))
+def test_the_pareto_set_does_not_depend_on_order(values_NO, random):
+    order = list(range(len(values_NO)))
+    random.shuffle(order)
+    assert (pareto_mask(values_NO[order]) == pareto_mask(values_NO)[order]).all()
+
+
+def test_pareto_refuses_the_undefined_and_the_shapeless():
+    with pytest.raises(ValueError, match="nan"):
+        pareto_mask([[0.0, math.nan]])
+    with pytest.raises(ValueError, match="shape"):
+        pareto_mask([0.0, 1.0])
+    assert pareto_mask(np.empty((0, 3))).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("values_NO", "reference_O", "volume"),
+    [
+        ([[0.25]], [1.0], 0.75),
+        ([[0.0, 0.0]], [2.0, 3.0], 6.0),
+        # Two boxes of 2 x 1 and 1 x 2 that share a unit square.
+        ([[1.0, 2.0], [2.0, 1.0]], [3.0, 3.0], 3.0),
+        # Three slabs through one corner of a cube of side 2: 3 * 2 - 3 * 1 + 1.
+        ([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], [2.0, 2.0, 2.0], 4.0),
+        # Four boxes of 2 x 1 x 1 x 1 that share a unit cell: 4 * 2 - 3.
+        ((1 - np.eye(4)).tolist(), [2.0, 2.0, 2.0, 2.0], 5.0),
+        ([[math.inf, 0.0]], [1.0, 1.0], 0.0),
+        ([[1.0, 0.0], [0.0, 2.0]], [1.0, 1.0], 0.0),
+    ],
+)
+def test_hypervolume_by_hand(values_NO, reference_O, volume):
+    assert hypervolume(values_NO, reference_O=reference_O) == pytest.approx(volume, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_objectives", [2, 3, 4])
+def test_hypervolume_by_counting_random_points(num_objectives):
+    random = np.random.default_rng(num_objectives)
+    values_NO = random.random((15, num_objectives))
+    reference_O = np.linspace(0.8, 1.1, num_objectives)
+    samples = random.random((100_000, num_objectives)) * reference_O
+    covered = np.zeros(len(samples), dtype=bool)
+    for row in values_NO:
+        covered |= (samples >= row).all(axis=1)
+    share = covered.mean()
+    spread = math.sqrt(share * (1 - share) / len(samples))
+    found = hypervolume(values_NO, reference_O=reference_O) / reference_O.prod()
+    assert abs(found - share) < 5 * spread
+
+
+def union_by_inclusion_and_exclusion(values_NO, reference_O):
+    boxes = list(np.minimum(values_NO, reference_O))
+    total = 0.0
+    for size in range(1, len(boxes) + 1):
+        for chosen in itertools.combinations(boxes, size):
+            total += (-1) ** (size + 1) * np.prod(reference_O - np.max(chosen, axis=0))
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(sets_of_points(max_points=6))
+def test_hypervolume_is_the_measure_of_a_union_of_boxes(values_NO):
+    reference_O = np.linspace(0.7, 1.0, values_NO.shape[1])
+    expected = union_by_inclusion_and_exclusion(values_NO, reference_O)
+    assert hypervolume(values_NO, reference_O=reference_O) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sets_of_points(), st.randoms(use_true_random=False), st.integers(0, 11))
+def test_hypervolume_grows_with_points_and_ignores_order_and_the_dominated(values_NO, random, chosen):
+    reference_O = np.ones(values_NO.shape[1])
+    volume = hypervolume(values_NO, reference_O=reference_O)
+    order = list(range(len(values_NO)))
+    random.shuffle(order)
+    assert hypervolume(values_NO[order], reference_O=reference_O) == pytest.approx(volume, abs=1e-12)
+    row = values_NO[chosen % len(values_NO)]
+    assert hypervolume([*values_NO, row + 0.05], reference_O=reference_O) == pytest.approx(volume, abs=1e-12)
+    assert hypervolume([*values_NO, row * 0.5], reference_O=reference_O) >= volume - 1e-12
+    assert hypervolume(values_NO[1:], reference_O=reference_O) <= volume + 1e-12
+
+
+def test_hypervolume_refuses_what_has_no_volume():
+    for values_NO, reference_O in ([[[0.0, math.nan]], [1, 1]], [[[0.0]], [math.inf]], [[[0.0] * 5], [1] * 5]):
+        with pytest.raises(ValueError, match="Expected"):
+            hypervolume(values_NO, reference_O=reference_O)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(arrays(np.float64, st.tuples(st.integers(0, 5), st.just(2)), elements=COORDINATES), min_size=1, max_size=5)
+)
+def test_a_surface_separates_what_enough_seeds_attain(sets_SN2):
+    grid = np.array(list(itertools.product([0.0, 0.1, 0.2, 0.25, 0.5, 0.75, 0.9, 1.0], repeat=2)))
+    by_definition = [
+        sum(any(x <= qx and y <= qy for x, y in points) for points in map(np.ndarray.tolist, sets_SN2)) / len(sets_SN2)
+        for qx, qy in grid.tolist()
+    ]
+    share_K = attained_share(grid, sets_SN2)
+    np.testing.assert_allclose(share_K, by_definition)
+    for num_seeds in range(1, len(sets_SN2) + 1):
+        corners = attainment_surface(sets_SN2, num_seeds=num_seeds)
+        above = [any(x <= qx and y <= qy for x, y in corners.tolist()) for qx, qy in grid.tolist()]
+        assert above == [share >= num_seeds / len(sets_SN2) - 1e-9 for share in share_K]
+        assert (np.diff(corners[:, 0]) > 0).all()
+        assert (np.diff(corners[:, 1]) < 0).all()
+
+
+def test_a_surface_needs_a_possible_number_of_seeds():
+    for number in (0, 2):
+        with pytest.raises(ValueError, match="num_seeds"):
+            attainment_surface([np.zeros((1, 2))], num_seeds=number)
+    with pytest.raises(ValueError, match="at least one seed"):
+        attained_share([[0.0, 0.0]], [])
+
+
+def test_seeds_of_one_configuration_are_one_point_at_the_largest_epsilon():
+    config = {"seed": 0, "data": {"seed": 0, "data_dir": "/a"}, "dp_sgd": {"epochs": 5}, "out": "x"}
+    elsewhere = {"seed": 1, "data": {"seed": 1, "data_dir": "/b"}, "dp_sgd": {"epochs": 5}, "out": "y"}
+    other = {"seed": 0, "data": {"seed": 0, "data_dir": "/a"}, "dp_sgd": {"epochs": 6}, "out": "x"}
+    runs = [
+        record(seed=1, epsilon=2.0, accuracy=0.9, disparity=0.2, coverage=0.5, config=elsewhere),
+        record(seed=0, epsilon=1.0, accuracy=0.7, disparity=0.1, coverage=1.0, config=config),
+        record(seed=0, config=other),
+    ]
+    first, second = points_of(runs, commands=["b", "a", "c"])
+    assert first.seeds == (0, 1)
+    assert first.commands == ("a", "b")
+    assert first.settings == {"dp_sgd.epochs": 5}
+    assert first.mean_O == pytest.approx([2.0, 0.15, 0.2, 0.25])
+    # Two values lie one standard deviation of sqrt(2) / 2 times their distance from the mean.
+    assert first.spread_O == pytest.approx(np.array([1.0, 0.1, 0.2, 0.5]) / math.sqrt(2))
+    assert second.seeds == (0,)
+    assert np.isnan(second.spread_O).all()
+
+
+def test_a_later_record_of_the_same_run_replaces_the_earlier():
+    (point,) = points_of([record(accuracy=0.1), record(accuracy=0.9)])
+    assert point.value("error") == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="one command per record"):
+        points_of([record(), record(seed=1)], commands=["a"])
+
+
+def test_classes_and_data_sets_are_never_mixed():
+    variants = [
+        {},
+        {"unit": "sensitive attribute"},
+        {"relation": "replace one"},
+        {"delta": 1e-6},
+        {"data": "credit_default"},
+    ]
+    points = points_of([record(**changes) for changes in variants])
+    assert len(by_panel(points)) == len(variants)
+    for call in (frontier, dominance, lambda mixed: reference_point(mixed, OBJECTIVES)):
+        with pytest.raises(ValueError, match="by_panel"):
+            call(points[:2])
+
+
+def test_an_undefined_objective_leaves_a_point_out_of_its_sets_only():
+    points = points_of(
+        [
+            record("a", accuracy=None),
+            record("b", seed=0, disparity=0.5),
+            record("b", seed=1, disparity=None),
+            record("c", epsilon=math.inf, accuracy=0.9),
+        ]
+    )
+    whole = frontier(points)
+    assert [p.method for p in whole.undefined] == ["a", "b"]
+    assert [p.method for p in whole.members] == ["c"]
+    without_accuracy = frontier(points, ("epsilon", "disparity", "refused"))
+    assert [p.method for p in without_accuracy.members] == ["a"]
+    assert [p.method for p in without_accuracy.dominated] == ["c"]
+    assert points[1].num_undefined == 1
+
+
+def test_claims_that_depend_on_votes_are_a_series_of_their_own():
+    points = points_of([record(), record(epsilon=0.5, epsilon_is_data_dependent=True)])
+    assert list(by_series(points)) == ["pate", "pate †"]
+
+
+def test_dominance_counts_beaten_points_and_says_at_which_epsilon():
+    points = points_of(
+        [
+            record("a", epsilon=1.0, accuracy=0.8),
+            record("b", epsilon=1.0, accuracy=0.8),
+            record("b", epsilon=2.0, accuracy=0.7, config={"x": 1}),
+            record("b", epsilon=0.5, accuracy=0.1, config={"x": 2}),
+            record("c", epsilon=3.0, accuracy=0.7),
+        ]
+    )
+    found = {(pair.winner, pair.loser): pair for pair in dominance(points)}
+    assert len(found) == 6
+    assert found["a", "b"].share == pytest.approx(1 / 3)
+    assert found["a", "b"].epsilons == (2.0,)
+    assert found["a", "c"].share == found["b", "c"].share == 1
+    assert found["b", "a"].share == found["c", "b"].share == 0
+
+
+def test_the_interval_covers_what_resampling_seeds_can_reach():
+    steady = [record("a", seed=seed, accuracy=0.5, disparity=0.5, epsilon=1.0) for seed in range(3)]
+    reference_O = [2.0, 1.0, 1.0, 1.0]
+    found = volume_interval(points_of(steady), reference_O=reference_O, generator=np.random.default_rng(0))
+    # A box of (2 - 1) * .5 * .5 * 1 in one of volume 2.
+    assert found.value == found.low == found.high == pytest.approx(0.125)
+    loose = [record("a", seed=s, accuracy=a, disparity=0.5, epsilon=1.0) for s, a in enumerate([0.2, 0.8])]
+    found = volume_interval(points_of(loose), reference_O=reference_O, generator=np.random.default_rng(0))
+    # Both draws the bad seed, or both the good one, each one time in four.
+    assert (found.low, found.value, found.high) == pytest.approx((0.05, 0.125, 0.2))
+    single = volume_interval(points_of(loose[:1]), reference_O=reference_O, generator=np.random.default_rng(0))
+    assert math.isnan(single.low)
+    assert math.isnan(single.high)
+
+
+def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn():
+    random = np.random.default_rng(1)
+    runs = [
+        record("a", seed=seed, accuracy=a + random.normal(0, 0.03), disparity=d, epsilon=e, config={"e": e, "d": d})
+        for e, a in ((0.5, 0.6), (1.0, 0.7), (2.0, 0.8))
+        for d in (0.1, 0.2, 0.4)
+        for seed in range(4)
+    ]
+    points = points_of(runs)
+    reference_O = reference_point(points, OBJECTIVES)
+    found = volume_interval(points, reference_O=reference_O, generator=np.random.default_rng(2), num_replicates=300)
+    drawn = np.random.default_rng(3)
+    volumes = []
+    for _ in range(300):
+        rows = [p.values_SO[drawn.integers(4, size=4)].mean(axis=0) for p in points]
+        volumes.append(hypervolume(rows, reference_O=reference_O) / reference_O.prod())
+    np.testing.assert_allclose([found.low, found.high], np.quantile(volumes, [0.025, 0.975]), atol=0.004)
+
+
+def test_the_reference_is_a_round_number_above_every_point():
+    points = points_of([record(epsilon=5.0, disparity=0.05), record(epsilon=math.inf, config={"x": 1}, disparity=0.12)])
+    assert reference_point(points, OBJECTIVES).tolist() == pytest.approx([10.0, 0.2, 1.0, 1.0])
+
+
+def test_every_seed_has_its_own_set_of_what_it_reached():
+    points = points_of([record(seed=0), record(seed=1, accuracy=None), record(seed=1, config={"x": 1}, accuracy=0.6)])
+    first, second = sets_by_seed(points, ("epsilon", "error"))
+    assert first.tolist() == pytest.approx(np.array([[1.0, 0.2]]))
+    assert second.tolist() == pytest.approx(np.array([[1.0, 0.4]]))
+
+
+def test_settings_are_flat_and_know_no_place():
+    config = {"seed": 3, "ray": {"num_cpus": 2}, "student": {"idp3": None, "hidden": [64]}, "empty": {}}
+    assert settings_of(config) == {"student.idp3": None, "student.hidden": [64], "empty": {}}

@@ -1,0 +1,215 @@
+"""The frontier's page without a browser: self-contained, escaped, honest; and the same as pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fairpate.evaluation.frontier import points_of
+from fairpate.evaluation.frontier_charts import (
+    CIVIDIS,
+    SHAPES,
+    coverage_range,
+    epsilon_axis,
+    looks,
+    on_frontier,
+    script_data,
+    size_of,
+)
+from fairpate.evaluation.frontier_figures import frontier_figures
+from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
+from fairpate.evaluation.rows import Row
+
+VOID = {"meta", "link", "input", "br", "wbr"}
+
+
+class Nesting(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.words, self.addresses = [], "", []
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in {"src", "href"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in {"script", "style"}:
+            self.words += data
+
+
+def written(rows, **options):
+    return frontier_report(FrontierReport(title="Two <data> sets", rows=rows, num_replicates=10, **options))
+
+
+@pytest.fixture(scope="module")
+def public(comparison):
+    return written(comparison(operator=True))
+
+
+def model_of(html):
+    return json.loads(re.search(r'<script type="application/json" id="model">(.*?)</script>', html, re.DOTALL).group(1))
+
+
+def test_the_page_is_one_well_formed_file_that_may_fetch_nothing(public):
+    page = Nesting(public)
+    assert all(address.startswith("data:") for address in page.addresses)
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', public).group(1)
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    assert "unsafe-eval" not in policy
+    assert "Two <data> sets" in page.words
+    assert "no <noise> fits" in page.words
+
+
+def test_each_privacy_class_has_a_section_that_names_it(public):
+    words = Nesting(public).words.replace("\u00a0", " ")
+    assert "Guarantee per record, add or remove one, δ = 10⁻⁵" in words
+    assert "Guarantee per sensitive attribute, replace one, δ = 10⁻⁵" in words
+    model = model_of(public)
+    for panel in model["panels"]:
+        assert {model["points"][index]["privacy"] for index in panel["points"]} == {panel["privacy"]}
+        assert {model["points"][index]["data"] for index in panel["points"]} == {panel["data"]}
+
+
+def test_a_page_to_publish_holds_nothing_that_depends_on_votes(public, comparison):
+    assert "Do not publish" not in public
+    assert "†" not in Nesting(public).words
+    assert "2 rows whose ε depends on private votes are left out" in Nesting(public).words
+    assert not any("†" in series["name"] for series in model_of(public)["series"])
+    operators = written(comparison(operator=True), for_operator=True)
+    assert "Do not publish" in Nesting(operators).words
+    assert "fairpate †" in Nesting(operators).words
+    marked = [look for look in model_of(operators)["series"] if "†" in look["name"]]
+    assert [look["symbol"].endswith("-open") for look in marked] == [True]
+
+
+def test_every_point_carries_its_configuration_and_commands(public):
+    model = model_of(public)
+    point = next(p for p in model["points"] if model["series"][p["series"]]["name"] == "fairpate")
+    assert point["commands"][0].startswith("fairpate train fairpate")
+    assert len(point["commands"]) == len(point["seeds"]) == 2
+    assert set(point["settings"]) == {"target.epsilon", "aggregator.gate.max_disparity", "data.name"}
+    assert model["series"][point["series"]]["shared"]["method"] == "fairpate"
+    buttons = {int(number) for number in re.findall('data-point="([0-9]+)"', public)}
+    assert buttons == set(range(len(model["points"])))
+
+
+def test_failed_runs_are_listed_with_cause_and_command(public):
+    words = Nesting(public).words
+    assert "1 run without a result" in words
+    assert "fairpate train dp_fermi --epsilon 0.1" in words
+
+
+def test_seeded_noise_is_said(comparison):
+    rows = comparison()
+    seeded = [
+        replace(row, config=row.config | {"aggregator": {"noise": "seeded"}}) if row.record is not None else row
+        for row in rows
+    ]
+    assert "Reproducible runs: not private" in written(seeded)
+    assert "Reproducible runs: not private" not in written(rows)
+
+
+def test_a_comparison_without_a_finished_run_is_a_page_too():
+    failed = Row(
+        digest="x", method="pate", data="adult", seed=0, config={}, command="c", minutes=math.nan, error="broken"
+    )
+    assert "broken" in Nesting(written([failed])).words
+
+
+def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):
+    rows = comparison()
+    records = [row.record for row in rows if row.record is not None and row.method == "dp_sgd"]
+    records = [records[0], replace(records[1], accuracy=None), replace(records[2], epsilon=math.inf), *records[3:]]
+    model = json.loads(script_data(points_of(records)))
+    undefined = [index for index, point in enumerate(model["points"]) if point["undefined"]]
+    assert len(undefined) == 1
+    assert undefined[0] not in model["panels"][0]["points"]
+    assert model["points"][undefined[0]]["words"][2].startswith("undefined")
+    assert model["panels"][0]["ticks"][-1][1] == "∞"
+
+
+def test_data_inside_a_script_cannot_end_it():
+    from fairpate.types import RunRecord
+
+    record = RunRecord(
+        method="pate</script><b>",
+        data="adult",
+        seed=0,
+        unit="record",
+        relation="replace one",
+        delta=1e-5,
+        epsilon=1.0,
+        epsilon_is_data_dependent=False,
+        accuracy=0.5,
+        coverage=1.0,
+        disparity=0.1,
+        config={},
+    )
+    data = script_data(points_of([record]))
+    assert "<" not in data
+    assert json.loads(data)["series"][0]["name"] == "pate</script><b>"
+
+
+def test_a_price_that_depends_on_votes_strikes_no_published_point(comparison):
+    points = FrontierReport(title="", rows=comparison(operator=True), for_operator=True).points()
+    own = [point for point in points if point.series == "fairpate" and point.panel.data == "adult"]
+    without = FrontierReport(title="", rows=comparison()).points()
+    alone = {str(p.settings) for p in without if id(p) in on_frontier(without) and p.method == "fairpate"}
+    assert {str(p.settings) for p in own if id(p) in on_frontier(points)} == {text for text in alone if "adult" in text}
+
+
+def test_marks_differ_in_shape_and_size_means_accuracy_by_area():
+    assert len({shape.plotly for shape in SHAPES}) == len({shape.matplotlib for shape in SHAPES}) == len(SHAPES) >= 11
+    areas = [size_of(accuracy, (0.5, 0.9)) ** 2 for accuracy in (0.5, 0.7, 0.9)]
+    assert areas[1] - areas[0] == pytest.approx(areas[2] - areas[1])
+
+
+def test_the_colours_are_ordered_in_grey():
+    lightness = [
+        np.dot([0.2126, 0.7152, 0.0722], [int(color[at : at + 2], 16) for at in (1, 3, 5)]) for color in CIVIDIS
+    ]
+    assert (np.diff(lightness) > 0).all()
+
+
+def test_every_series_looks_its_own(comparison):
+    found = looks(FrontierReport(title="", rows=comparison(operator=True), for_operator=True).points())
+    assert len({(look.shape.plotly, look.hollow) for look in found.values()}) == len(found)
+    assert found["fairpate"].shape == found["fairpate †"].shape
+
+
+def test_epsilon_stands_at_its_logarithm_and_infinity_beyond(comparison):
+    points = FrontierReport(title="", rows=comparison()).points()
+    axis = epsilon_axis(points)
+    assert axis.position(10.0) - axis.position(1.0) == pytest.approx(1.0)
+    assert axis.position(math.inf) > axis.position(10.0)
+    assert axis.position(0.0) < axis.position(1.0)
+    assert [label for _, label in axis.ticks] == ["1", "2", "5", "10"]
+    low, high = axis.range
+    assert low < axis.position(1.0) < axis.position(10.0) < high
+    assert coverage_range(points) == (0.9, 1.0)
+
+
+def test_the_same_charts_as_pictures(comparison):
+    rows = [row for row in comparison(operator=True) if (row.data, row.method) == ("adult", "fairpate")]
+    points = FrontierReport(title="", rows=rows, for_operator=True).points()
+    files = frontier_figures(points)
+    assert {name.split("-")[0] for name in files} == {"frontier", "slices", "attainment"}
+    assert len(files) == 3 * 2
+    for name, content in files.items():
+        assert content.startswith(b"\x89PNG" if name.endswith("png") else b"%PDF"), name

@@ -1,0 +1,168 @@
+"""Choices on a frontier against hand-made tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fairpate.evaluation.frontier import points_of
+from fairpate.evaluation.selection import (
+    Demand,
+    SelectionRule,
+    achievable,
+    best_error,
+    offer,
+    select,
+    transfer,
+    transfer_frontier,
+)
+from fairpate.types import RunRecord
+
+
+def run(name, epsilon, disparity, accuracy, coverage=1.0, *, seed=0, data="adult", method="pate"):
+    return RunRecord(
+        method=method,
+        data=data,
+        seed=seed,
+        unit="record",
+        relation="add or remove one",
+        delta=1e-5,
+        epsilon=epsilon,
+        epsilon_is_data_dependent=False,
+        accuracy=accuracy,
+        coverage=coverage,
+        disparity=disparity,
+        config={"name": name, "data": {"name": data}},
+    )
+
+
+def points(*runs):
+    return points_of(list(runs))
+
+
+def name_of(point):
+    return point.settings["name"]
+
+
+TABLE = points(
+    run("private", 1.0, 0.20, 0.75),
+    run("middle", 2.0, 0.05, 0.80),
+    run("fair", 5.0, 0.010, 0.78),
+    run("almost as fair", 5.0, 0.014, 0.79),
+    run("accurate", 10.0, 0.20, 0.88),
+    run("constant", 0.1, 0.0, 0.10),
+    run("silent", 0.1, 0.0, 0.99, 0.05),
+    run("undefined", 0.1, None, 0.99),
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen"),
+    [("fair", "almost as fair"), ("private", "private"), ("accurate", "accurate")],
+)
+def test_the_three_settings(setting, chosen):
+    rule = SelectionRule()
+    found = select(TABLE, setting, rule=rule, best_error=best_error(TABLE[:5], rule))
+    assert name_of(found) == chosen
+
+
+def test_thresholds_decide_who_takes_part():
+    loose = SelectionRule(min_coverage=0.0, max_accuracy_loss=1.0, tolerance={})
+    assert name_of(select(TABLE, "fair", rule=loose, best_error=0.0)) == "silent"
+    strict = SelectionRule(tolerance={})
+    assert name_of(select(TABLE, "fair", rule=strict, best_error=0.12)) == "fair"
+    assert select(TABLE, "fair", rule=SelectionRule(max_accuracy_loss=0.0), best_error=0.0) is None
+    with pytest.raises(ValueError, match="min_coverage"):
+        SelectionRule(min_coverage=2)
+
+
+def test_the_best_accuracy_is_that_of_who_answers_enough():
+    assert best_error(TABLE[:7], SelectionRule()) == pytest.approx(0.12)
+    assert best_error(TABLE[6:7], SelectionRule()) == math.inf
+
+
+def test_a_demand_that_is_met_is_answered_by_accuracy():
+    found = achievable(TABLE, Demand(epsilon=5, disparity=0.05, coverage=0.9))
+    assert [name_of(o.point) for o in found.met] == ["middle", "almost as fair", "fair", "constant"]
+    assert found.nearest == ()
+    assert found.num_undefined == 1
+    assert found.num_points == len(TABLE)
+
+
+def test_a_demand_at_exactly_the_measured_value_is_met():
+    (point,) = points(run("a", 3.0, 0.05, 0.7, 0.9))
+    assert offer(point, Demand(epsilon=3.0, disparity=0.05, coverage=0.9, accuracy=0.7)).missed == {}
+
+
+def test_the_nearest_is_that_with_the_smallest_largest_excess():
+    found = achievable(TABLE, Demand(epsilon=1.0, disparity=0.05, accuracy=0.8, coverage=0.9))
+    assert found.met == ()
+    assert [name_of(near.point) for near in found.nearest] == ["constant", "silent", "middle"]
+    assert [near.missed for near in found.nearest] == [
+        pytest.approx({"accuracy": 0.7 / 0.8}),
+        pytest.approx({"coverage": 0.85 / 0.9}),
+        pytest.approx({"epsilon": 1.0}),
+    ]
+    assert found.nearest[0].distance == pytest.approx(0.875)
+
+
+def test_only_points_of_the_frontier_are_nearest():
+    table = points(run("good", 2.0, 0.1, 0.8), run("worse", 2.0, 0.1, 0.7))
+    found = achievable(table, Demand(epsilon=1.0))
+    assert [name_of(o.point) for o in found.nearest] == ["good"]
+
+
+def test_a_demand_of_no_disparity_counts_in_hundredths():
+    (point,) = points(run("a", 1.0, 0.02, 0.8))
+    assert offer(point, Demand(disparity=0.0)).distance == pytest.approx(2.0)
+
+
+def test_seeds_are_counted_that_meet_the_demand_themselves():
+    (point,) = points(run("a", 1.0, 0.04, 0.8), run("a", 1.0, 0.06, 0.8, seed=1), run("a", 1.0, 0.02, 0.8, seed=2))
+    found = offer(point, Demand(disparity=0.05))
+    assert found.missed == {}
+    assert found.seeds_met == 2
+
+
+@pytest.mark.parametrize("limits", [{"epsilon": -1}, {"disparity": 1.2}, {"coverage": math.nan}, {"accuracy": -0.1}])
+def test_impossible_demands_are_refused(limits):
+    with pytest.raises(ValueError, match=next(iter(limits))):
+        Demand(**limits)
+
+
+SOURCE = points(run("x", 1.0, 0.04, 0.80), run("y", 1.0, 0.05, 0.75), run("z", 9.0, 0.3, 0.9))
+TARGET = points(
+    run("x", 1.0, 0.05, 0.70, data="credit_default"),
+    run("y", 1.0, 0.02, 0.78, data="credit_default"),
+    run("z", 9.0, 0.3, 0.9, data="credit_default"),
+)
+
+
+def test_the_regret_of_a_choice_made_elsewhere():
+    moved = transfer(SOURCE, TARGET, Demand(epsilon=1.0, disparity=0.05))
+    assert [name_of(o.point) for o in (moved.chosen, moved.there, moved.best)] == ["x", "x", "y"]
+    assert moved.regret == pytest.approx(0.08)
+
+
+def test_no_regret_is_stated_where_the_choice_misses_the_demand_there():
+    moved = transfer(SOURCE, TARGET, Demand(epsilon=1.0, disparity=0.04))
+    assert moved.there.missed
+    assert math.isnan(moved.regret)
+
+
+def test_a_configuration_that_was_not_run_there_has_no_image():
+    moved = transfer(SOURCE, TARGET[1:], Demand(epsilon=1.0, disparity=0.05))
+    assert moved.there is None
+    assert math.isnan(moved.regret)
+
+
+def test_the_regret_of_a_whole_frontier_is_lost_hypervolume():
+    # All three are on the source's frontier but y, which x dominates; on the target y covers what x does not.
+    whole = transfer_frontier(SOURCE, TARGET)
+    assert whole.num_members == 2
+    assert whole.num_missing == 0
+    # Against (10, .5, 1, 1): x covers 9 * .45 * .7, y 9 * .48 * .78 and all of x; z adds 1 * .2 * its lead.
+    assert whole.volume_transferred == pytest.approx(9 * 0.45 * 0.7 + 0.2 * 0.2)
+    assert whole.volume_best == pytest.approx(9 * 0.48 * 0.78 + 0.2 * 0.12)
+    assert whole.regret == pytest.approx(1 - whole.volume_transferred / whole.volume_best)
