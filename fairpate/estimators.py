@@ -1,6 +1,12 @@
 """Every method behind scikit-learn's interface: ``fit``, ``predict``, ``predict_proba``."""
 
-from fairpate.app.estimators import FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier
+from fairpate.app.estimators import (
+    FairPateClassifier,
+    PateClassifier,
+    PateSInClassifier,
+    PateSPreClassifier,
+    SfPateClassifier,
+)
 from fairpate.baselines.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
 from fairpate.baselines.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
 from fairpate.baselines.posthoc_estimators import (
@@ -23,5 +29,6 @@ __all__ = [
     "PostprocessingClassifier",
     "RacoDpClassifier",
     "RandomisedResponseClassifier",
+    "SfPateClassifier",
     "SgdClassifier",
 ]

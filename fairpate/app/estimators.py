@@ -1,4 +1,4 @@
-"""The PATE family behind scikit-learn's interface; see :mod:`fairpate.app.methods.pate` and the estimators beside it.
+"""The PATE family and SF-PATE behind scikit-learn's interface; see :mod:`fairpate.app.methods.pate` and the estimators beside it.
 
 ``fit`` trains teachers on private records, asks public ones through a ledger and trains a student on the labels. The
 ledger and all else that is private is in ``folder`` afterwards, or gone with a temporary folder; asking the same
@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from fairpate.app.methods.pate import check_pate, train_fairpate, train_pate, train_pate_s_in, train_pate_s_pre
+from fairpate.app.methods.sf_pate import check_sf_pate, train_sf_pate
 from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import create_run_directory
@@ -28,11 +31,20 @@ from fairpate.baselines.estimators import Classifier, required_pool
 from fairpate.baselines.method import PublicPool, Trained
 from fairpate.config import AggregatorConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.data import Dataset, Split
-from fairpate.train_config import CalibrationConfig, PateConfig, PateSInConfig, PrivacyTarget, TrainConfig
+from fairpate.train_config import (
+    CalibrationConfig,
+    FldConfig,
+    PateConfig,
+    PateSInConfig,
+    PrivacyTarget,
+    SfPateConfig,
+    TrainConfig,
+)
 from fairpate.types import GateRule
 
 _TEACHERS, _AGGREGATOR, _STUDENT = TeachersConfig(), AggregatorConfig(), StudentConfig()
 _PATE, _PATE_S_IN, _RAY = PateConfig(), PateSInConfig(), RayConfig()
+_SF_PATE, _FAIR = SfPateConfig(), FldConfig()
 
 
 class PateClassifier(Classifier):
@@ -68,10 +80,10 @@ class PateClassifier(Classifier):
         return self.student.model
 
     def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:
-        dataset = _dataset(x, y, required_pool(public, "PATE"), num_classes=len(self.classes_))
+        dataset = self._dataset(x, y, public)
         with _folder(self.folder) as root:
             config = self._config().model_copy(update={"out": root})
-            check_pate(config)
+            self._check(config)
             run = create_run_directory(config)
             training = Training(dataset=dataset, config=config, run=run, model=network, reporter=Reporter(quiet=True))
             return self._method(training)
@@ -79,6 +91,12 @@ class PateClassifier(Classifier):
     @property
     def _method(self) -> Callable[[Training], Trained]:
         return train_pate
+
+    def _check(self, config: TrainConfig) -> None:
+        check_pate(config)
+
+    def _dataset(self, x: Tensor, y: Tensor, public: PublicPool | None) -> Dataset:
+        return _dataset(x, y, torch.zeros_like(y), required_pool(public, "PATE"), num_classes=len(self.classes_))
 
     def _config(self) -> TrainConfig:
         return TrainConfig(
@@ -153,19 +171,95 @@ class PateSInClassifier(PateClassifier):
         return super()._config().model_copy(update={"pate_s_in": self.parity})
 
 
-def _dataset(x: Tensor, y: Tensor, public: PublicPool, *, num_classes: int) -> Dataset:
+class SfPateClassifier(PateClassifier):
+    """SF-PATE within (``epsilon``, ``delta``) for one sensitive attribute; features and labels count as public.
+
+    ``sf_pate`` and ``fair`` are the sections `sf_pate` and `f_ld` of the configuration; other parameters as
+    :class:`PateClassifier`. ``fit`` reads ``sensitive_features``; of public records only ``sf_t`` has need.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        sf_pate: SfPateConfig = _SF_PATE,
+        fair: FldConfig = _FAIR,
+        teachers: TeachersConfig = _TEACHERS,
+        aggregator: AggregatorConfig = _AGGREGATOR,
+        student: StudentConfig = _STUDENT,
+        pate: PateConfig = _PATE,
+        ray: RayConfig = _RAY,
+        folder: Path | None = None,
+        calibration: CalibrationConfig | None = None,
+        idp3: GateRule | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            teachers=teachers,
+            aggregator=aggregator,
+            student=student,
+            pate=pate,
+            ray=ray,
+            folder=folder,
+            calibration=calibration,
+            idp3=idp3,
+            random_state=random_state,
+        )
+        self.sf_pate, self.fair = sf_pate, fair
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        *,
+        sensitive_features: npt.ArrayLike | None = None,
+        public_X: npt.ArrayLike | None = None,
+        public_sensitive_features: npt.ArrayLike | None = None,
+    ) -> SfPateClassifier:
+        """As the parent's, with one of ``sensitive_features`` (N,) per private record. ValueError without them."""
+        if sensitive_features is None:
+            raise ValueError("SfPateClassifier reads groups: give sensitive_features to fit.")
+        codes = np.unique(np.asarray(sensitive_features), return_inverse=True)[1]
+        self._groups = torch.from_numpy(codes.astype(np.int64))
+        try:
+            super().fit(X, y, public_X=public_X, public_sensitive_features=public_sensitive_features)
+        finally:
+            del self._groups  # private records do not outlive training
+        return self
+
+    @property
+    def _method(self) -> Callable[[Training], Trained]:
+        return train_sf_pate
+
+    def _check(self, config: TrainConfig) -> None:
+        check_sf_pate(config)
+
+    def _dataset(self, x: Tensor, y: Tensor, public: PublicPool | None) -> Dataset:
+        if self.sf_pate.variant == "sf_t":
+            public = required_pool(public, "SF-PATE with fair teachers")
+        pool = public or PublicPool(x=x[:0], groups=y[:0])
+        return _dataset(x, y, self._groups, pool, num_classes=len(self.classes_))
+
+    def _config(self) -> TrainConfig:
+        return super()._config().model_copy(update={"sf_pate": self.sf_pate, "f_ld": self.fair})
+
+
+def _dataset(x: Tensor, y: Tensor, groups: Tensor, public: PublicPool, *, num_classes: int) -> Dataset:
     """Private and public records as the pipeline reads them; nobody reads the labels of public ones, which are -1."""
     unknown = torch.full((len(public.groups),), -1, dtype=torch.int64)
     nothing = Split(x=x[:0], y=y[:0], z=y[:0], record_id=())
     return Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=Split(x=x, y=y, z=torch.zeros_like(y), record_id=tuple(_identifiers(x, y))),
+        private=Split(x=x, y=y, z=groups, record_id=tuple(_identifiers(x, y))),
         public=Split(x=public.x, y=unknown, z=public.groups, record_id=tuple(_identifiers(public.x, public.groups))),
         validation=nothing,
         test=nothing,
         label_names=tuple(str(label) for label in range(num_classes)),
-        group_names=tuple(str(group) for group in range(int(public.groups.max()) + 1)),
+        group_names=tuple(str(group) for group in range(int(torch.cat([public.groups, groups]).max()) + 1)),
         sensitive_attribute="group",
     )
 
