@@ -1,4 +1,4 @@
-"""The PATE family and SF-PATE behind scikit-learn's interface; see :mod:`fairpate.app.methods.pate` and the estimators beside it.
+"""The PATE family and SF-PATE behind scikit-learn's interface; see :mod:`fairpate.app.methods`.
 
 ``fit`` trains teachers on private records, asks public ones through a ledger and trains a student on the labels. The
 ledger and all else that is private is in ``folder`` afterwards, or gone with a temporary folder; asking the same
