@@ -27,7 +27,6 @@ from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.priced_fit import PricedTraining, SoftPrediction
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
-from fairpate.nn.tail_average import TailAverage
 from fairpate.train_config import RacoDpConfig
 
 NUM_FEATURES, NUM_CLASSES, NUM_GROUPS, BATCHES_PER_EPOCH = 102, 2, 2, 40
@@ -99,7 +98,7 @@ def dp_fermi_step(case: Case) -> Step:
 
 
 def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
-    """One of the named constraints, with its multipliers and the average of the weights."""
+    """One of the named constraints, with its multipliers."""
 
     def make(case: Case) -> Step:
         config = RacoDpConfig.model_validate({"constraint": constraint})
@@ -107,9 +106,8 @@ def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
         planned = HistogramSteps(
             gradient=case.steps(), laplace_scale=3.0, size_floor=config.min_share * case.batch_size
         )
-        model = case.fresh_model()
         training = PricedTraining(
-            model,
+            case.fresh_model(),
             case.x,
             case.y,
             torch.from_numpy(constraints.partition.cells(case.y.numpy(), case.groups.numpy())),
@@ -122,13 +120,7 @@ def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
             randomness=OsRandomness(),
             histogram_randomness=OsRandomness(),
         )
-        average = TailAverage(list(model.parameters()), num_steps=0, share=1.0)
-
-        def step() -> None:
-            training.step()
-            average.add()
-
-        return step
+        return training.step
 
     return make
 
