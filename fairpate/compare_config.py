@@ -74,6 +74,7 @@ class TasksConfig(Section):
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly a fraction.")
     max_retries: int = Field(2, ge=0, description="Times a cell is tried again whose worker died.")
+    max_minutes: Positive | None = Field(None, description="After which a cell counts as failed; null: never.")
     torch_threads: Count = Field(1, description="Threads of one cell.")
 
 

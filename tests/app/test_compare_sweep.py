@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,19 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> 
     assert not mended.failed
     assert len(ran(tmp_path)) == 4
     assert not list((tmp_path / "failed").iterdir())
+
+
+def hanging(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    if cell.config.target.epsilon == 2:
+        time.sleep(600)
+    return [measured(cell, cell.config.target.epsilon)]
+
+
+def test_a_cell_that_hangs_ends_with_its_cause_and_the_next_one_has_its_own_time(tmp_path: Path) -> None:
+    ended = run(tmp_path, hanging, tasks={"num_cpus": 1, "max_retries": 0, "max_minutes": 0.02})
+    assert [row.status for row in ended.rows] == ["ok", "failed", "ok"]
+    (failure,) = ended.failed
+    assert failure.error == "CellTimeoutError: ran longer than tasks.max_minutes=0.02; raise it, or train less."
 
 
 def dying(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:

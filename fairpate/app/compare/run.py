@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ _ASSEMBLED_EVERY = 256
 Compute = Callable[[Cell, Path, VoteBatch | None, int], list[Row]]
 
 
+class CellTimeoutError(RuntimeError):
+    """A cell that took longer than it may."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A sweep that ended: its folder, and whether its tables changed. Rows are read when asked for."""
@@ -71,8 +76,7 @@ def compare(
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 
     ``compute`` None trains and measures, as :func:`run_cell`. A cell that fails is kept with its cause and tried again
-    by the next call. Whatever ends the sweep, finished cells
-    stay, and the tables hold them.
+    by the next call. Whatever ends the sweep, finished cells stay, and the tables hold them.
     """
     folder = open_sweep_folder(root.resolve(), sweep)
     with sole_driver(folder, sweep):
@@ -124,7 +128,8 @@ def run_cells(
     """
     import ray
 
-    remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)(compute)
+    reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
+    remote: Any = reserve(_compute_in_time)
     handed_out: dict[str, Any] = {}
     pending: dict[Any, Cell] = {}
 
@@ -136,7 +141,7 @@ def run_cells(
         if name is not None and name not in handed_out:
             handed_out[name] = ray.put(read_votes(votes.paths[name]))
         batch = None if name is None else handed_out[name]
-        pending[remote.remote(cell, folder.run(cell), batch, tasks.torch_threads)] = cell
+        pending[remote.remote(compute, cell, folder.run(cell), batch, tasks)] = cell
 
     waiting, settled = iter(missing), itertools.count(1)
     with table.shown():
@@ -154,6 +159,20 @@ def run_cells(
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
+
+
+def _compute_in_time(compute: Compute, cell: Cell, out: Path, votes: VoteBatch | None, tasks: TasksConfig) -> list[Row]:
+    """``compute`` in a worker's main thread, which the operating system interrupts when time is up."""
+
+    def interrupt(*_: object) -> None:
+        raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
+    try:
+        return compute(cell, out, votes, tasks.torch_threads)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _refill(waiting: Iterable[Cell], submit: Callable[[Cell], None], pending: dict[Any, Cell]) -> None:
