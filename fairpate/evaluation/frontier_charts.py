@@ -7,6 +7,7 @@ monotone. Size is accuracy. Epsilon is drawn on a logarithmic axis, on which inf
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ TITLES: Mapping[Objective, str] = {
     "refused": "coverage",
 }
 _FACTORS = (1, 2, 5)
+_MOST_TICKS, _LEAST_GAP = 7, 0.08  # the gap is a share of the axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +99,14 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAxis:
-    """Decimal logarithms of epsilon with round ticks. Zero stands left of the least, infinity right of the largest."""
+    """Decimal logarithms of epsilon. Zero stands left of the least, infinity right of the largest.
+
+    ``values`` are the epsilons to mark where they are few and apart; else the ticks are round numbers.
+    """
 
     low: float
     high: float
+    values: tuple[float, ...] = ()
     has_zero: bool
     has_infinity: bool
 
@@ -113,14 +119,22 @@ class EpsilonAxis:
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """Positions and labels."""
-        ticks = []
-        for power in range(math.floor(self.low) - 1, math.ceil(self.high) + 1):
-            for factor in _FACTORS if self.high - self.low < 3 else (1,):
-                value = factor * 10.0**power
-                if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9:
-                    ticks.append((math.log10(value), f"{value:g}"))
         zero = [(self.position(0), "0")] if self.has_zero else []
+        ticks = [(math.log10(value), f"{value:g}") for value in self._own_values() or self._round_values()]
         return [*zero, *ticks, *([(self.position(math.inf), "∞")] if self.has_infinity else [])]
+
+    def _own_values(self) -> list[float]:
+        """``values`` to three digits, or nothing if their labels would be many or touch."""
+        values = sorted({float(f"{value:.3g}") for value in self.values})
+        room = _LEAST_GAP * (self.high - self.low)
+        apart = all(math.log10(right / left) >= room for left, right in itertools.pairwise(values))
+        return values if apart and len(values) <= _MOST_TICKS else []
+
+    def _round_values(self) -> list[float]:
+        factors = _FACTORS if self.high - self.low < 3 else (1,)
+        powers = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
+        values = [factor * 10.0**power for power in powers for factor in factors]
+        return [value for value in values if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
 
     @property
     def range(self) -> tuple[float, float]:
@@ -132,12 +146,17 @@ class EpsilonAxis:
 
 def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
     """The axis that shows every defined epsilon of ``points``."""
-    values = [value for point in points if not math.isnan(value := point.value("epsilon"))]
-    logs = [math.log10(value) for value in values if 0 < value < math.inf] or [0.0]
+    values = {value for point in points if not math.isnan(value := point.value("epsilon"))}
+    finite = sorted(value for value in values if 0 < value < math.inf)
+    logs = [math.log10(value) for value in finite] or [0.0]
     low, high = min(logs), max(logs)
     middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
     return EpsilonAxis(
-        low=middle - half, high=middle + half, has_zero=0.0 in values, has_infinity=any(map(math.isinf, values))
+        low=middle - half,
+        high=middle + half,
+        values=tuple(finite),
+        has_zero=0.0 in values,
+        has_infinity=math.inf in values,
     )
 
 

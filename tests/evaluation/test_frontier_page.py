@@ -15,6 +15,7 @@ from fairpate.evaluation.frontier import points_of
 from fairpate.evaluation.frontier_charts import (
     CIVIDIS,
     SHAPES,
+    EpsilonAxis,
     coverage_range,
     epsilon_axis,
     looks,
@@ -199,10 +200,24 @@ def test_epsilon_stands_at_its_logarithm_and_infinity_beyond(comparison):
     assert axis.position(10.0) - axis.position(1.0) == pytest.approx(1.0)
     assert axis.position(math.inf) > axis.position(10.0)
     assert axis.position(0.0) < axis.position(1.0)
-    assert [label for _, label in axis.ticks] == ["1", "2", "5", "10"]
+    assert [label for _, label in axis.ticks] == ["1", "3", "10"]
     low, high = axis.range
     assert low < axis.position(1.0) < axis.position(10.0) < high
     assert coverage_range(points) == (0.9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((0.9996, 3.0), ["1", "3"]),  # a calibrated epsilon stays a little below its target
+        ((1.0, 9.9, 10.0), ["1", "2", "5", "10"]),  # two that touch
+        ((1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0), ["1", "2", "5", "10"]),  # too many
+    ],
+)
+def test_epsilons_are_marked_where_they_are_few_and_apart(values, labels):
+    low, high = math.log10(values[0]), math.log10(values[-1])
+    axis = EpsilonAxis(low=low, high=high, values=values, has_zero=False, has_infinity=False)
+    assert [label for _, label in axis.ticks] == labels
 
 
 def test_the_same_charts_as_pictures(comparison):

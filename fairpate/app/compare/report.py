@@ -61,34 +61,38 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
 
 
 def summarise_comparison(comparison: Comparison) -> Group:
-    """One line per data set and method, then the causes of failures, then where the files are."""
-    by_method: dict[tuple[str, str], list[Row]] = {}
+    """A table per data set with a line per method, then the causes of failures, then where the files are."""
+    by_data: dict[str, dict[str, list[Row]]] = {}
     for row in comparison.rows:
-        by_method.setdefault((row.data, row.method), []).append(row)
-    table = Table("data", "method", box=SIMPLE_HEAD)
-    for name in ("cells", "failed", "ε", "accuracy", "disparity", "coverage"):
-        table.add_column(name, justify="right")
-    for (data, method), rows in by_method.items():
-        records = [row.record for row in rows if row.record is not None]
-        table.add_row(
-            data,
-            method,
-            str(len(rows)),
-            str(len(rows) - len(records)),
-            _range([record.epsilon for record in records], epsilon_text),
-            *(_range([getattr(record, name) for record in records]) for name in ("accuracy", "disparity", "coverage")),
-        )
+        by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
+    tables = [_methods_table(data, by_method) for data, by_method in by_data.items()]
     failures = [Text(f"failed: {row.command}\n    {row.error}") for row in comparison.failed]
     folder = comparison.folder
     files = Table.grid(padding=(0, 2))
     files.add_row("results", str(folder.results))
     files.add_row("report", str(folder.report))
     files.add_row("operator only", str(folder.private))
-    return Group(table, *failures, files)
+    return Group(*tables, *failures, files)
+
+
+def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
+    """Ranges over the finished cells; fits 80 columns."""
+    table = Table(data, box=SIMPLE_HEAD)
+    for name in ("cells", "ε", "accuracy", "disparity", "coverage"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for method, rows in by_method.items():
+        records = [row.record for row in rows if row.record is not None]
+        table.add_row(
+            method,
+            str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}",
+            _range([record.epsilon for record in records], epsilon_text),
+            *(_range([getattr(record, name) for record in records]) for name in ("accuracy", "disparity", "coverage")),
+        )
+    return table
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.3f}"
+    return f"{value:.3f}".removeprefix("0")
 
 
 def _range(values: Sequence[float | None], text: Callable[[float], str] = _three_digits) -> str:
