@@ -53,7 +53,7 @@
     if (objective === EPSILON) {
       return { ...common, range: panel.range, tickvals: panel.ticks.map(t => t[0]), ticktext: panel.ticks.map(t => t[1]) };
     }
-    return objective >= ACCURACY ? { ...common, tickformat: ".0%" } : { ...common, rangemode: "tozero" };
+    return objective >= ACCURACY ? { ...common, tickformat: ".3~%" } : { ...common, rangemode: "tozero" };
   }
 
   function layout(more) {

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fairpate.evaluation.frontier import (
     OBJECTIVES,
@@ -54,7 +54,7 @@ class Shape:
     plotly: str
     filled: str
     hollow: str
-    matplotlib: str
+    matplotlib: str | tuple[int, Literal[0, 1, 2], int]
     path: str
 
 
@@ -83,6 +83,21 @@ SHAPES = (
     Shape(plotly="pentagon", filled="⬟", hollow="⬠", matplotlib="p", path="M8 1.5l6.6 4.8-2.5 7.8H3.9L1.4 6.3z"),
     Shape(plotly="triangle-right", filled="▶", hollow="▷", matplotlib=">", path="M14 8L2.6 14.6V1.4z"),
     Shape(plotly="triangle-left", filled="◀", hollow="◁", matplotlib="<", path="M2 8l11.4-6.6v13.2z"),
+    Shape(plotly="diamond-tall", filled="♦", hollow="♢", matplotlib="d", path="M8 .8l4.4 7.2L8 15.2 3.6 8z"),
+    Shape(
+        plotly="hexagram",
+        filled="✶",
+        hollow="✡",
+        matplotlib=(6, 1, 0),
+        path="M8 1l2 3.5h4L12 8l2 3.5h-4L8 15l-2-3.5H2L4 8 2 4.5h4z",
+    ),
+    Shape(
+        plotly="star-diamond",
+        filled="✦",
+        hollow="✧",
+        matplotlib=(4, 1, 0),
+        path="M8 .5l2 5.5 5.5 2-5.5 2-2 5.5-2-5.5L.5 8 6 6z",
+    ),
 )
 
 
@@ -124,9 +139,9 @@ class EpsilonAxis:
         return [*zero, *ticks, *([(self.position(math.inf), "∞")] if self.has_infinity else [])]
 
     def _own_values(self) -> list[float]:
-        """``values`` to three digits, or nothing if their labels would be many or touch."""
-        values = sorted({float(f"{value:.3g}") for value in self.values})
+        """``values`` to two digits, or nothing if their labels would be many or touch."""
         room = _LEAST_GAP * (self.high - self.low)
+        values = sorted({float(f"{value:.2g}") for value in self.values})
         apart = all(math.log10(right / left) >= room for left, right in itertools.pairwise(values))
         return values if apart and len(values) <= _MOST_TICKS else []
 

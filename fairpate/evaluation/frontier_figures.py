@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ _DASHES: Mapping[str, Any] = {
 }
 _INK, _MUTED, _LINE = "#18212b", "#5b6672", "#d8dce1"
 _COLUMNS = 3
+_LETTERS_PER_INCH, _LEGEND_INCHES = 13, 1.45
 _DPI = 200
 
 
@@ -116,7 +118,7 @@ def _attained(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], ow
             _, median, _ = attainment(members, PAIRS[0], scale)
             if median:
                 _stairs(axes, median, own[name])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
         _finish(axes, panel.data, scale, TITLES["error"])
     _caption(figure, privacy, points, own, "reached by at least half of the seeds", lines=True)
     return figure
@@ -230,8 +232,11 @@ def _caption(
         for name in names
     ]
     dagger = "; †, hollow: ε depends on private votes, operator only" if any(own[n].hollow for n in names) else ""
-    figure.suptitle(f"ε {class_label(privacy)}; {words}{dagger}", fontsize=9.5, color=_MUTED, x=0.01, ha="left")
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(names), 6), frameon=False, fontsize=9)
+    width = figure.get_figwidth()
+    caption = textwrap.fill(f"ε {class_label(privacy)}; {words}{dagger}", width=int(_LETTERS_PER_INCH * width))
+    figure.suptitle(caption, fontsize=9.5, color=_MUTED, x=0.01, ha="left")
+    columns = min(len(names), int(width / _LEGEND_INCHES))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
 
 
 def _hue(points: Sequence[Point]) -> ScalarMappable:
