@@ -143,7 +143,7 @@ def compare(
 
     sweep = load_sweep(config, overrides or [])
     comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
-    Console(highlight=False).print(summarise_comparison(comparison))
+    Console(highlight=False).print(summarise_comparison(comparison), crop=False)
     if comparison.failed:
         raise typer.Exit(_fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
 
@@ -168,7 +168,7 @@ def specify(
     if as_json:
         typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
     else:
-        Console(highlight=False).print(describe_answer(answer))
+        Console(highlight=False).print(describe_answer(answer), crop=False)  # commands to copy, in one line
 
 
 @app.command()

@@ -308,28 +308,30 @@ def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
         else "From an assumption and no votes: nothing here costs privacy. Only the first epsilon is a guarantee."
     )
     notes = (
-        f"epsilon: at delta {proposal.delta:g}, add or remove one record, whatever the votes; this is what a run "
-        f"publishes.\nof votes, answered, right: what {source} would give; the epsilon of votes must not be published."
+        f"ε: at delta {proposal.delta:g}, add or remove one record, whatever the votes; this is what a run "
+        f"publishes.\nby votes, answered, right: what {source} would give; the epsilon by votes must not be published."
         "\nworth: how many noiseless labels the answers stand for."
     )
     return Group(
         Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
         _table(proposal.for_any_votes[:num_plans]),
-        Text(f"Within epsilon {proposal.epsilon:g} by the price of the votes alone, which is no guarantee and leaks:"),
+        Text(
+            f"\nWithin epsilon {proposal.epsilon:g} by the price of the votes alone, which is no guarantee and leaks:"
+        ),
         _table(proposal.for_these_votes[:num_plans]),
-        Text(notes),
+        Text(f"\n{notes}"),
     )
 
 
 def _table(found: Sequence[Plan]) -> Table | Text:
     if not found:
         return Text("\n  nothing fits\n")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in (
         *("teachers", "queries", "T", "sigma1", "sigma2"),
-        *("epsilon", "of votes", "answered", "right", "worth"),
+        *("ε", "by votes", "answered", "right", "worth"),
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for plan in found:
         rule, has_threshold = plan.mechanism, math.isfinite(plan.mechanism.threshold)
         table.add_row(
