@@ -2,7 +2,8 @@
 
 No objective is fixed beforehand. A configuration is a point in up to four objectives, all minimised: epsilon,
 disparity, error (1 - accuracy) and the share refused (1 - coverage). A point dominates another that it is nowhere
-worse than and somewhere better than; the Pareto set is what nothing dominates.
+worse than and somewhere better than; the Pareto set is what nothing dominates. Epsilon is compared rounded up to
+hundredths, as it is promised: noise that is calibrated to 1 costs a little less, by method, and that is no merit.
 
 Points are compared only within a panel: one data set, one unit of privacy, one relation, one delta. An undefined
 objective (NaN) leaves a point out of every set that uses the objective, and such points are returned, not dropped.
@@ -29,6 +30,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 # A seed repeats a configuration, and where something runs does not change what it computes.
 _SEEDS = frozenset({"seed"})
+_EPSILON_STEPS = 100  # of 1
 _PLACES = frozenset({"out", "ray", "data_dir", "checkpoint_dir", "engine", "block_size"})
 
 
@@ -180,6 +182,15 @@ def matrix(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArr
     return np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
 
 
+def promised(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
+    """:func:`matrix` with every epsilon rounded up to hundredths."""
+    values_NO = matrix(points, objectives)
+    if "epsilon" in objectives:
+        column = list(objectives).index("epsilon")
+        values_NO[:, column] = np.ceil(values_NO[:, column] * _EPSILON_STEPS - 1e-9) / _EPSILON_STEPS
+    return values_NO
+
+
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
     """Points with all the objectives, and those that lack one."""
     lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1)
@@ -191,7 +202,7 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     """The Pareto set of one panel's points. ValueError for points of several panels: those are never mixed."""
     require_one_panel(points)
     have, lacking = defined(points, objectives)
-    mask_N = pareto_mask(matrix(have, objectives))
+    mask_N = pareto_mask(promised(have, objectives))
     return Frontier(
         objectives=tuple(objectives),
         members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
@@ -241,7 +252,7 @@ def require_one_panel(points: Sequence[Point]) -> None:
 def _dominance(
     winner: str, loser: str, series: Mapping[str, Sequence[Point]], objectives: Sequence[Objective]
 ) -> Dominance:
-    better_NO, worse_MO = matrix(series[winner], objectives), matrix(series[loser], objectives)
+    better_NO, worse_MO = promised(series[winner], objectives), promised(series[loser], objectives)
     nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
     somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
     beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)

@@ -160,8 +160,8 @@ def _opening(report: FrontierReport, points: Sequence[Point]) -> str:
     return (
         f'<header><p class="kicker">Frontier of privacy, fairness and accuracy</p><h1>{escape(report.title)}</h1>'
         '<p class="outcome">Every configuration is a point. It is on the frontier if no other is at least as good in '
-        "ε, disparity, accuracy and coverage, and better in one. Click a point for its configuration and the command "
-        "that repeats it.</p>"
+        "ε (rounded up to .01), disparity, accuracy and coverage, and better in one. Click a point for its "
+        "configuration and the command that repeats it.</p>"
         f'<dl class="figures">{cells}</dl></header>\n'
     )
 

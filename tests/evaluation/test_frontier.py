@@ -266,6 +266,16 @@ def test_dominance_counts_beaten_points_and_says_at_which_epsilon():
     assert found["b", "a"].share == found["c", "b"].share == 0
 
 
+def test_epsilons_that_promise_the_same_are_the_same():
+    calibrated = record("pate", epsilon=0.9986, accuracy=0.79)
+    better = record("dp_fermi", epsilon=1.0, accuracy=0.82)
+    cheaper = record("dp_sgd", epsilon=0.9899, accuracy=0.79)
+    found = frontier(points_of([calibrated, better, cheaper]))
+    assert [point.method for point in found.members] == ["dp_fermi", "dp_sgd"]
+    beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.num_dominated}
+    assert beaten == {("dp_fermi", "pate"), ("dp_sgd", "pate")}
+
+
 def test_the_interval_covers_what_resampling_seeds_can_reach():
     steady = [record("a", seed=seed, accuracy=0.5, disparity=0.5, epsilon=1.0) for seed in range(3)]
     reference_O = [2.0, 1.0, 1.0, 1.0]
