@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace, method: str, seed: int) -> dict[str, float
     config = load_config(options.config, overrides, schema=TrainConfig)
     places: dict[str, Any] = {"out": options.runs / f"{method}-{options.config.stem}-{config_digest(config)}"}
     if options.teachers is not None:
-        places["teachers"] = config.teachers.model_copy(update={"checkpoint_dir": options.teachers})
+        places["storage"] = str(options.teachers.absolute())
     return _numbers(train_method(config.model_copy(update=places), Reporter(Console(stderr=True))))
 
 

@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace, seed: int) -> dict[str, float]:
     config = load_config(options.config, overrides)
     places: dict[str, Any] = {"out": options.runs / f"{options.config.stem}-{config_digest(config)}"}
     if options.teachers is not None:
-        places["teachers"] = config.teachers.model_copy(update={"checkpoint_dir": options.teachers})
+        places["storage"] = str(options.teachers.absolute())
     started = time.monotonic()
     run = run_pipeline(config.model_copy(update=places), Reporter(Console(stderr=True)))
     minutes = (time.monotonic() - started) / 60

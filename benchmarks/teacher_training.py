@@ -184,10 +184,11 @@ def main() -> None:
         table.add_column(column, justify="right")
     with start_ray(RayConfig()):
         start = time.perf_counter()
-        with RayPool(RayConfig(num_cpus=HALF_CPU, num_actors=len(os.sched_getaffinity(0)))) as pool:
-            list(pool.run(_nothing, None, range(2 * pool.num_workers)))
+        num_actors = len(os.sched_getaffinity(0))
+        with RayPool(RayConfig(num_cpus=HALF_CPU, num_actors=num_actors)) as pool:
+            list(pool.run(_nothing, None, range(2 * num_actors)))
             start_s = time.perf_counter() - start
-            ray.get([_warm_task.remote() for _ in range(pool.num_workers)], timeout=600)
+            ray.get([_warm_task.remote() for _ in range(num_actors)], timeout=600)
             for case in _cases(options.teachers, options.cnn_teachers):
                 tasks_s, loop_s, pool_s = measure_training(case, pool, options.repeats)
                 seconds = (f"{value:.2f}" for value in (tasks_s, loop_s, pool_s))
@@ -195,7 +196,7 @@ def main() -> None:
                 table.add_row(str(case.num_teachers), case.name, str(case.epochs), *seconds, *ratios)
     console = Console()
     console.print(table)
-    console.print(f"Starting {pool.num_workers} actors: {start_s:.1f} s, once, not in the table.")
+    console.print(f"Starting {num_actors} actors: {start_s:.1f} s, once, not in the table.")
     apart_s, wide_s = measure_inference(options.teachers, options.repeats)
     console.print(
         f"Votes of {options.teachers} logistic teachers on 2,000 queries: one by one {apart_s * 1e3:.1f} ms, "

@@ -7,17 +7,21 @@ starts. A configuration is frozen: what ran is what is written beside the result
 from __future__ import annotations
 
 import difflib
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, overload
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fairpate.types import Budget, BudgetKind, GateRule, MechanismParameters, UserError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+IMAGENET = "imagenet"
+BACKBONES = ("resnet18", "resnet50", "densenet121")
 
 
 class ConfigError(UserError, ValueError):
@@ -67,13 +71,63 @@ class AugmentConfig(Section):
         return not any(self.model_dump().values())
 
 
+class WeightsConfig(Section):
+    """A file of weights that were learned on public pictures; a plain path stands for it in YAML."""
+
+    path: Path | None = Field(
+        None,
+        description="torchvision's state dict, .pth or .safetensors, at this path of every node; `imagenet`: its "
+        "published file. null in a published model.",
+    )
+    sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="Of the file; null: as it is when the configuration is read."
+    )
+
+    @property
+    def is_imagenet(self) -> bool:
+        """Whether torchvision's published file is meant, and has not been looked for yet."""
+        return self.path == Path(IMAGENET)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_pinned(cls, values: Any) -> Any:
+        values = {"path": values} if isinstance(values, (str, Path)) else values
+        if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
+            return values
+        path = Path(values["path"]).expanduser().absolute()
+        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path)}
+
+
 class ModelConfig(Section):
-    """The architecture."""
+    """The architecture, and where it starts."""
 
     name: Literal["logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
     width: int = Field(32, gt=0, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)
+    weights: WeightsConfig | None = Field(
+        None, description="Of resnet18, resnet50 or densenet121: what to start from; null: random weights."
+    )
+    norm: Literal["group", "frozen_batch"] | None = Field(
+        None, description="`frozen_batch`: BatchNorm with the file's statistics, for good. null: that with a file."
+    )
+    trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
+
+    @property
+    def keeps_batch_statistics(self) -> bool:
+        """Whether BatchNorm stays as the weights file has it."""
+        return self.weights is not None and self.norm != "group"
+
+    @model_validator(mode="after")
+    def _has_weights_where_needed(self) -> ModelConfig:
+        if self.weights is not None and self.name not in BACKBONES:
+            raise ValueError(
+                f"Expected no weights with {self.name}, got {self.weights.path}; only {', '.join(BACKBONES)} have them."
+            )
+        for field, value, needy in (("norm", self.norm, "frozen_batch"), ("trainable", self.trainable, "head")):
+            if value == needy and self.weights is None:
+                raise ValueError(f"Expected weights with {field}: {needy}, got null; give a file, or leave it out.")
+        return self
 
 
 class FitConfig(Section):
@@ -88,6 +142,9 @@ class FitConfig(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     augment: AugmentConfig = AugmentConfig()
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of the forward and backward pass; weights and their updates stay float32."
+    )
 
 
 class TeachersConfig(Section):
@@ -99,9 +156,16 @@ class TeachersConfig(Section):
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: int | None = Field(None, gt=0, description="Teachers per Ray task; null chooses.")
-    checkpoint_dir: Path | None = Field(
-        None, description="Private folder that several runs may share, so that equal teachers are trained once."
-    )
+
+    @model_validator(mode="after")
+    def _scales_once(self) -> TeachersConfig:
+        if self.standardize and self.model.weights is not None:
+            raise ValueError("Expected standardize: false with model.weights, got true: the file brings its own scale.")
+        if self.model.trainable == "head" and (self.model.dropout or not self.fit.augment.is_identity):
+            raise ValueError(
+                "Expected neither model.dropout nor fit.augment with model.trainable: head: features are computed once."
+            )
+        return self
 
 
 class BudgetConfig(Section):
@@ -197,19 +261,36 @@ class RayConfig(Section):
     num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly fractional, that one actor reserves.")
     torch_threads: Count = Field(1, description="Threads of one actor.")
-    max_restarts: int = Field(3, ge=0, description="Restarts of one actor before the run fails.")
+    max_restarts: int = Field(3, ge=0, description="Times one block may be lost with its actor before the run fails.")
+    wait_for_nodes_s: float = Field(
+        0.0, ge=0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."
+    )
 
 
 class RunConfig(Section):
     """The whole pipeline: data, teachers, votes, aggregator, student, evaluation."""
 
     out: Path | None = Field(None, description="Run directory; null names it after data and configuration.")
+    storage: str | None = Field(
+        None,
+        description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
+        "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
+    )
     seed: int = Field(0, ge=0, description="Seed of sharding, training and the bootstrap; never of private noise.")
     data: DataConfig = DataConfig()
     teachers: TeachersConfig = TeachersConfig()
     aggregator: AggregatorConfig = AggregatorConfig()
     student: StudentConfig = StudentConfig()
     ray: RayConfig = RayConfig()
+
+    @field_validator("storage")
+    @classmethod
+    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
+        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
+            raise ValueError("Expected an absolute path or a URI such as s3://bucket/folder, the same for every node")
+        if storage is not None and urlsplit(storage).password is not None:
+            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
+        return storage
 
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -236,10 +317,17 @@ def load_config(
     path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
 ) -> RunConfig:
     """Read a YAML file over the defaults, then apply overrides such as ``teachers.num_teachers=50``."""
+    return parse_config(load_values(path, overrides, schema=schema), schema)
+
+
+def load_values(
+    path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
+) -> dict[str, Any]:
+    """What :func:`load_config` validates."""
     values = merge(schema().model_dump(), read_yaml(path) if path is not None else {})
     for override in overrides or []:
         apply_override(values, override)
-    return parse_config(values, schema)
+    return values
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -283,6 +371,14 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         section[field] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+
+
+def _sha256_of(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); give a .pth or .safetensors file") from error
 
 
 def _describe(fault: Any, schema: type[Section]) -> str:

@@ -7,6 +7,7 @@ brought to the disk too. Knows nothing of what is written.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     Whatever ``write`` raises passes through, with ``path`` as it was before and nothing left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes on several nodes may write the same name at once: a process id would not tell them apart.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         write(temporary)
         _sync(temporary)

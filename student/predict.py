@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairpate.config import ModelConfig
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.mixture import Mixture, draw_labels, said_labels
-from fairpate.nn.models import build_model
+from fairpate.nn.models import build_architecture
 from fairpate.nn.predict import predict_probabilities
 from fairpate.types import GateRule, UserError
 
@@ -66,7 +66,7 @@ class StudentCard:
 
         def one() -> nn.Module:
             classes = len(self.label_names)
-            return build_model(self.model, input_shape=self.input_shape, num_classes=classes, generator_seed=0)
+            return build_architecture(self.model, input_shape=self.input_shape, num_classes=classes)
 
         return one() if self.num_members is None else Mixture([one() for _ in range(self.num_members)])
 
@@ -135,10 +135,11 @@ class Student:
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write weights and card as one safetensors file."""
-    card = asdict(student.card) | {"model": student.card.model.model_dump(mode="json")}
+    """Write weights and card as one safetensors file; of a weights file that it started from, the sha256 only."""
+    architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
+    card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     tensors = {name: tensor.contiguous() for name, tensor in student.network.state_dict().items()}
-    save_file(tensors, path, metadata={"format": FORMAT, "card": json.dumps(card)})
+    save_file(tensors, path, metadata={"card": json.dumps(card)})  # several keys would be written in random order
     path.chmod(0o644)
 
 
@@ -150,9 +151,10 @@ def load_student(path: Path) -> Student:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as error:
         raise StudentFileError(f"{path}: not a readable student ({error}).") from error
-    if metadata.get("format") != FORMAT:
-        raise StudentFileError(f"{path}: expected format {FORMAT}, found {metadata.get('format')}.")
-    card = _card(json.loads(metadata["card"]))
+    values = json.loads(metadata.get("card", "{}"))
+    if (found := values.pop("format", metadata.get("format"))) != FORMAT:
+        raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
+    card = _card(values)
     network = card.build_network()
     network.load_state_dict(tensors)
     return Student(card=card, network=network.eval())

@@ -152,20 +152,41 @@ def http_replica() -> Any:
     return serve.ingress(app)(StudentReplica)
 
 
-def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
-    """Start the deployments inside a running Ray and return when they answer. StudentFileError for a bad file."""
+class ServedStudent(BaseModel):
+    """Which student, and how many copies of it: what a Serve configuration passes to :func:`application`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    student: Path = Field(description="Absolute path of the student's file, the same on every node.")
+    num_replicas: int = Field(2, ge=1)
+    cpus_per_replica: float = Field(1.0, ge=0)
+
+
+def application(arguments: dict[str, Any]) -> Any:
+    """The deployments as a Serve application, from the fields of :class:`ServedStudent`; not started yet.
+
+    For `import_path: student.replicas:application`. StudentFileError for a bad file.
+    """
     from ray import serve
 
-    card = load_student(path).card
+    served = ServedStudent.model_validate(arguments)
+    card = load_student(served.student).card
     deploy = serve.deployment
     gate = None
     if card.idp3 is not None:
         one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
         gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
-    options = {"num_cpus": cpus_per_replica}
-    replicas: Any = deploy(num_replicas=num_replicas, ray_actor_options=options)(http_replica())
+    options = {"num_cpus": served.cpus_per_replica}
+    replicas: Any = deploy(num_replicas=served.num_replicas, ray_actor_options=options)(http_replica())
+    return replicas.bind(served.student, gate)
+
+
+def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
+    """Start the deployments inside a running Ray and return when they answer. StudentFileError for a bad file."""
+    from ray import serve
+
+    arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}
     serve.start(http_options={"host": host, "port": port})
-    serve.run(replicas.bind(path.absolute(), gate), name="student", route_prefix="/")
+    serve.run(application(arguments), name="student", route_prefix="/")
 
 
 def stop_student() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fairpate.config import AugmentConfig, StudentConfig
 from fairpate.nn.augment import augment
-from fairpate.nn.fit import Penalty, fit
+from fairpate.nn.fit import Penalty, fit, precision_of
 from fairpate.nn.models import build_model, scale_bytes, seeded_torch
 from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
 from fairpate.nn.predict import predict_probabilities
@@ -135,7 +135,7 @@ def _fixmatch(
 ) -> nn.Module:
     """An epoch visits every unlabelled record once; answered records repeat as often as that takes."""
     average = _WeightAverage(model)
-    optimizer = Optimizer(model.parameters(), config.fit)
+    optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
     answered = _endless_batches(len(records.labels), config.fit.batch_size, generator)
     chunk = config.fit.batch_size * config.unlabelled_ratio
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -143,9 +143,10 @@ def _fixmatch(
     with seeded_torch(int(torch.randint(2**62, (), generator=generator))):
         for epoch in range(config.fit.epochs):
             for unlabelled in torch.randperm(len(records.unlabelled_x), generator=generator).split(chunk):
-                loss = _fixmatch_loss(model, records, next(answered), unlabelled, config, generator)
-                if penalty is not None:
-                    loss = loss + penalty(model)
+                with precision_of(config.fit, records.unlabelled_x.device):
+                    loss = _fixmatch_loss(model, records, next(answered), unlabelled, config, generator)
+                    if penalty is not None:
+                        loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):
                     raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
                 loss.backward()

@@ -1,8 +1,9 @@
-"""Weights on disk: one safetensors file per block of teachers, named by a hash of everything that determines them.
+"""Weights in storage: one safetensors object per block of teachers, named by a hash of everything that determines them.
 
-A file is found again only for the same shards, model, training, seed and library, so a resumed run trains what is
-missing and nothing else. A file's own digest is stored beside the tensors, and a file that is cut short or altered
-counts as missing. Teachers memorise their shards, so folder and files are for their owner only.
+A block is found again only for the same shards, model, training, seed and library, so a resumed run trains what is
+missing and nothing else. Its own digest is stored beside the tensors, and an object that is cut short or altered
+counts as missing. Teachers memorise their shards, so local folders and files are for their owner only; a location may
+as well be a URI, and whoever reaches it, driver or worker, saves and loads there.
 """
 
 from __future__ import annotations
@@ -11,35 +12,35 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from fairpate import __version__
-from fairpate.files import write_atomically
+from fairpate.storage import Location, exists, join, read, write
 from fairpate.types import UserError
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine
 
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
 _DIGEST = "blake2b"
+_HEADER_LENGTH = 8
 _log = logging.getLogger(__name__)
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that cannot be read; the message names the file and the remedy."""
+    """A checkpoint that cannot be read; the message names its location and the remedy."""
 
 
 def block_path(
-    directory: Path, shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine
-) -> Path:
+    folder: Location, shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine
+) -> str:
     """Where the block of ``teacher_indices`` with these shards belongs; any change of an input changes the name."""
     determined_by = {
-        "model": spec.model.model_dump(mode="json"),
+        "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}}),
         "fit": spec.fit.model_dump(mode="json"),
         "num_classes": spec.num_classes,
         "seed": spec.seed,
@@ -53,45 +54,47 @@ def block_path(
         for tensor in (shard.x, shard.y):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
-    return directory / f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
+    return join(folder, f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors")
 
 
-def save_block(path: Path, weights: ArrayWeights) -> None:
-    """Write ``weights`` so that ``path`` holds all of them or does not exist; a new folder gets mode 0700."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def save_block(location: Location, weights: ArrayWeights) -> None:
+    """Write ``weights`` so that ``location`` holds all of them or does not exist; a new local folder gets mode 0700."""
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-
-    def write(temporary: Path) -> None:
-        temporary.touch(mode=0o600)
-        save_file(arrays, temporary, metadata={_DIGEST: _digest(arrays)})
-        temporary.chmod(0o600)
-
-    write_atomically(path, write)
+    write(location, save(arrays, metadata={_DIGEST: _digest(arrays)}))
 
 
-def load_block(path: Path) -> ArrayWeights:
-    """The weights in ``path``; :class:`CheckpointError` for a missing or damaged file."""
+def load_block(location: Location) -> ArrayWeights:
+    """The weights at ``location``; :class:`CheckpointError` where they are missing or damaged."""
     try:
-        with safe_open(path, framework="np") as file:
-            stored = (file.metadata() or {}).get(_DIGEST)
-            weights: ArrayWeights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = read(location)
+        weights: ArrayWeights = dict(load(content))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); train the teachers again.") from error
-    if stored != _digest(weights):
-        raise CheckpointError(f"{path}: content does not match its digest; train the teachers again.")
+        raise CheckpointError(f"{location}: cannot be read ({error}); train the teachers again.") from error
+    if _stored_digest(content) != _digest(weights):
+        raise CheckpointError(f"{location}: content does not match its digest; train the teachers again.")
     return weights
 
 
-def is_intact(path: Path) -> bool:
-    """Whether ``path`` holds a complete checkpoint; a damaged one is reported and counts as missing."""
-    if not path.exists():
+def is_intact(location: Location) -> bool:
+    """Whether ``location`` holds a complete checkpoint; a damaged one is reported and counts as missing.
+
+    All of it is read. Where that is too much, :func:`fairpate.storage.exists` looks without reading.
+    """
+    if not exists(location):
         return False
     try:
-        load_block(path)
+        load_block(location)
     except CheckpointError as error:
         _log.warning("Ignoring a damaged checkpoint: %s", error)
         return False
     return True
+
+
+def _stored_digest(content: bytes) -> str | None:
+    """From the header of a safetensors file that was read already: its length in eight bytes, then JSON."""
+    end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
+    metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
+    return metadata.get(_DIGEST)
 
 
 def _digest(weights: ArrayWeights) -> str:

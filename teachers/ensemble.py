@@ -1,17 +1,17 @@
-"""The ensemble's two stages: train all teachers on their shards, then collect their votes on public queries.
+"""The ensemble's two stages: train all teachers on their shards, then add up their votes on public queries.
 
-Both are a map over blocks of teachers on a :class:`teachers.pool.Pool`; this process decides what is missing, and is
-the only one that reads and writes checkpoints. Nothing here prices privacy: votes stay private until the aggregator
-releases a label.
+Both are a map over blocks of teachers on a :class:`teachers.pool.Pool`. A shard goes to the worker that trains on it
+and to no other. Where workers share a storage they read and write checkpoints there themselves; otherwise this process
+does. Nothing here prices privacy: votes stay private until the aggregator releases a label.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,24 @@ import torch
 from torch import Tensor
 
 from fairpate.config import TeachersConfig
+from fairpate.nn.models import build_architecture
+from fairpate.storage import Storage, name_of
 from teachers.checkpoint import ArrayWeights, block_path, is_intact, load_block, save_block
-from teachers.pool import InProcessPool, Pool
-from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows
+from teachers.pool import InProcessPool, Pool, PoolError
+from teachers.shard import assign_teachers, shard_key, shard_rows
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine, choose_engine, train_teachers
-from teachers.vote import PredictionArray, predict_votes
+from teachers.vote import Counts, VoteArray, count_block
 
 if TYPE_CHECKING:  # a worker process imports this module and needs no data loaders
     from fairpate.data.dataset import Split
 
 Progress = Callable[[int, int], None]
 # Teachers per block, whatever the number of workers, so that a checkpoint is found again with more or fewer of them. A
-# stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together.
+# stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together. Large
+# teachers come in small blocks: a block is what a lost worker costs.
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
+_MAX_BLOCK_BYTES = 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +44,19 @@ class Block:
     """Teachers that are trained and stored together."""
 
     teacher_indices: tuple[int, ...]
-    checkpoint: Path
+    checkpoint: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Trained teachers on disk, in blocks that cover ``range(num_teachers)`` in order."""
+    """Trained teachers on disk, in blocks that cover ``range(num_teachers)`` in order.
+
+    ``storage`` holds them for every node; None means a folder that only this process reads.
+    """
 
     spec: TeacherSpec
     blocks: tuple[Block, ...]
+    storage: Storage | None = None
 
     @property
     def num_teachers(self) -> int:
@@ -58,21 +66,34 @@ class Ensemble:
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that change with any teacher's shard, model, training, seed or library."""
-        names = "\n".join(block.checkpoint.name for block in self.blocks)
+        names = "\n".join(name_of(block.checkpoint) for block in self.blocks)
         return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+
+    def sources(self) -> Iterator[str | ArrayWeights]:
+        """Per block, what a worker reads its weights from: their place in the storage, or else the weights."""
+        for block in self.blocks:
+            yield load_block(block.checkpoint) if self.storage is None else block.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TrainingData:
-    """What every worker shares: all private records as arrays, of which a block reads its own rows."""
+class _Lessons:
+    """What every block is trained with."""
 
-    x: npt.NDArray[np.generic]
-    y: npt.NDArray[np.int64]
     spec: TeacherSpec
     engine: Engine
+    storage: Storage | None
 
-    def shards(self, rows: Sequence[IntArray]) -> list[Shard]:
-        return [Shard(x=torch.from_numpy(self.x[r]), y=torch.from_numpy(self.y[r])) for r in rows]
+
+@dataclass(frozen=True, kw_only=True)
+class _Ballot:
+    """What every block votes on; its counts never exceed ``count_type``."""
+
+    spec: TeacherSpec
+    queries: npt.NDArray[np.generic]
+    count_type: np.dtype[Any]
+
+
+ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
 
 
 def train_ensemble(
@@ -81,7 +102,7 @@ def train_ensemble(
     *,
     num_classes: int,
     seed: int,
-    checkpoint_dir: Path,
+    checkpoint_dir: Path | Storage,
     pool: Pool | None = None,
     on_progress: Progress | None = None,
 ) -> Ensemble:
@@ -92,69 +113,97 @@ def train_ensemble(
     """
     _check_labels(private.y, num_classes)
     workers = pool or InProcessPool()
+    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
+    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
     spec = TeacherSpec(
         model=config.model, fit=config.fit, num_classes=num_classes, seed=seed, standardize=config.standardize
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
-    data = _TrainingData(x=private.x.numpy(), y=private.y.numpy(), spec=spec, engine=engine)
     rows = shard_rows(assign_teachers(private.record_id, config.num_teachers, shard_key(seed)), config.num_teachers)
+
+    def shards(teachers: tuple[int, ...]) -> list[Shard]:
+        return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]
+
+    size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
     blocks = tuple(
-        Block(
-            teacher_indices=t, checkpoint=block_path(checkpoint_dir, data.shards([rows[i] for i in t]), spec, t, engine)
-        )
-        for t in _split_into_blocks(config, engine, workers.device)
+        Block(teacher_indices=teachers, checkpoint=block_path(folder, shards(teachers), spec, teachers, engine))
+        for teachers in _split(config.num_teachers, size)
     )
-    missing = [block for block in blocks if not is_intact(block.checkpoint)]
-    report = _Counter(config.num_teachers, on_progress)
-    report.add(config.num_teachers - sum(len(block.teacher_indices) for block in missing))
-    items = [(block.teacher_indices, [rows[t] for t in block.teacher_indices]) for block in missing]
-    for position, weights in workers.run(_train_block, data, items):
-        save_block(missing[position].checkpoint, weights)
-        report.add(len(missing[position].teacher_indices))
-    return Ensemble(spec=spec, blocks=blocks)
+    report = _Counter(blocks, on_progress)
+    missing = _missing(blocks, storage, workers)
+    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
+    for number, weights in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
+        if weights is not None:
+            save_block(blocks[missing[number]].checkpoint, weights)
+        report.add(missing[number])
+    return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
 def collect_votes(
     ensemble: Ensemble, queries_x: Tensor, *, pool: Pool | None = None, on_progress: Progress | None = None
-) -> PredictionArray:
-    """``predictions_TQ``: the class that each teacher chooses for each query, (T, Q) ``int16``. Private."""
-    workers = pool or InProcessPool()
-    report = _Counter(ensemble.num_teachers, on_progress)
-    predictions_TQ = np.zeros((ensemble.num_teachers, len(queries_x)), dtype=np.int16)
-    shared = (ensemble.spec, queries_x.numpy())
-    for position, predictions in workers.run(_vote_block, shared, _load_blocks(ensemble)):
-        teachers = ensemble.blocks[position].teacher_indices
-        predictions_TQ[list(teachers)] = predictions
-        report.add(len(teachers))
-    return predictions_TQ
+) -> VoteArray:
+    """``votes_QC``: how many teachers choose each class for each query; every row sums to T. Private.
 
-
-def _train_block(data: _TrainingData, item: tuple[Sequence[int], list[IntArray]], device: str) -> ArrayWeights:
-    teacher_indices, rows = item
-    weights = train_teachers(
-        data.shards(rows), data.spec, teacher_indices=teacher_indices, engine=data.engine, device=device
+    Workers count and add up; only the total comes here.
+    """
+    report = _Counter(ensemble.blocks, on_progress)
+    ballot = _Ballot(
+        spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )
-    return {name: value.numpy() for name, value in weights.items()}
+    counts = (pool or InProcessPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
+    votes_QC = counts.astype(np.int64)
+    if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():
+        raise PoolError(f"Expected {ensemble.num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
+    return votes_QC
 
 
-def _vote_block(
-    shared: tuple[TeacherSpec, npt.NDArray[np.generic]], weights: ArrayWeights, device: str
-) -> PredictionArray:
-    spec, queries = shared
+def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str) -> ArrayWeights | None:
+    """The weights, or None where the worker has stored them itself."""
+    block, arrays = item
+    shards = [Shard(x=torch.from_numpy(x.copy()), y=torch.from_numpy(y.copy())) for x, y in arrays]
+    trained = train_teachers(
+        shards, lessons.spec, teacher_indices=block.teacher_indices, engine=lessons.engine, device=device
+    )
+    weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
+    if lessons.storage is None:
+        return weights
+    lessons.storage.require_here()
+    save_block(block.checkpoint, weights)
+    return None
+
+
+def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Counts:
+    weights = load_block(source) if isinstance(source, str) else source
     tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
-    return predict_votes(tensors, spec, torch.from_numpy(queries.copy()), device=device)
+    return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
 
 
-def _load_blocks(ensemble: Ensemble) -> Iterator[ArrayWeights]:
-    for block in ensemble.blocks:
-        yield load_block(block.checkpoint)
+def _missing(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
+    """The blocks that are to be trained. Whoever writes checkpoints also reads them to see whether they are intact."""
+    readers = InProcessPool() if storage is None else workers
+    found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
+    return [position for position in range(len(blocks)) if not found[position]]
 
 
-def _split_into_blocks(config: TeachersConfig, engine: Engine, device: str) -> list[tuple[int, ...]]:
+def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
+    if storage is not None:
+        storage.require_here()
+    return is_intact(checkpoint)
+
+
+def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:
     stacked = _STACKED_BLOCK if device == "cpu" else _ACCELERATED_BLOCK
-    size = config.block_size or (stacked if engine == "stacked" else _LOOPED_BLOCK)
-    teachers = range(config.num_teachers)
-    return [tuple(teachers[start : start + size]) for start in range(0, config.num_teachers, size)]
+    if spec.model.trainable == "head":  # what is stored is small, and every block computes features of all queries
+        return stacked
+    model = build_architecture(spec.model, input_shape=input_shape, num_classes=spec.num_classes)
+    teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
+    return max(1, min(stacked if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
+
+
+def _split(num_teachers: int, size: int) -> list[tuple[int, ...]]:
+    teachers = range(num_teachers)
+    return [tuple(teachers[start : start + size]) for start in range(0, num_teachers, size)]
 
 
 def _check_labels(y: Tensor, num_classes: int) -> None:
@@ -163,12 +212,14 @@ def _check_labels(y: Tensor, num_classes: int) -> None:
 
 
 class _Counter:
-    """Adds up finished teachers for a progress callback."""
+    """Tells a progress callback how many teachers are done; a block that is done again counts once."""
 
-    def __init__(self, total: int, on_progress: Progress | None):
-        self._done, self._total, self._on_progress = 0, total, on_progress
+    def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
+        self._sizes = [len(block.teacher_indices) for block in blocks]
+        self._done: set[int] = set()
+        self._on_progress = on_progress
 
-    def add(self, count: int) -> None:
-        self._done += count
-        if self._on_progress is not None and count:
-            self._on_progress(self._done, self._total)
+    def add(self, *positions: int) -> None:
+        self._done.update(positions)
+        if self._on_progress is not None and positions:
+            self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))

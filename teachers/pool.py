@@ -1,21 +1,27 @@
 """Where blocks of teachers are computed: in this process, or on a bounded pool of Ray actors.
 
-A pool maps a pure function over items beside one shared value, and knows nothing of teachers. Ray's part is thin: the
-shared value travels once by reference, every actor has at most one item under way and one waiting, and an actor that
-dies is restarted and its item computed again, which changes nothing because the function is pure.
+A pool maps a pure function over items beside one shared value, or adds up what it returns, and knows nothing of
+teachers. An item travels to the one worker that computes it, and at most two per worker are under way. A worker that is
+lost is replaced, wherever there is room, and its items are computed again, which changes nothing because the function
+is pure. What is added up stays on the workers until one total is left.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fairpate.config import RayConfig
@@ -24,9 +30,12 @@ from fairpate.types import UserError
 SharedT = TypeVar("SharedT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+Counts = npt.NDArray[np.integer[Any]]
 _ITEMS_PER_ACTOR = 2
+_TOTALS_PER_MERGE = 8
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
-_SHUTDOWN_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
+_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 
 
 class PoolError(UserError, RuntimeError):
@@ -35,11 +44,6 @@ class PoolError(UserError, RuntimeError):
 
 class Pool(Protocol):
     """Computes ``function(shared, item, device)`` for many items."""
-
-    @property
-    def num_workers(self) -> int:
-        """How many items are computed at the same time."""
-        ...
 
     @property
     def device(self) -> str:
@@ -52,11 +56,22 @@ class Pool(Protocol):
         """Yield (position of the item, result) as results arrive, in any order; items are read when needed."""
         ...
 
+    def sum(
+        self,
+        function: Callable[[SharedT, ItemT, str], Counts],
+        shared: SharedT,
+        items: Iterable[ItemT],
+        on_done: Callable[[int], None],
+    ) -> Counts:
+        """The sum of all results, arrays of equal shape and type. ValueError without items.
+
+        ``on_done(position)`` is told of each item; of one whose result was lost, again.
+        """
+        ...
+
 
 class InProcessPool:
     """One item after another in this process: for a machine without Ray, or a single GPU."""
-
-    num_workers = 1
 
     def __init__(self, device: str = "cpu"):
         self.device = device
@@ -68,41 +83,96 @@ class InProcessPool:
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
+    def sum(
+        self,
+        function: Callable[[SharedT, ItemT, str], Counts],
+        shared: SharedT,
+        items: Iterable[ItemT],
+        on_done: Callable[[int], None],
+    ) -> Counts:
+        """As :meth:`Pool.sum`, in order."""
+        total: Counts | None = None
+        for position, counts in self.run(function, shared, items):
+            total = _add(total, counts)
+            on_done(position)
+        return _at_least_one(total)
+
 
 class Worker:
-    """The actor: a process with a number of torch threads."""
+    """The actor: a process with a number of torch threads, and its share of a GPU's memory."""
 
-    def __init__(self, torch_threads: int):
+    def __init__(self, torch_threads: int, num_gpus: float):
         torch.set_num_threads(torch_threads)
+        if num_gpus:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
 
     def run(self, function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str) -> Any:
         """Compute one item."""
         return function(shared, item, device)
 
+    def add(
+        self, function: Callable[[Any, Any, str], Counts], shared: Any, item: Any, device: str, total: Counts | None
+    ) -> tuple[Counts, bool]:
+        """``total`` with one item added, and that it is done, for whoever must not fetch the total."""
+        return _add(total, function(shared, item, device)), True
+
+    def merge(self, *totals: Counts) -> tuple[Counts, bool]:
+        """The sum of a few totals, and that it is done."""
+        merged: Counts | None = None
+        for total in totals:
+            merged = _add(merged, total)
+        return _at_least_one(merged), True
+
+
+@dataclass(kw_only=True, eq=False)
+class _Task(Generic[ItemT]):
+    position: int
+    item: ItemT
+    losses: int = 0
+
+
+class _Queue(Generic[ItemT]):
+    """Items to compute in order, each read when its turn comes; what is put back comes first. False when empty."""
+
+    def __init__(self, items: Iterable[ItemT]):
+        self._fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
+        self._waiting: deque[_Task[ItemT]] = deque()
+
+    def __bool__(self) -> bool:
+        if not self._waiting:
+            self._waiting.extend(itertools.islice(self._fresh, 1))
+        return bool(self._waiting)
+
+    def take(self) -> _Task[ItemT]:
+        assert self, "an empty queue"
+        return self._waiting.popleft()
+
+    def put_back(self, task: _Task[ItemT]) -> None:
+        self._waiting.appendleft(task)
+
 
 class RayPool:
     """A bounded pool of Ray actors; use as a context manager inside :func:`start_ray`.
 
-    ``stall_timeout_s`` bounds the time in which no item at all is finished. PoolError where the cluster is too small.
+    Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
+    bounds the time in which nothing happens at all. PoolError where the cluster is too small and does not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
         self._config = config
         self._stall_timeout_s = stall_timeout_s
         self.device = "cuda" if config.num_gpus else "cpu"
-        self.num_workers = _number_of_actors(config)
-        self.actors: list[Any] = []
+        self._num_actors = number_of_actors(config)
+        self._starting: dict[Any, Any] = {}  # the reference that tells that an actor is ready: the actor
+        self._ready: list[Any] = []
+        self._failed_starts = 0
 
     def __enter__(self) -> RayPool:
         import ray
 
-        actor_class: Any = ray.remote(
-            num_cpus=self._config.num_cpus,
-            num_gpus=self._config.num_gpus,
-            max_restarts=self._config.max_restarts,
-            max_task_retries=self._config.max_restarts,
-        )(Worker)
-        self.actors = [actor_class.remote(self._config.torch_threads) for _ in range(self.num_workers)]
+        self._actor_class: Any = ray.remote(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)(Worker)
+        for _ in range(self._num_actors):
+            self._start_actor()
         return self
 
     def __exit__(
@@ -110,53 +180,194 @@ class RayPool:
     ) -> None:
         import ray
 
-        for actor in self.actors:
+        for actor in [*self._ready, *self._starting.values()]:
             ray.kill(actor)
-        self.actors = []
+        self._ready, self._starting = [], {}
 
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
-        """As :meth:`Pool.run`. PoolError if the function raises, actors keep dying or nothing finishes in time."""
+        """As :meth:`Pool.run`. PoolError if the function raises, an item is lost too often or nothing is finished."""
         import ray
 
-        if not self.actors:
+        reference, queue = ray.put(shared), _Queue(items)
+
+        def submit(actor: Any, task: _Task[ItemT]) -> Any:
+            return actor.run.remote(function, reference, task.item, self.device)
+
+        for task, result in self._compute(queue, submit, lambda task, error: self._again(queue, [task], error)):
+            yield task.position, result
+
+    def sum(
+        self,
+        function: Callable[[SharedT, ItemT, str], Counts],
+        shared: SharedT,
+        items: Iterable[ItemT],
+        on_done: Callable[[int], None],
+    ) -> Counts:
+        """As :meth:`Pool.sum`, errors as :meth:`run`. Each actor adds to a total of its own; a tree adds those up.
+
+        What a total held that is lost with its node is counted again.
+        """
+        import ray
+
+        reference, queue = ray.put(shared), _Queue(items)
+        totals: dict[Any, list[_Task[ItemT]]] = {}  # the reference to a finished total: what it holds
+        while True:
+            for before, total, task in self._add_up(function, reference, queue):
+                totals[total] = [*totals.pop(before, []), task]
+                on_done(task.position)
+            if len(totals) > 1:
+                self._merge(totals, queue)
+            elif not totals:
+                return _at_least_one(None)
+            else:
+                [(total, tasks)] = totals.items()
+                try:
+                    return np.array(ray.get(total, timeout=self._stall_timeout_s))
+                except ray.exceptions.RayError as error:
+                    totals = {}
+                    self._again(queue, tasks, error)
+
+    def _add_up(
+        self, function: Callable[[SharedT, ItemT, str], Counts], shared: Any, queue: _Queue[ItemT]
+    ) -> Iterator[tuple[Any, Any, _Task[ItemT]]]:
+        """Yield, per task, references to its actor's total before it (or None) and with it, and the task."""
+        newest: dict[Any, Any] = {}
+        under_way: dict[int, tuple[Any, Any]] = {}
+
+        def submit(actor: Any, task: _Task[ItemT]) -> Any:
+            before = newest.get(actor)
+            total, done = actor.add.options(num_returns=2).remote(function, shared, task.item, self.device, before)
+            newest[actor], under_way[task.position] = total, (before, total)
+            return done
+
+        for task, _ in self._compute(queue, submit, lambda task, error: self._again(queue, [task], error)):
+            yield *under_way.pop(task.position), task
+
+    def _merge(self, totals: dict[Any, list[_Task[ItemT]]], queue: _Queue[ItemT]) -> None:
+        """One level of the tree, in place; what the members of a lost merge held goes back to ``queue``."""
+        members = list(totals)
+        groups = [members[i : i + _TOTALS_PER_MERGE] for i in range(0, len(members), _TOTALS_PER_MERGE)]
+        merged: dict[int, Any] = {}
+
+        def held_by(group: Sequence[Any]) -> list[_Task[ItemT]]:
+            return [task for total in group for task in totals.pop(total)]
+
+        def submit(actor: Any, task: _Task[list[Any]]) -> Any:
+            merged[task.position], done = actor.merge.options(num_returns=2).remote(*task.item)
+            return done
+
+        for task, _ in self._compute(
+            _Queue(groups), submit, lambda task, error: self._again(queue, held_by(task.item), error)
+        ):
+            totals[merged.pop(task.position)] = held_by(task.item)
+
+    def _compute(
+        self,
+        queue: _Queue[ItemT],
+        submit: Callable[[Any, _Task[ItemT]], Any],
+        on_loss: Callable[[_Task[ItemT], Exception], None],
+    ) -> Iterator[tuple[_Task[ItemT], Any]]:
+        """Yield each task and the value of the reference that ``submit(actor, task)`` gave for it."""
+        import ray
+
+        if not self._ready and not self._starting:
             raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
-        reference = ray.put(shared)
-        waiting = enumerate(items)
-        pending: dict[Any, tuple[int, Any]] = {}
-
-        def submit(actor: Any) -> None:
-            position, item = next(waiting, (None, None))
-            if position is not None:
-                pending[actor.run.remote(function, reference, item, self.device)] = (position, actor)
-
-        for _ in range(_ITEMS_PER_ACTOR):
-            for actor in self.actors:
-                submit(actor)
-        while pending:
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=self._stall_timeout_s)
-            if not done:
+        pending: dict[Any, tuple[Any, _Task[ItemT]]] = {}
+        while queue or pending:
+            try:
+                self._hand_out(queue, submit, pending)
+                reference = self._wait_for_one(pending)
+            except ray.exceptions.RayError as error:
                 raise PoolError(
-                    f"No teacher finished within {self._stall_timeout_s:g} s, {len(pending)} blocks under way. "
-                    "Is a worker hung, or does the cluster lack the resources that ray.num_cpus and ray.num_gpus ask?"
-                )
-            position, actor = pending.pop(done[0])
-            submit(actor)
-            yield position, self._result(done[0])
+                    f"Ray failed: {error} The same command goes on where this one ended; stored blocks stay."
+                ) from error
+            if reference in self._starting:
+                self._welcome(reference)
+                continue
+            actor, task = pending.pop(reference)
+            try:
+                value = ray.get(reference, timeout=self._stall_timeout_s)
+            except ray.exceptions.RayError as error:
+                if (cause := _raised_by_function(error)) is not None:
+                    raise PoolError(f"A block of teachers failed on a worker: {cause}") from error
+                self._replace(actor)
+                on_loss(task, error)
+                continue
+            yield task, value
 
-    def _result(self, reference: Any) -> Any:
+    def _hand_out(
+        self,
+        queue: _Queue[ItemT],
+        submit: Callable[[Any, _Task[ItemT]], Any],
+        pending: dict[Any, tuple[Any, _Task[ItemT]]],
+    ) -> None:
+        """One task per actor, then one that waits; none waits while an actor that starts could do it."""
+        load = Counter(actor for actor, _ in pending.values())
+        for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
+            for actor in self._ready:
+                if load[actor] == depth and queue:
+                    task = queue.take()
+                    pending[submit(actor, task)] = (actor, task)
+                    load[actor] += 1
+
+    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
+        """The next reference to be settled: of a task, or of an actor that starts."""
         import ray
 
-        try:
-            return ray.get(reference, timeout=self._stall_timeout_s)
-        except ray.exceptions.RayTaskError as error:
-            raise PoolError(f"A block of teachers failed on a worker: {error.cause}") from error
-        except ray.exceptions.RayError as error:
+        idle = not pending and not self._ready
+        limit_s = (self._config.wait_for_nodes_s or self._stall_timeout_s) if idle else self._stall_timeout_s
+        settled, _ = ray.wait([*pending, *self._starting], num_returns=1, timeout=limit_s)
+        if settled:
+            return settled[0]
+        if idle:
             raise PoolError(
-                f"A block of teachers was lost: {error} Workers are restarted ray.max_restarts="
-                f"{self._config.max_restarts} times; if memory ran out, lower ray.num_actors."
-            ) from error
+                f"No worker found a place within {limit_s:g} s: each asks ray.num_cpus={self._config.num_cpus:g} and "
+                f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
+            )
+        raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
+
+    def _again(self, queue: _Queue[ItemT], tasks: Sequence[_Task[ItemT]], error: Exception) -> None:
+        """Put lost tasks back; PoolError if that happened too often to one of them."""
+        _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
+        for task in tasks:
+            task.losses += 1
+            if task.losses > self._config.max_restarts:
+                raise PoolError(
+                    f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
+                    f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
+                ) from error
+            queue.put_back(task)
+
+    def _start_actor(self) -> None:
+        actor = self._actor_class.remote(self._config.torch_threads, self._config.num_gpus)
+        self._starting[actor.__ray_ready__.remote()] = actor
+
+    def _welcome(self, reference: Any) -> None:
+        """Count an actor as ready, or start another; PoolError where that fails again and again."""
+        import ray
+
+        actor = self._starting.pop(reference)
+        try:
+            ray.get(reference, timeout=self._stall_timeout_s)
+        except ray.exceptions.RayError as error:
+            self._failed_starts += 1
+            if self._failed_starts > self._config.max_restarts * self._num_actors:
+                raise PoolError(f"Workers do not start: {error}") from error
+            ray.kill(actor)
+            self._start_actor()
+        else:
+            self._failed_starts = 0
+            self._ready.append(actor)
+
+    def _replace(self, actor: Any) -> None:
+        import ray
+
+        if actor in self._ready:  # its other task may have told already
+            self._ready.remove(actor)
+            ray.kill(actor)
+            self._start_actor()
 
 
 @contextmanager
@@ -174,7 +385,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         return
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(**quiet, runtime_env={"py_modules": _own_packages()})
+        _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
     else:
         ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
     try:
@@ -183,26 +394,23 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         ray.shutdown()
 
 
-def _own_packages() -> list[str]:
-    import fairpate
-    import teachers
+def number_of_actors(config: RayConfig) -> int:
+    """``ray.num_actors``, or as many as fit now and at least one.
 
-    return [str(Path(package.__file__).parent) for package in (fairpate, teachers) if package.__file__]
-
-
-def _number_of_actors(config: RayConfig) -> int:
-    """``ray.num_actors``, or as many as fit; one that found no place would be waited for without end."""
+    PoolError where they do not fit and ``ray.wait_for_nodes_s`` does not say that nodes will come.
+    """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fitting = sum(_actors_on_node(node, config) for node in nodes)
     wanted = config.num_actors or max(1, fitting)
-    if wanted > fitting:
+    if wanted > fitting and not config.wait_for_nodes_s:
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         raise PoolError(
             f"ray.num_actors: {wanted} actors of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g} "
             f"do not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes, room for {fitting}; "
-            "lower ray.num_actors, ray.num_cpus or ray.num_gpus, or add nodes."
+            "lower ray.num_actors, ray.num_cpus or ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come "
+            "on demand."
         )
     return wanted
 
@@ -210,3 +418,42 @@ def _number_of_actors(config: RayConfig) -> int:
 def _actors_on_node(resources: Mapping[str, float], config: RayConfig) -> int:
     needs = {"CPU": config.num_cpus, "GPU": config.num_gpus}
     return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
+
+
+def _join_cluster(**options: Any) -> None:
+    """PoolError where no cluster answers at RAY_ADDRESS, or not to somebody without its token."""
+    import ray
+
+    try:
+        ray.init(**options)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        raise PoolError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
+            "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
+        ) from error
+
+
+def _own_packages() -> list[str]:
+    """The folders of this project's packages, which travel together: a worker may run any of them."""
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
+
+
+def _raised_by_function(error: Exception) -> BaseException | None:
+    """What the function itself raised; None where a worker, a node or an object it needed was lost."""
+    import ray
+
+    if not isinstance(error, ray.exceptions.RayTaskError):
+        return None
+    lost = isinstance(error.cause, ray.exceptions.RayError)
+    return None if lost else error.cause or error
+
+
+def _add(total: Counts | None, counts: Counts) -> Counts:
+    return counts if total is None else total + counts
+
+
+def _at_least_one(total: Counts | None) -> Counts:
+    if total is None:
+        raise ValueError("Expected at least one item to add up, got none.")
+    return total

@@ -18,9 +18,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fairpate.nn.augment import apply_changes
-from fairpate.nn.fit import batch_bounds, draw_epoch, uses_dropout
+from fairpate.nn.fit import batch_bounds, draw_epoch, precision_of, uses_dropout
 from fairpate.nn.models import ScaleBytes, scale_bytes
 from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
+from teachers.memory import CudaMemory, Memory, stack_that_fits
 from teachers.teacher import (
     Shard,
     StackedWeights,
@@ -30,7 +31,7 @@ from teachers.teacher import (
     training_generator,
 )
 
-# On a CPU a stack should stay near the caches; an accelerator takes everything it is given.
+# On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
 _PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
 
 
@@ -40,10 +41,21 @@ def train_stacked(
     indices: Sequence[int],
     *,
     device: torch.device,
+    memory: Memory | None = None,
 ) -> StackedWeights:
-    """As :func:`teachers.train.train_teachers`, on shards that are already standardised."""
+    """As :func:`teachers.train.train_teachers`, on shards that are already standardised.
+
+    ``memory`` None is that of a CUDA device; a CPU's is not asked.
+    """
     by_size = sorted(range(len(shards)), key=lambda t: -len(shards[t].x))
-    size = _stack_size(shards, spec, device)
+    if memory is None and device.type == "cuda":
+        memory = CudaMemory(device)
+
+    def rehearse(count: int) -> None:
+        largest = by_size[:count]
+        _Stack([shards[t] for t in largest], spec, [indices[t] for t in largest], device).rehearse()
+
+    size = _stack_size(shards, spec) if memory is None else stack_that_fits(rehearse, memory, len(shards))
     trained: list[StackedWeights] = [{} for _ in shards]
     for start in range(0, len(by_size), size):
         members = by_size[start : start + size]
@@ -75,7 +87,7 @@ class _Stack:
         if uses_dropout(models[0]):
             raise ValueError("engine=stacked trains without dropout; set model.dropout=0 or engine=loop.")
         self._template = models[0].to(device)
-        states: list[StackedWeights] = [dict(model.named_parameters()) for model in models]
+        states: list[StackedWeights] = [_trained_parameters(model) for model in models]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
         self._fit = spec.fit
         self._generators = [training_generator(spec, teacher) for teacher in teachers]
@@ -95,15 +107,21 @@ class _Stack:
             rows, x = self._shuffled_epoch()
             learning_rate = epoch_learning_rate(self._fit, epoch)
             for num_active, positions, weights_TB in self._layout.batches:
-                chosen = rows[:num_active].gather(1, positions)
-                batch_x = x.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
-                self._step(batch_x, self._targets[chosen], weights_TB, learning_rate)
+                self._train_batch(rows[:num_active].gather(1, positions), x, weights_TB, learning_rate)
         if not all(bool(value.isfinite().all()) for value in self._parameters.values()):
             raise ValueError(f"Training diverged at learning_rate={self._fit.learning_rate}; lower it.")
 
+    def rehearse(self) -> None:
+        """The first step, which is the largest: for who wants to know what it needs."""
+        for num_active, positions, weights_TB in self._layout.batches[:1]:
+            rows, x = self._shuffled_epoch()
+            self._train_batch(rows[:num_active].gather(1, positions), x, weights_TB, self._fit.learning_rate)
+
     def weights(self) -> list[StackedWeights]:
         """Each teacher's weights on the CPU."""
-        stacked = {name: value.cpu() for name, value in self._parameters.items()}
+        fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
+        everyones = {name: value.expand(len(self._generators), *value.shape) for name, value in fixed.items()}
+        stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _shuffled_epoch(self) -> tuple[Tensor, Tensor]:
@@ -116,16 +134,26 @@ class _Stack:
             x = apply_changes(x, self._fit.augment, torch.cat(changes).to(self._device))
         return rows.to(self._device) + self._layout.offsets[:, None], x
 
+    def _train_batch(self, chosen_TB: Tensor, x: Tensor, weights_TB: Tensor, learning_rate: float) -> None:
+        """One step on the records ``chosen_TB`` of ``x``."""
+        batch_x = x.index_select(0, chosen_TB.flatten()).unflatten(0, chosen_TB.shape)
+        self._step(batch_x, self._targets[chosen_TB], weights_TB, learning_rate)
+
     def _step(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, learning_rate: float) -> None:
         """One step of every teacher that has this batch."""
         num_active = len(x_TB)
         active = {name: value[:num_active].detach().requires_grad_() for name, value in self._parameters.items()}
-        log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x_TB), dim=2)
-        loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
+        with precision_of(self._fit, self._device):
+            log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x_TB), dim=2)
+            loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
         torch.autograd.backward(loss)
         for (start, stop), optimizer in zip(self._layout.equals, self._optimizers, strict=True):
             if start < num_active:
                 optimizer.step([_gradient(p)[start:stop] for p in active.values()], learning_rate)
+
+
+def _trained_parameters(model: nn.Module) -> StackedWeights:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -167,9 +195,7 @@ def _smoothed_one_hot(y: Tensor, spec: TeacherSpec, dtype: torch.dtype) -> Tenso
     return one_hot * (1 - spec.fit.label_smoothing) + spec.fit.label_smoothing / spec.num_classes
 
 
-def _stack_size(shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> int:
-    if device.type != "cpu":
-        return len(shards)
+def _stack_size(shards: Sequence[Shard], spec: TeacherSpec) -> int:
     num_parameters = sum(p.numel() for p in initial_model(spec, 0, shards[0]).parameters())
     return max(_FEWEST_TEACHERS_AT_ONCE, _PARAMETERS_AT_ONCE // num_parameters)
 

@@ -7,7 +7,7 @@ Everything a teacher draws (its initial weights, the order of its records, its a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ class TeacherSpec:
     num_classes: int
     seed: int
     standardize: bool = False
+
+
+def head_of(spec: TeacherSpec) -> TeacherSpec:
+    """The teacher that reads a frozen backbone's features instead of pictures: logistic regression."""
+    return replace(spec, model=ModelConfig(name="logistic"))
 
 
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:

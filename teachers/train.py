@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from fairpate.config import ModelConfig
+from fairpate.nn.features import frozen_features
 from fairpate.nn.fit import fit
 from fairpate.nn.models import is_convolutional
 from teachers.stacked import train_stacked
@@ -20,6 +21,7 @@ from teachers.teacher import (
     Shard,
     StackedWeights,
     TeacherSpec,
+    head_of,
     initial_model,
     stack_weights,
     standardized,
@@ -45,6 +47,9 @@ def train_teachers(
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
         raise ValueError(f"Expected one teacher index per shard and a shard, got {len(indices)} and {len(shards)}.")
+    if spec.model.trainable == "head":
+        shards = [Shard(x=frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
+        spec = head_of(spec)
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
     inputs = [standardized(shard) if spec.standardize else (shard, {}) for shard in shards]
     own_shards, statistics = [shard for shard, _ in inputs], [values for _, values in inputs]
@@ -59,7 +64,8 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     """
     if model.dropout:
         return "loop"
-    return "loop" if device == "cpu" and is_convolutional(model) else "stacked"
+    trains_convolutions = is_convolutional(model) and model.trainable == "all"
+    return "loop" if device == "cpu" and trains_convolutions else "stacked"
 
 
 def _train_loop(

@@ -1,23 +1,48 @@
 """What teachers say about public queries: predictions per teacher, then counts per class.
 
-``predictions_TQ`` is private and stays with the operator; so do the counts, which only the aggregator's noise may
-turn into labels. Shapes: T teachers, Q queries, C classes, F features.
+``predictions_TQ`` is private and never leaves the worker; the counts stay with the operator, and only the aggregator's
+noise may turn them into labels. Shapes: T teachers, Q queries, C classes, F features.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fairpate.nn.models import build_model, is_convolutional, scale_bytes
+from fairpate.nn.features import frozen_features
+from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.nn.predict import predict_logits
-from teachers.teacher import SHARD_MEAN, SHARD_STD, StackedWeights, TeacherSpec, standardize
+from teachers.teacher import SHARD_MEAN, SHARD_STD, StackedWeights, TeacherSpec, head_of, standardize
 
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.integer[Any]]
 _MAX_LOGITS_AT_ONCE = 2**18  # a batch's activations stay in the caches
+_MAX_VALUES_AT_ONCE = 2**24  # of queries: what a worker copies and scales, however many there are
+
+
+def count_block(
+    weights: StackedWeights,
+    spec: TeacherSpec,
+    queries: npt.NDArray[np.generic],
+    *,
+    count_type: npt.DTypeLike = np.int64,
+    device: str = "cpu",
+) -> Counts:
+    """``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
+    at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
+    votes_QC: Counts = np.zeros((len(queries), spec.num_classes), dtype=count_type)
+    for start in range(0, len(queries), at_once):
+        x = torch.from_numpy(queries[start : start + at_once].copy())
+        votes_QC[start : start + at_once] = count_votes(
+            predict_votes(weights, spec, x, device=device), spec.num_classes
+        )
+    return votes_QC
 
 
 @torch.inference_mode()
@@ -25,6 +50,8 @@ def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries_x: Tensor, *, device: str = "cpu"
 ) -> PredictionArray:
     """The class each of T teachers chooses for each of Q queries, (T, Q) ``int16``; ties go to the smaller class."""
+    if spec.model.trainable == "head":
+        queries_x, spec = frozen_features(spec.model, queries_x, device=device), head_of(spec)
     network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
     statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
     if is_convolutional(spec.model):
@@ -51,7 +78,7 @@ def _predict_one_by_one(
     """Convolutional teachers in turn, channels last; ``x`` is scaled once."""
     queries = scale_bytes(x)
     shape = tuple(x.shape[1:])
-    model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=0).to(device)
+    model = build_architecture(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})

@@ -1,13 +1,12 @@
 """Teachers that stay: Ray actors that keep their blocks of weights and vote whenever they are asked.
 
 One call per actor carries a whole batch of queries; there is never a call per teacher. An actor that dies is started
-again, reads its checkpoints and votes again, which changes nothing because a vote is a pure function. A vote without
+again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without
 all teachers is never returned.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from fairpate.config import RayConfig
-from teachers.checkpoint import load_block
+from teachers.checkpoint import ArrayWeights, load_block
 from teachers.ensemble import Ensemble
-from teachers.pool import PoolError, RayPool
+from teachers.pool import PoolError, number_of_actors
 from teachers.teacher import TeacherSpec
-from teachers.vote import VoteArray, count_votes, predict_votes
+from teachers.vote import VoteArray, count_block
 
 _VOTE_TIMEOUT_S = 60.0
 _MAX_RESTARTS, _MAX_RETRIES = -1, 3
@@ -28,18 +27,18 @@ _MAX_RESTARTS, _MAX_RETRIES = -1, 3
 class Voter:
     """The actor: some blocks of teachers, loaded once."""
 
-    def __init__(self, spec: TeacherSpec, checkpoints: list[Path], torch_threads: int, device: str) -> None:
+    def __init__(self, spec: TeacherSpec, torch_threads: int, device: str, *sources: str | ArrayWeights) -> None:
         torch.set_num_threads(torch_threads)
         self._spec, self._device = spec, device
-        self._blocks = [
-            {name: torch.from_numpy(value.copy()) for name, value in load_block(path).items()} for path in checkpoints
-        ]
+        loaded = (load_block(source) if isinstance(source, str) else source for source in sources)
+        self._blocks = [{name: torch.from_numpy(value.copy()) for name, value in block.items()} for block in loaded]
 
     def counts(self, queries: npt.NDArray[np.generic]) -> VoteArray:
         """How many of this actor's teachers chose each class, (Q, C)."""
-        x = torch.from_numpy(queries.copy())
-        predictions = [predict_votes(block, self._spec, x, device=self._device) for block in self._blocks]
-        return count_votes(np.concatenate(predictions), self._spec.num_classes)
+        counts = np.zeros((len(queries), self._spec.num_classes), dtype=np.int64)
+        for block in self._blocks:
+            counts += count_block(block, self._spec, queries, device=self._device)
+        return counts
 
 
 class Voters:
@@ -58,11 +57,12 @@ class Voters:
             max_task_retries=_MAX_RETRIES,
         )(Voter)
         self._num_teachers, self._timeout_s = ensemble.num_teachers, timeout_s
-        checkpoints = [block.checkpoint.absolute() for block in ensemble.blocks]
-        num_actors = min(RayPool(config).num_workers, len(checkpoints))
+        # A reference, so that an actor that is started again, maybe on another node, finds its teachers.
+        sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
+        num_actors = min(number_of_actors(config), len(sources))
         device = "cuda" if config.num_gpus else "cpu"
         self.actors = [
-            actor_class.remote(ensemble.spec, checkpoints[i::num_actors], config.torch_threads, device)
+            actor_class.remote(ensemble.spec, config.torch_threads, device, *sources[i::num_actors])
             for i in range(num_actors)
         ]
 

@@ -13,11 +13,13 @@ BASE = {
     "fairpate.train_config",
     "fairpate.compare_config",
     "fairpate.files",
+    "fairpate.storage",
 }
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
     "fairpate.files": set(),
+    "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types"},
     "fairpate.train_config": {"fairpate.types", "fairpate.config"},
     "fairpate.compare_config": {"fairpate.config"},
@@ -35,6 +37,7 @@ HEAVY = {"torch", "torchvision", "ray"}
 WITHOUT_HEAVY = (
     "fairpate.types",
     "fairpate.files",
+    "fairpate.storage",
     "fairpate.config",
     "fairpate.train_config",
     "fairpate.compare_config",

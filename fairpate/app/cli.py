@@ -18,7 +18,17 @@ import typer
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.config import Config, DataConfig, RunConfig, load_config
+from fairpate.config import (
+    BACKBONES,
+    Config,
+    ConfigError,
+    DataConfig,
+    RunConfig,
+    apply_override,
+    load_config,
+    load_values,
+    parse_config,
+)
 from fairpate.train_config import TrainConfig
 
 app = typer.Typer(
@@ -36,6 +46,9 @@ ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; non
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of the same configuration goes on.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
+Weights = Annotated[
+    str | None, typer.Option(help="File that every ResNet and DenseNet starts from, or `imagenet`: torchvision's own.")
+]
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -95,9 +108,15 @@ def _escaped(text: str) -> str:
 
 
 @app.command()
-def run(config: ConfigFile = None, overrides: Overrides = None, out: Out = None, data_dir: DataDir = None) -> None:
+def run(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    weights: Weights = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+) -> None:
     """Run every stage: data, teachers, votes, aggregator, student, evaluation, reports."""
-    resolved = _with_places(load_config(config or _DEMO, overrides), out=out, data_dir=data_dir)
+    resolved = _with_places(_load(config or _DEMO, overrides, weights, RunConfig), out=out, data_dir=data_dir)
     from fairpate.app.pipeline import run_pipeline
     from fairpate.app.progress import Reporter
     from fairpate.app.summary import summarise
@@ -115,6 +134,7 @@ def train(
     delta: Annotated[float | None, typer.Option(help="Target.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
     overrides: Overrides = None,
+    weights: Weights = None,
     out: Out = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -122,7 +142,7 @@ def train(
     given = {"method": method, "data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={value}" for field, value in given.items() if value is not None]
     base = config or (_DEMO if data in (None, RunConfig().data.name) else None)
-    resolved = load_config(base, [*(overrides or []), *options], schema=TrainConfig)
+    resolved = _load(base, [*(overrides or []), *options], weights, TrainConfig)
     from fairpate.app.progress import Reporter
     from fairpate.app.train import summarise_training, train_method
 
@@ -354,6 +374,22 @@ def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, opt
 def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
     settings = [f"data.options.{option}" for option in options or []]
     return _at(load_config(None, [f"data.name={name}", *settings]).data, data_dir)
+
+
+def _load(path: Path | None, overrides: list[str] | None, weights: str | None, schema: type[Config]) -> Config:
+    """The configuration, with ``weights`` for all of its models that can start from a file."""
+    values = load_values(path, overrides, schema=schema)
+    if weights is not None:
+        named = {section: values[section]["model"]["name"] for section in ("teachers", "student")}
+        starting = [section for section, name in named.items() if name in BACKBONES]
+        if not starting:
+            raise ConfigError(
+                f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
+                "set teachers.model.name or student.model.name."
+            )
+        for section in starting:
+            apply_override(values, f"{section}.model.weights={json.dumps(weights)}")
+    return parse_config(values, schema)
 
 
 def _with_places(config: Config, *, out: Path | None, data_dir: Path | None) -> Config:

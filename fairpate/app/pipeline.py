@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries, release_labels
 from fairpate.app.reporting import write_reports
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, write_json
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, checkpoint_folder, create_run_directory, write_json
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError, ModelConfig, RayConfig, RunConfig
@@ -29,12 +30,12 @@ from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.files import write_atomically
 from fairpate.nn.models import is_convolutional
+from fairpate.storage import Storage
 from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import Pool, RayPool, start_ray
-from teachers.vote import count_votes
 
 AskTeachers = Callable[[RunDirectory, RunConfig, Dataset, Split, Reporter], VoteBatch]
 _MAX_STUDENT_THREADS = 4
@@ -53,11 +54,14 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
 
     Errors name the field or file, the value and the remedy; whatever was finished stays.
     """
+    config = with_pinned_weights(config)
     with reporter.stage("data"):
         dataset = load_dataset(config.data)
         _check_augmentation(dataset, config)
         queries = choose_queries(dataset, config)
     run = create_run_directory(config)
+    if not run.student.exists():
+        check_weights({"teachers": config.teachers.model, "student": config.student.model}, dataset, reporter)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
     votes = ask_teachers(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
@@ -88,9 +92,8 @@ def ask_teachers(
     if run.votes.exists():
         reporter.note("teachers", "votes are there already")
         return _votes_on(queries, run)
-    batch = collect_vote_batch(
-        config, dataset, queries, reporter, checkpoint_dir=config.teachers.checkpoint_dir or run.teachers
-    )
+    checkpoints = checkpoint_folder(config, run.teachers)
+    batch = collect_vote_batch(config, dataset, queries, reporter, checkpoint_dir=checkpoints)
     write_votes(batch, run.votes)
     return batch
 
@@ -101,7 +104,7 @@ def collect_vote_batch(
     queries: Split,
     reporter: Reporter,
     *,
-    checkpoint_dir: Path,
+    checkpoint_dir: Path | Storage,
     pool: Pool | None = None,
 ) -> VoteBatch:
     """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
@@ -120,8 +123,7 @@ def collect_vote_batch(
                 on_progress=advance,
             )
         with reporter.stage("votes") as advance:
-            predictions_TQ = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    votes_QC = count_votes(predictions_TQ, dataset.num_classes)
+            votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
     return VoteBatch(
         record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
     )

@@ -22,11 +22,22 @@ import yaml
 from fairpate import __version__
 from fairpate.config import Config, RunConfig, load_config
 from fairpate.files import write_atomically
+from fairpate.storage import Storage, open_storage
 from fairpate.types import UserError
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
+_START = {"weights": {"path"}}  # a file is known by its checksum
 # Where a run happens does not change what it computes.
-_PLACES = {"out": True, "ray": True, "data": {"data_dir"}, "teachers": {"checkpoint_dir", "engine", "block_size"}}
+_PLACES = {
+    "out": True,
+    "storage": True,
+    "ray": True,
+    "data": {"data_dir"},
+    "teachers": {"engine": True, "block_size": True, "model": _START},
+    "student": {"model": _START},
+}
+
+_JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
 class RunDirectoryError(UserError):
@@ -126,6 +137,14 @@ class RunDirectory:
                 raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
 
 
+def checkpoint_folder(config: RunConfig, own: Path) -> Path | Storage:
+    """Where the teachers of this configuration are kept: its storage, or the folder ``own`` of this machine.
+
+    StorageError where the storage cannot be used.
+    """
+    return own if config.storage is None else open_storage(config.storage)
+
+
 def config_digest(config: RunConfig) -> str:
     """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
     return values_digest(determining_values(config))
@@ -147,6 +166,11 @@ def create_run_directory(config: RunConfig) -> RunDirectory:
     RunDirectoryError if the folder holds a run of another configuration; the differing fields are named.
     """
     run = RunDirectory(root=config.out or Path("runs") / f"{config.data.name}-{config_digest(config)}")
+    if _JOB_FOLDER in run.root.absolute().parts:
+        raise RunDirectoryError(
+            f"{run.root}: lies in the working directory of a Ray job, which is deleted after it, the ledger too; "
+            "give an absolute path outside of it with --out."
+        )
     if run.config.exists():
         _require_same(run, config)
     elif run.root.exists() and any(run.root.iterdir()):

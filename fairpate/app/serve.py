@@ -7,7 +7,6 @@ free. Votes the run already collected are read from its table; other records, po
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import signal
 import time
@@ -25,7 +24,7 @@ from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.release import choose_queries, ledger_terms, noise_source
-from fairpate.app.rundir import RunDirectory, open_run_directory
+from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
 from fairpate.config import RayConfig, RunConfig
 from fairpate.data import Dataset, load_dataset
@@ -49,7 +48,7 @@ def open_backend(root: Path, config: RunConfig) -> Backend:
             config.teachers,
             num_classes=dataset.num_classes,
             seed=config.seed,
-            checkpoint_dir=config.teachers.checkpoint_dir or run.teachers,
+            checkpoint_dir=checkpoint_folder(config, run.teachers),
             pool=pool,
         )
     ledger = Ledger(run.ledger, ledger_terms(config, dataset, ensemble=ensemble.digest))
@@ -184,11 +183,7 @@ def _with_absolute_places(config: RunConfig, data_dir: Path | None) -> RunConfig
     """The configuration for a process with another working directory and environment."""
     found = data_dir or config.data.data_dir or os.environ.get("FAIRPATE_DATA")
     data = config.data.model_copy(update={"data_dir": None if found is None else Path(found).absolute()})
-    checkpoints = config.teachers.checkpoint_dir
-    teachers = config.teachers.model_copy(
-        update={"checkpoint_dir": None if checkpoints is None else checkpoints.absolute()}
-    )
-    return config.model_copy(update={"data": data, "teachers": teachers})
+    return config.model_copy(update={"data": data})
 
 
 def _watch(service: Service) -> None:
@@ -213,23 +208,8 @@ def _this_node() -> dict[str, float]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Ray for a service; on a cluster its workers receive all four packages."""
-    import aggregator
-    import fairpate
-    import student
-    import teachers
-
+    """Ray for a service; one that stays needs a cluster that stays."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
-    import ray
-
-    if ray.is_initialized() or not os.environ.get("RAY_ADDRESS"):
-        with start_ray(config):
-            yield
-        return
-    packages = [str(Path(str(p.__file__)).parent) for p in (fairpate, teachers, aggregator, student)]
-    ray.init(runtime_env={"py_modules": packages}, logging_level=logging.ERROR, log_to_driver=False)
-    try:
+    with start_ray(config):
         yield
-    finally:
-        ray.shutdown()

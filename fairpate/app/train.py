@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.methods import METHODS
 from fairpate.app.methods.training import Method, Training
 from fairpate.app.pipeline import assess, student_card
@@ -92,6 +93,7 @@ def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | Non
     if method is None:
         raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {config.method}.")
     method.check(config)
+    config = with_pinned_weights(config)
     with reporter.stage("data"):
         dataset = dataset or load_dataset(config.data)
         _check_image_settings(dataset, config)
@@ -101,6 +103,8 @@ def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | Non
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
     if not run.student.exists():
+        teachers = {"teachers": config.teachers.model} if method.asks_teachers or method.opens_pool else {}
+        check_weights(teachers | {"model": config.student.model}, dataset, reporter)
         student = _train(method, dataset, config, run, reporter)
         write_atomically(run.student, lambda path: save_student(student, path))
     reporter.note("model", str(run.student))

@@ -7,7 +7,6 @@ publisher's partition 2 is the test split; partitions 0 and 1 train.
 from __future__ import annotations
 
 import pyarrow as pa
-import torch
 
 from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
@@ -49,7 +48,7 @@ def load(request: Request) -> Records:
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(pixels),
+            x=pixels.x,
             y=codes(attributes, "Smiling", PRESENT, ATTRIBUTES.path),
             z=codes(attributes, "Male", PRESENT, ATTRIBUTES.path),
             record_id=tuple(names),
@@ -57,6 +56,7 @@ def load(request: Request) -> Records:
         label_names=("not smiling", "smiling"),
         group_names=("female", "male"),
         sensitive_attribute="gender",
+        pixels=pixels,
         origins=tuple(_origin(part[name]) for name in names),
     )
 

@@ -20,6 +20,7 @@ from fairpate.data.entry import DataError, DatasetEntry, Option, Records, Reques
 from fairpate.data.files import read_bytes, resolve_data_dir
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, decode, open_pictures
+from fairpate.data.mapped import Pixels
 from fairpate.data.tables import column_of, keep_rows, read_table, require_columns
 
 PUBLISHER = "https://stanfordmlgroup.github.io/competitions/chexpert"
@@ -53,10 +54,11 @@ def load(request: Request) -> Records:
     if not paths:
         raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
     finding = request.options["finding"]
+    pixels = _pixels(paths, request)
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(_pixels(paths, request)),
+            x=pixels.x,
             y=codes(table, finding, MARKS, TRAIN.path),
             z=torch.tensor([race_of[_patient(path)] for path in paths]),
             record_id=tuple(paths),
@@ -65,6 +67,7 @@ def load(request: Request) -> Records:
         group_names=RACES,
         sensitive_attribute="race",
         unit_ids=tuple(_patient(path) for path in paths),
+        pixels=pixels,
         notes=(f"{int((~known).sum())} frontal pictures of patients of another or unknown race left out",),
     )
 
@@ -101,7 +104,7 @@ def _patient(path: str) -> str:
     return match[1]
 
 
-def _pixels(paths: list[str], request: Request) -> np.ndarray:
+def _pixels(paths: list[str], request: Request) -> Pixels:
     pictures = open_pictures(ARCHIVE, request.data_dir)
     place_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
     places = [path.partition(f"{ROOT}/")[2] for path in paths]

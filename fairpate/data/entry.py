@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fairpate.data.dataset import FeatureKind, Split
+from fairpate.data.mapped import Pixels
 from fairpate.types import UserError
 
 OptionValue = str | int | float | bool
@@ -69,7 +70,8 @@ class Records:
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains.
     ``unit_ids`` names the person behind each record where several records share one and a split must not part them.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out.
+    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
+    features again where they may be mapped from a file, so that a split may be too.
     """
 
     kind: FeatureKind
@@ -81,6 +83,7 @@ class Records:
     origins: tuple[Origin, ...] | None = None
     unit_ids: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
@@ -49,10 +48,11 @@ def load(request: Request) -> Records:
     names = column_of(table, "file", "labels").to_pylist()
     if not names:
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
+    pixels = decode(pictures, names, size=request.options["image_size"])
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(decode(pictures, names, size=request.options["image_size"])),
+            x=pixels.x,
             y=codes(table, "gender", {name: code for code, name in enumerate(GENDERS)}, TRAIN_LABELS.path),
             z=codes(table, "race", {name: code for code, name in enumerate(RACES)}, TRAIN_LABELS.path),
             record_id=tuple(names),
@@ -60,6 +60,7 @@ def load(request: Request) -> Records:
         label_names=GENDERS,
         group_names=RACES,
         sensitive_attribute="race",
+        pixels=pixels,
         origins=origins(training=len(train), test=len(val)),
         notes=(f"{num_train + num_val} labelled pictures that are not present left out",),
     )

@@ -33,7 +33,9 @@ def with_features(records: Records, features: str) -> Records:
     if features == "pixels":
         return records
     x = oriented_gradients(records.records.x)
-    return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=feature_names())
+    return replace(
+        records, kind="tabular", records=replace(records.records, x=x), feature_names=feature_names(), pixels=None
+    )
 
 
 def feature_names() -> tuple[str, ...]:

@@ -1,15 +1,15 @@
 """Pictures from the publisher's archive or folder to pixels, decoded once.
 
-The centre square of each picture is resized to one size and kept as uint8. Decoded pixels are cached under
-FAIRPATE_CACHE (default ~/.cache/fairpate), named by a hash of the archive, the names and the size; a damaged cache is
-noticed by its checksums and made again. The cache holds records, so its folder is readable by its owner only.
+The centre square of each picture is resized to one size and kept as uint8. Decoded pixels are kept under
+FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named by a hash of the archive, the names and the size, and mapped
+into memory from there; a damaged file is noticed by its checksum and made again. It holds records, so its folder is
+readable by its owner only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -18,25 +18,23 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+import torch
 from PIL import Image, UnidentifiedImageError
 
 from fairpate.data.entry import DataError, Option, SourceFile
 from fairpate.data.files import check_archive, locate
-from fairpate.data.storage import pixels_from_arrow, pixels_to_arrow, read_parquet, write_parquet
+from fairpate.data.mapped import Append, PixelArray, Pixels, kept_pixels
 
 CACHE_VARIABLE = "FAIRPATE_CACHE"
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = Option(default=64, allowed=(32, 48, 64, 96, 128, 224), description="Height and width in pixels.")
 Mode = Literal["RGB", "L"]
-LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures by name, and a ``key`` that changes when any of them does."""
+    """Encoded pictures by name, and a ``key`` that changes when any of them does; ``read`` keeps the order."""
 
     origin: Path
     key: str
@@ -50,23 +48,21 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     return _from_folder(path) if path.is_dir() else _from_zip(path, check_archive(choice, path))
 
 
-def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> npt.NDArray[np.uint8]:
+def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
     """(N, channels, size, size) pixels of ``names`` in that order, from the cache where it has them."""
-    shape = (3 if mode == "RGB" else 1, size, size)
+    shape = (len(names), 3 if mode == "RGB" else 1, size, size)
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
-    path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.parquet"
-    cached = _read_cache(path, names, shape)
-    if cached is not None:
-        return cached
-    pixels = np.empty((len(names), *shape), dtype=np.uint8)
-    place = {name: index for index, name in enumerate(names)}
+    path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.arrow"
 
-    def keep(name: str, content: bytes) -> None:
-        pixels[place[name]] = _pixels(content, f"{pictures.origin}: {name}", size, mode)
+    def fill(append: Append) -> None:
+        pictures.read(names, lambda name, content: append(_pixels(content, f"{pictures.origin}: {name}", size, mode)))
 
-    pictures.read(names, keep)
-    _write_cache(path, names, pixels)
-    return pixels
+    kept = kept_pixels(path, shape, fill) if names else None
+    if kept is not None:
+        return Pixels(x=kept, file=path)
+    decoded: list[PixelArray] = []
+    fill(decoded.append)
+    return Pixels(x=torch.from_numpy(np.array(decoded, dtype=np.uint8).reshape(shape)))
 
 
 def base_name(name: str) -> str:
@@ -111,7 +107,7 @@ def _is_picture(name: str) -> bool:
     return name.lower().endswith(PICTURE_SUFFIXES) and not base_name(name).startswith("._")
 
 
-def _pixels(content: bytes, where: str, size: int, mode: Mode) -> npt.NDArray[np.uint8]:
+def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
     """(channels, size, size) of the centre square of one encoded picture."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
@@ -123,24 +119,3 @@ def _pixels(content: bytes, where: str, size: int, mode: Mode) -> npt.NDArray[np
         left, top = (image.width - edge) // 2, (image.height - edge) // 2
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
     return np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
-
-
-def _read_cache(path: Path, names: Sequence[str], shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    if not path.is_file():
-        return None
-    try:
-        table = read_parquet(path)
-        if table["name"].to_pylist() == list(names):
-            return pixels_from_arrow(table["x"], shape)
-    except (DataError, KeyError, ValueError) as error:
-        LOGGER.warning("%s: damaged cache, decoding again (%s)", path, error)
-    return None
-
-
-def _write_cache(path: Path, names: Sequence[str], pixels: npt.NDArray[np.uint8]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_parquet(pa.table({"name": pa.array(names, pa.string()), "x": pixels_to_arrow(pixels)}), path)
-        path.chmod(0o600)
-    except OSError as error:
-        LOGGER.warning("%s: pictures are not cached (%s)", path, error)

@@ -54,7 +54,14 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, list(PERMITTED["private"])))
-    return {name: records.records.take(torch.from_numpy(index)) for name, index in indices.items()}
+    return {name: _taken(records, torch.from_numpy(index)) for name, index in indices.items()}
+
+
+def _taken(records: Records, index: torch.Tensor) -> Split:
+    if records.pixels is None:
+        return records.records.take(index)
+    split, ids = records.records, tuple(records.records.record_id[i] for i in index.tolist())
+    return Split(x=records.pixels.rows(index), y=split.y[index], z=split.z[index], record_id=ids)
 
 
 def default_num_test(entry: DatasetEntry, records: Records) -> int | None:

@@ -40,10 +40,11 @@ def load(request: Request) -> Records:
         raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
     names = tuple(labels)
     malformed = len(pictures.names) - len(names)
+    pixels = decode(pictures, names, size=request.options["image_size"])
     return Records(
         kind="image",
         records=Split(
-            x=torch.from_numpy(decode(pictures, names, size=request.options["image_size"])),
+            x=pixels.x,
             y=torch.tensor([labels[name][0] for name in names]),
             z=torch.tensor([labels[name][1] for name in names]),
             record_id=tuple(base_name(name) for name in names),
@@ -51,6 +52,7 @@ def load(request: Request) -> Records:
         label_names=GENDERS,
         group_names=RACES,
         sensitive_attribute="race",
+        pixels=pixels,
         notes=(f"{malformed} pictures with malformed names left out",) if malformed else (),
     )
 

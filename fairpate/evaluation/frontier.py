@@ -31,7 +31,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 # A seed repeats a configuration, and where something runs does not change what it computes.
 _SEEDS = frozenset({"seed"})
 _EPSILON_STEPS = 100  # of 1
-_PLACES = frozenset({"out", "ray", "data_dir", "checkpoint_dir", "engine", "block_size"})
+_PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

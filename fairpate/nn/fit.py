@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,11 @@ def fit(
             loss_sum = torch.zeros((), device=device)
             learning_rate = epoch_learning_rate(config, epoch)
             for batch_x, batch_targets in epoch_batches(x, targets, config, generator=generator, device=device):
-                loss = functional.cross_entropy(model(batch_x), batch_targets, label_smoothing=config.label_smoothing)
-                if penalty is not None:
-                    loss = loss + penalty(model)
+                with precision_of(config, device):
+                    logits = model(batch_x)
+                    loss = functional.cross_entropy(logits, batch_targets, label_smoothing=config.label_smoothing)
+                    if penalty is not None:
+                        loss = loss + penalty(model)
                 torch.autograd.backward(loss)
                 optimizer.step_from_backward(learning_rate)
                 loss_sum += loss.detach() * len(batch_x)
@@ -67,6 +69,13 @@ def fit(
             if on_epoch is not None:
                 on_epoch(epoch, mean_loss)
     model.eval()
+
+
+def precision_of(config: FitConfig, device: torch.device) -> AbstractContextManager[object]:
+    """What the forward pass and the loss of one step run in; the backward pass follows the forward one's types."""
+    if config.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def epoch_batches(

@@ -1,9 +1,9 @@
 """The architectures: logistic regression, MLP, LeNet, two small CNNs, and ResNet / DenseNet backbones.
 
-Everything normalises by GroupNorm, never BatchNorm: a prediction then depends on one record only, and per-example
-gradients exist. A model takes ``uint8`` images or float features; bytes are scaled by the public constant 1/255 on
-entry, and nothing is fitted to data. The first five architectures are plain sequences of layers, which lets an
-ensemble of them run as one program.
+Everything normalises by GroupNorm, or by BatchNorm with the fixed statistics of a weights file, never by statistics of
+a batch: a prediction then depends on one record only, and per-example gradients exist. A model takes ``uint8`` images
+or float features; bytes are scaled by public constants on entry, and nothing is fitted to data. The first five
+architectures are plain sequences of layers, which lets an ensemble of them run as one program.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from fairpate.config import ModelConfig
+from fairpate.config import BACKBONES, ModelConfig
 from fairpate.nn.torchvision_compat import prepare_torchvision
+from fairpate.nn.weights import HEAD_OF, load_weights
 
-CONVOLUTIONAL = frozenset({"lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"})
+CONVOLUTIONAL = frozenset({"lenet", "tanh_cnn", "cnn", *BACKBONES})
+# The public mean and spread of ImageNet's channels, which every published file was trained with.
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_NORM_GROUPS = 8
 _SMALLEST_SIDE = {"lenet": 8, "tanh_cnn": 16, "cnn": 8, "resnet18": 8, "resnet50": 8, "densenet121": 32}
 
@@ -36,16 +40,51 @@ class ScaleBytes(nn.Module):
         return scale_bytes(x)
 
 
+class ImageNetScale(nn.Module):
+    """:func:`scale_bytes`, then mean 0 and spread 1 of ImageNet per channel; a grey image is three equal channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1 or 3, height, width) to (B, 3, height, width)."""
+        scaled = scale_bytes(x)
+        mean, std = (scaled.new_tensor(values)[:, None, None] for values in (_IMAGENET_MEAN, _IMAGENET_STD))
+        return (scaled - mean) / std
+
+
+class FrozenBatchNorm(nn.Module):
+    """BatchNorm in evaluation mode for good: an affine map per channel by constants, none of which is trained."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self._eps = norm.eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, getattr(norm, name).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Exactly what BatchNorm gives in evaluation mode."""
+        mean, variance, scale, shift = self.running_mean, self.running_var, self.weight, self.bias
+        return functional.batch_norm(x, mean, variance, scale, shift, training=False, eps=self._eps)  # type: ignore[arg-type]
+
+
 def build_model(
     config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int, generator_seed: int
 ) -> nn.Module:
     """An initialised model (B, *input_shape) -> logits (B, num_classes); equal seeds give equal weights.
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
-    images. ValueError if the architecture does not fit the shape.
+    images. With ``config.weights`` all but the last layer starts from the file. ValueError if the architecture does
+    not fit the shape or the file.
     """
-    _check_shape(config.name, input_shape, num_classes)
+    _check_shape(config, input_shape, num_classes)
     with seeded_torch(generator_seed):
+        return _BUILDERS[config.name](config, input_shape, num_classes)
+
+
+def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The model of :func:`build_model` for a state that is loaded next; a weights file is not read."""
+    _check_shape(config, input_shape, num_classes)
+    with seeded_torch(0):
+        if config.name in BACKBONES:
+            return _backbone(config, input_shape, num_classes, reads_file=False)
         return _BUILDERS[config.name](config, input_shape, num_classes)
 
 
@@ -75,7 +114,8 @@ def seeded_torch(seed: int) -> Iterator[None]:
         yield
 
 
-def _check_shape(name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+def _check_shape(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    name = config.name
     if num_classes < 2:
         raise ValueError(f"Expected num_classes >= 2, got {num_classes}.")
     if name not in CONVOLUTIONAL:
@@ -88,6 +128,11 @@ def _check_shape(name: str, input_shape: tuple[int, ...], num_classes: int) -> N
     if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
         raise ValueError(
             f"Model {name} needs images of at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
+        )
+    if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
+        raise ValueError(
+            f"model.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
+            f"got {input_shape[0]}; leave weights out, or choose other channels."
         )
 
 
@@ -175,19 +220,23 @@ def _cnn(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) ->
     )
 
 
-def _torchvision(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def _backbone(
+    config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, *, reads_file: bool = True
+) -> nn.Module:
     prepare_torchvision()
     from torchvision import models
 
     backbone: nn.Module = getattr(models, config.name)(weights=None, num_classes=num_classes)
-    _replace_batch_norm(backbone)
-    if config.name == "densenet121":
-        backbone.features.conv0 = _with_input_channels(backbone.features.conv0, input_shape[0])  # type: ignore[union-attr]
-        backbone.classifier = nn.Sequential(*_dropout(config), backbone.classifier)  # type: ignore[arg-type]
-    else:
-        backbone.conv1 = _with_input_channels(backbone.conv1, input_shape[0])
-        backbone.fc = nn.Sequential(*_dropout(config), backbone.fc)  # type: ignore[arg-type]
-    return nn.Sequential(ScaleBytes(), backbone)
+    head = HEAD_OF[config.name]
+    if config.weights is not None and reads_file:
+        backbone.load_state_dict(load_weights(config), strict=False)  # all but the head, as load_weights has checked
+    _replace_batch_norm(backbone, config)
+    if config.weights is None:
+        _adapt_input_channels(backbone, input_shape[0])
+    if config.trainable == "head":
+        backbone.requires_grad_(requires_grad=False)
+    setattr(backbone, head, nn.Sequential(*_dropout(config), getattr(backbone, head).requires_grad_()))
+    return nn.Sequential(ScaleBytes() if config.weights is None else ImageNetScale(), backbone)
 
 
 def _dropout(config: ModelConfig) -> list[nn.Module]:
@@ -199,20 +248,29 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(groups, channels)
 
 
-def _replace_batch_norm(module: nn.Module) -> None:
+def _replace_batch_norm(module: nn.Module, config: ModelConfig) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, _group_norm(child.num_features))
+            setattr(module, name, FrozenBatchNorm(child) if config.keeps_batch_statistics else _as_group_norm(child))
         else:
-            _replace_batch_norm(child)
+            _replace_batch_norm(child, config)
 
 
-def _with_input_channels(layer: nn.Module | Tensor, channels: int) -> nn.Conv2d:
-    assert isinstance(layer, nn.Conv2d)
-    if layer.in_channels == channels:
-        return layer
-    kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    return nn.Conv2d(channels, layer.out_channels, kernel, stride=stride, padding=padding, bias=False)  # type: ignore[arg-type]
+def _as_group_norm(norm: nn.BatchNorm2d) -> nn.GroupNorm:
+    """GroupNorm with the scale and the shift per channel that BatchNorm had."""
+    group_norm = _group_norm(norm.num_features)
+    group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    return group_norm
+
+
+def _adapt_input_channels(backbone: nn.Module, channels: int) -> None:
+    """A first convolution of another number of channels where they are not three, with random weights."""
+    parent, name = (backbone.features, "conv0") if hasattr(backbone, "features") else (backbone, "conv1")
+    layer = getattr(parent, name)
+    if layer.in_channels != channels:
+        kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
+        other = nn.Conv2d(channels, layer.out_channels, kernel, stride=stride, padding=padding, bias=False)
+        setattr(parent, name, other)
 
 
 _BUILDERS = {
@@ -221,7 +279,7 @@ _BUILDERS = {
     "lenet": _lenet,
     "tanh_cnn": _tanh_cnn,
     "cnn": _cnn,
-    "resnet18": _torchvision,
-    "resnet50": _torchvision,
-    "densenet121": _torchvision,
+    "resnet18": _backbone,
+    "resnet50": _backbone,
+    "densenet121": _backbone,
 }

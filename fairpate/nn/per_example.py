@@ -95,8 +95,11 @@ class GradientClipper:
     def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
         """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
 
-        The model should be in the mode that training wants. ValueError for a gradient that is not finite.
+        The model should be in the mode that training wants. ValueError for a gradient that is not finite, and under
+        autocast: a norm that was rounded to eight bits bounds nothing.
         """
+        if torch.is_autocast_enabled(x.device.type):
+            raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
         part = self._book_keeping if self.engine == "book_keeping" else self._functional
         size = self._max_records or len(x)
         if 0 < len(x) <= size:

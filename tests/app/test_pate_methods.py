@@ -44,7 +44,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Train:
     def run(method: str, *overrides: str) -> RunDirectory:
         key = (method, *overrides)
         if key not in made:
-            places = [f"out={root / str(len(made))}", f"teachers.checkpoint_dir={root / 'teachers'}"]
+            places = [f"out={root / str(len(made))}", f"storage={root / 'teachers'}"]
             config = load_config(None, [*SMALL, f"method={method}", *places, *overrides], schema=TrainConfig)
             made[key] = train_method(config, Reporter(quiet=True))
         return made[key]

@@ -123,7 +123,7 @@ def test_a_released_model_is_not_trained_again(tmp_path: Path) -> None:
 def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(method: str, tmp_path: Path) -> None:
     seeded = (
         *(f"{section}.noise=seeded" for section in ("dp_sgd", "pf_ld", "aggregator", "randomised_response")),
-        f"teachers.checkpoint_dir={tmp_path / 'teachers'}",
+        f"storage={tmp_path / 'teachers'}",
     )
     plain = train(tmp_path / "plain", method, *seeded)
     run = train(

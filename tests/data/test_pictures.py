@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import logging
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fairpate.data import DataError, SourceFile
-from fairpate.data.images import Pictures, cache_dir, decode, open_pictures
+from fairpate.data import DataError, SourceFile, images
+from fairpate.data.images import Pictures, cache_dir, open_pictures
 
 ARCHIVE = SourceFile(path="toy/faces.zip", extracted="toy/faces", manual="Ask the publisher.")
 
@@ -25,6 +27,11 @@ def png(pixels: np.ndarray) -> bytes:
 
 def random_picture(height: int, width: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def decode(pictures: Pictures, names: Sequence[str], **options: Any) -> np.ndarray:
+    """A copy: a view would not survive the damage that is done to its file."""
+    return images.decode(pictures, names, **options).x.numpy().copy()
 
 
 @pytest.fixture(autouse=True)

@@ -85,6 +85,15 @@ def test_one_class_is_refused() -> None:
         build_model(ModelConfig(), input_shape=(3,), num_classes=1, generator_seed=0)
 
 
+def test_large_pictures_are_predicted_a_few_at_a_time() -> None:
+    model = build_model(ModelConfig(name="logistic"), input_shape=(3, 1024, 1024), num_classes=2, generator_seed=0)
+    sizes: list[int] = []
+    model.register_forward_hook(lambda _module, inputs, _output: sizes.append(len(inputs[0])))
+    x = _records((3, 1024, 1024), count=12)
+    predict_logits(model, x)
+    assert sizes == [5, 5, 2]
+
+
 def test_batched_prediction_covers_every_record_once() -> None:
     model = build_model(ModelConfig(name="mlp"), input_shape=(7,), num_classes=3, generator_seed=0)
     x = _records((7,), count=11)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from object_store import ACCESS_KEY, SECRET_KEY, object_store
 
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.types import UserError
@@ -49,7 +50,7 @@ def test_the_name_follows_everything_that_determines_the_weights() -> None:
     def name(
         shards: list[Shard], spec: TeacherSpec = SPEC, teachers: tuple[int, ...] = (0, 1), engine: Any = "loop"
     ) -> str:
-        return block_path(Path(), shards, spec, teachers, engine).name
+        return block_path("", shards, spec, teachers, engine)
 
     shards = [_shard(), _shard(1.0)]
     names = [
@@ -79,6 +80,32 @@ def test_a_damaged_file_is_detected(tmp_path: Path, damage: str) -> None:
     with pytest.raises(CheckpointError, match="train the teachers again"):
         load_block(path)
     assert not is_intact(path)
+
+
+def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    with object_store() as store:
+        folder = store.uri("teachers")
+        locations = [block_path(place, [_shard()], SPEC, (0,), "loop") for place in (folder, tmp_path)]
+        assert not is_intact(locations[0])
+        for location in locations:
+            save_block(location, WEIGHTS)
+        [(name, content)] = store.objects.items()
+        assert name == f"teachers/{Path(locations[1]).name}"
+        assert content == Path(locations[1]).read_bytes()
+        loaded = load_block(locations[0])
+        assert all((loaded[key] == value).all() for key, value in WEIGHTS.items())
+        store.objects[name] = content[:-1]
+        assert not is_intact(locations[0])
+
+
+@pytest.mark.parametrize("header", [b"", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 16])
+def test_a_file_without_a_digest_is_damaged(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "block.safetensors"
+    path.write_bytes(header)
+    with pytest.raises(CheckpointError, match="train the teachers again"):
+        load_block(path)
 
 
 def test_a_missing_file_is_not_intact(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import teachers.ensemble
 from fairpate.config import FitConfig, ModelConfig, TeachersConfig
 from fairpate.data.dataset import Split
+from fairpate.storage import Storage, StorageError, open_storage
 from teachers.ensemble import Ensemble, collect_votes, train_ensemble
 from teachers.shard import assign_teachers, shard_key
-from teachers.vote import count_votes
+from teachers.vote import count_votes, predict_votes
 
 CONFIG = TeachersConfig(
     num_teachers=7, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=3, learning_rate=0.1), block_size=2
@@ -25,8 +28,8 @@ class FakePool:
 
     device = "cpu"
 
-    def __init__(self, fail_after: int | None = None, num_workers: int = 3):
-        self.fail_after, self.num_workers = fail_after, num_workers
+    def __init__(self, fail_after: int | None = None):
+        self.fail_after = fail_after
         self.num_computed = 0
 
     def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -36,6 +39,12 @@ class FakePool:
             self.num_computed += 1
             yield position, function(shared, item, self.device)
 
+    def sum(self, function: Callable[..., Any], shared: Any, items: Iterable[Any], on_done: Callable[..., Any]) -> Any:
+        counted = list(self.run(function, shared, items))
+        for position, _ in counted:
+            on_done(position)
+        return np.sum([counts for _, counts in counted], axis=0, dtype=counted[0][1].dtype)
+
 
 def _split(count: int = 60, seed: int = 0) -> Split:
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +53,9 @@ def _split(count: int = 60, seed: int = 0) -> Split:
     return Split(x=x, y=y, z=torch.zeros_like(y), record_id=tuple(f"{seed}-{i}" for i in range(count)))
 
 
-def _train(directory: Path, split: Split | None = None, config: TeachersConfig = CONFIG, **options: Any) -> Ensemble:
+def _train(
+    directory: Path | Storage, split: Split | None = None, config: TeachersConfig = CONFIG, **options: Any
+) -> Ensemble:
     return train_ensemble(split or _split(), config, num_classes=2, seed=5, checkpoint_dir=directory, **options)
 
 
@@ -55,14 +66,30 @@ def test_pools_and_their_order_do_not_change_the_votes(tmp_path: Path) -> None:
     in_process = collect_votes(_train(tmp_path / "a"), QUERIES)
     fake = collect_votes(_train(tmp_path / "b", pool=FakePool()), QUERIES, pool=FakePool())
     np.testing.assert_array_equal(in_process, fake)
-    assert (in_process.shape, in_process.dtype) == ((7, 40), np.int16)
-    assert count_votes(in_process, 2).sum(axis=1).tolist() == [7] * 40
+    assert (in_process.shape, in_process.dtype) == ((40, 2), np.int64)
+    assert in_process.sum(axis=1).tolist() == [7] * 40
+
+
+def test_votes_are_those_of_the_teachers_one_by_one(tmp_path: Path) -> None:
+    ensemble = _train(tmp_path)
+    chosen = [
+        predict_votes({name: torch.from_numpy(value) for name, value in weights.items()}, ensemble.spec, QUERIES)
+        for weights in ensemble.sources()
+    ]
+    np.testing.assert_array_equal(collect_votes(ensemble, QUERIES), count_votes(np.concatenate(chosen), 2))
+
+
+def test_more_teachers_than_a_byte_counts_are_counted(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"num_teachers": 300, "block_size": 100})
+    votes = collect_votes(_train(tmp_path, config=config), torch.zeros(2, 4), pool=FakePool())
+    assert votes.sum(axis=1).tolist() == [300, 300]
+    assert votes.max() > 150
 
 
 def test_the_plurality_learns_the_rule(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"fit": FitConfig(epochs=30, learning_rate=0.1)})
     queries = _split(300, seed=3)
-    votes = count_votes(collect_votes(_train(tmp_path, _split(350), config), queries.x), 2)
+    votes = collect_votes(_train(tmp_path, _split(350), config), queries.x)
     assert (votes.argmax(axis=1) == queries.y.numpy()).mean() > 0.9
 
 
@@ -79,12 +106,32 @@ def test_a_finished_ensemble_is_not_trained_again(tmp_path: Path) -> None:
     assert (first.num_computed, second.num_computed) == (4, 0)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_another_number_of_workers_finds_every_checkpoint(tmp_path: Path, engine: Any) -> None:
+@pytest.mark.parametrize(("engine", "num_blocks"), [("loop", 15), ("stacked", 2)])
+def test_blocks_follow_the_engine_and_large_teachers_come_in_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, num_blocks: int
+) -> None:
     config = CONFIG.model_copy(update={"num_teachers": 60, "block_size": None, "engine": engine})
-    one, many = FakePool(num_workers=1), FakePool(num_workers=15)
-    assert _train(tmp_path, config=config, pool=one) == _train(tmp_path, config=config, pool=many)
-    assert (one.num_computed, many.num_computed) == ({"loop": 15, "stacked": 2}[engine], 0)
+    assert len(_train(tmp_path, config=config).blocks) == num_blocks
+    monkeypatch.setattr(teachers.ensemble, "_MAX_BLOCK_BYTES", 3 * 4 * (4 * 2 + 2))  # three teachers of 4 features
+    assert len(_train(tmp_path, config=config).blocks) == 20
+
+
+def test_workers_that_share_a_storage_read_and_write_it_themselves(tmp_path: Path) -> None:
+    pool, again = FakePool(), FakePool()
+    storage = open_storage(str(tmp_path / "shared"))
+    ensemble = _train(storage, pool=pool)
+    assert ensemble.digest == _train(tmp_path / "local").digest
+    assert list(ensemble.sources()) == [block.checkpoint for block in ensemble.blocks]
+    for block in _train(tmp_path / "local").blocks:
+        assert Path(block.checkpoint).read_bytes() == (tmp_path / "shared" / Path(block.checkpoint).name).read_bytes()
+    assert _train(storage, pool=again) == ensemble
+    assert (pool.num_computed, again.num_computed) == (4 + 4, 4)  # four looks, then four blocks or none
+
+
+def test_a_storage_that_is_another_folder_on_a_worker_is_refused(tmp_path: Path) -> None:
+    storage = replace(open_storage(str(tmp_path)), identity="what the driver's node sees")
+    with pytest.raises(StorageError, match="not the same place on every node"):
+        _train(storage)
 
 
 def test_the_digest_follows_the_teachers_and_not_their_place(tmp_path: Path) -> None:
@@ -108,7 +155,7 @@ def test_an_interrupted_training_resumes_with_what_is_missing(tmp_path: Path) ->
 def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ensemble = _train(tmp_path)
     votes = collect_votes(ensemble, QUERIES)
-    ensemble.blocks[1].checkpoint.write_bytes(b"half a file")
+    Path(ensemble.blocks[1].checkpoint).write_bytes(b"half a file")
     pool = FakePool()
     np.testing.assert_array_equal(collect_votes(_train(tmp_path, pool=pool), QUERIES), votes)
     assert pool.num_computed == 1
@@ -125,8 +172,8 @@ def test_one_record_changes_one_teacher(tmp_path: Path) -> None:
     changed = [t for t in range(7) if before.blocks[t] != after.blocks[t]]
     assert changed == assign_teachers(split.record_id[:1], 7, shard_key(5)).tolist()
     assert pool.num_computed == 1
-    different = (collect_votes(before, QUERIES) != collect_votes(after, QUERIES)).any(axis=1)
-    assert set(np.flatnonzero(different)) <= set(changed)
+    difference = np.abs(collect_votes(before, QUERIES) - collect_votes(after, QUERIES)).sum(axis=1)
+    assert set(difference) == {0, 2}
 
 
 def test_more_teachers_than_records_still_vote(tmp_path: Path) -> None:
@@ -143,7 +190,7 @@ def test_progress_counts_teachers_once(tmp_path: Path) -> None:
     assert seen == [(7, 7)]
     seen.clear()
     collect_votes(ensemble, QUERIES, on_progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (7, 7)
+    assert seen == [(2, 7), (4, 7), (6, 7), (7, 7)]
 
 
 def test_unknown_labels_are_refused_before_training(tmp_path: Path) -> None:

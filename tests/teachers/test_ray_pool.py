@@ -13,11 +13,12 @@ import pytest
 import ray
 import torch
 
+import teachers.pool
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import PoolError, RayPool
+from teachers.pool import InProcessPool, PoolError, RayPool, number_of_actors
 
 ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.5, max_restarts=1)
 TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)
@@ -30,16 +31,22 @@ def one_actor(ray_session: None) -> Iterator[RayPool]:
 
 
 class KillingPool:
-    """A Ray pool whose first worker to train is killed by the operating system while it does."""
+    """A Ray pool whose first worker to train, and the first to count votes, is killed while it does."""
 
-    def __init__(self, pool: RayPool, marker: Path):
-        self._pool, self._marker = pool, marker
-        self.num_workers, self.device = pool.num_workers, pool.device
+    def __init__(self, pool: RayPool, markers: Path):
+        self._pool, self._markers = pool, markers
+        self.device = pool.device
 
     def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        marker = self._marker
+        return self._pool.run(self._deadly(function), shared, items)
 
-        def train_and_die(shared: Any, item: Any, device: str) -> Any:
+    def sum(self, function: Callable[..., Any], shared: Any, items: Iterable[Any], on_done: Callable[..., Any]) -> Any:
+        return self._pool.sum(self._deadly(function), shared, items, on_done)
+
+    def _deadly(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        marker = self._markers / function.__name__
+
+        def compute_or_die(shared: Any, item: Any, device: str) -> Any:
             try:
                 marker.touch(exist_ok=False)
             except FileExistsError:
@@ -50,10 +57,10 @@ class KillingPool:
             killer.join()
             raise AssertionError("unreachable")
 
-        return self._pool.run(train_and_die, shared, items)
+        return compute_or_die
 
 
-def test_killing_an_actor_while_it_trains_changes_nothing(ray_session: None, tmp_path: Path) -> None:
+def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(ray_session: None, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator)
     y = (x[:, 0] > 0).long()
@@ -65,8 +72,9 @@ def test_killing_an_actor_while_it_trains_changes_nothing(ray_session: None, tmp
         return collect_votes(ensemble, x, **options)
 
     with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
+        (tmp_path / "killed").mkdir()
         disturbed = votes("disturbed", pool=KillingPool(pool, tmp_path / "killed"))
-    assert (tmp_path / "killed").exists()
+    assert len(list((tmp_path / "killed").iterdir())) == 2
     np.testing.assert_array_equal(disturbed, votes("quiet"))
     for quiet in (tmp_path / "quiet").iterdir():
         assert quiet.read_bytes() == (tmp_path / "disturbed" / quiet.name).read_bytes()
@@ -75,6 +83,13 @@ def test_killing_an_actor_while_it_trains_changes_nothing(ray_session: None, tmp
 def test_results_come_with_their_positions(one_actor: RayPool) -> None:
     results = dict(one_actor.run(lambda shared, item, device: (shared * item, device), 10, iter([1, 2, 3, 4])))
     assert results == {0: (10, "cpu"), 1: (20, "cpu"), 2: (30, "cpu"), 3: (40, "cpu")}
+
+
+def test_an_item_is_read_when_its_turn_comes(one_actor: RayPool) -> None:
+    drawn: list[int] = []
+    items = (drawn.append(i) or i for i in range(20))
+    for finished, _ in enumerate(one_actor.run(lambda *_: 0, None, items), start=1):
+        assert len(drawn) <= finished + 2  # one under way, and the next
 
 
 def test_workers_run_at_ordinary_priority_with_their_own_threads(one_actor: RayPool) -> None:
@@ -94,14 +109,42 @@ def test_a_remote_error_keeps_its_cause(one_actor: RayPool) -> None:
 def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None) -> None:
     with (
         RayPool(ONE_ACTOR, stall_timeout_s=60) as pool,
-        pytest.raises(PoolError, match=r"ray\.max_restarts=1"),
+        pytest.raises(PoolError, match=r"lost 2 times, more than ray\.max_restarts=1"),
     ):
         list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
 
 
 def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
-    with RayPool(ONE_ACTOR, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, 1 blocks"):
+    config = ONE_ACTOR.model_copy(update={"wait_for_nodes_s": 60})
+    with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, 1 blocks"):
         list(pool.run(lambda *_: time.sleep(120), None, [0]))
+
+
+def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teachers.pool, "_TOTALS_PER_MERGE", 2)
+
+    def counts(num_values: int, item: int, device: str) -> np.ndarray:
+        time.sleep(0.02)
+        return np.full(num_values, item, dtype=np.uint16)
+
+    with RayPool(RayConfig(num_actors=3, num_cpus=0.3)) as pool:
+        for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
+            done: list[int] = []
+            total = pool.sum(counts, num_values, range(20), done.append)
+            assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
+            np.testing.assert_array_equal(total, np.full(num_values, 190))
+            np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
+        with pytest.raises(ValueError, match="at least one item"):
+            pool.sum(counts, 1, [], done.append)
+
+
+def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session: None) -> None:
+    num_cpus = int(ray.cluster_resources()["CPU"])
+    with RayPool(RayConfig(num_actors=num_cpus + 3, wait_for_nodes_s=60)) as pool:
+        assert len(dict(pool.run(lambda *_: 0, None, range(9)))) == 9
+    nowhere = RayConfig(num_cpus=1000, wait_for_nodes_s=0.5)
+    with RayPool(nowhere) as pool, pytest.raises(PoolError, match=r"place within 0\.5 s: .*=1000 .*wait_for_nodes_s"):
+        list(pool.run(lambda *_: 0, None, [0]))
 
 
 def test_a_closed_pool_and_an_impossible_worker_are_refused(ray_session: None) -> None:
@@ -117,7 +160,13 @@ def test_more_actors_than_fit_are_refused_before_any_work(ray_session: None) -> 
     with pytest.raises(PoolError, match=message) as raised:
         RayPool(RayConfig(num_actors=num_cpus + 1))
     assert isinstance(raised.value, UserError)
-    assert RayPool(RayConfig(num_actors=num_cpus)).num_workers == RayPool(RayConfig()).num_workers == num_cpus
+    assert number_of_actors(RayConfig(num_actors=num_cpus)) == number_of_actors(RayConfig()) == num_cpus
+
+
+def test_all_packages_travel_to_a_cluster() -> None:
+    folders = [Path(folder) for folder in teachers.pool._own_packages()]
+    assert {folder.name for folder in folders} == {"fairpate", "teachers", "aggregator", "student"}
+    assert all((folder / "__init__.py").is_file() for folder in folders)
 
 
 def test_an_actor_is_not_spread_over_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +176,9 @@ def test_an_actor_is_not_spread_over_nodes(monkeypatch: pytest.MonkeyPatch) -> N
         {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    assert RayPool(RayConfig()).num_workers == 2
-    assert RayPool(RayConfig(num_cpus=0.1)).num_workers == 30
-    assert RayPool(RayConfig(num_cpus=0.5, num_gpus=0.5)).num_workers == 2
+    assert number_of_actors(RayConfig()) == 2
+    assert number_of_actors(RayConfig(num_cpus=0.1)) == 30
+    assert number_of_actors(RayConfig(num_cpus=0.5, num_gpus=0.5)) == 2
+    assert number_of_actors(RayConfig(num_actors=64, wait_for_nodes_s=600)) == 64
     with pytest.raises(PoolError, match="has 3 CPUs and 1 GPUs on 2 nodes, room for 2"):
         RayPool(RayConfig(num_actors=3))

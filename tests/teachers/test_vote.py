@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+import teachers.vote
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.models import build_model
 from teachers.teacher import Shard, StackedWeights, TeacherSpec
 from teachers.train import train_teachers
-from teachers.vote import count_votes, predict_votes
+from teachers.vote import count_block, count_votes, predict_votes
 
 
 def _spec(model: str, *, standardize: bool) -> TeacherSpec:
@@ -64,6 +65,20 @@ def test_votes_are_counts_per_class() -> None:
     votes = count_votes(predictions, 4)
     assert votes.tolist() == [[2, 1, 0, 0], [0, 0, 3, 0], [1, 1, 1, 0]]
     assert votes.dtype == np.int64
+
+
+def test_many_queries_are_counted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, queries = _spec("mlp", standardize=True), _records((7,), 50, 1)
+    weights = train_teachers([Shard(x=_records((7,), n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
+    expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
+    monkeypatch.setattr(teachers.vote, "_MAX_VALUES_AT_ONCE", 7 * 20)
+    sizes = []
+    monkeypatch.setattr(
+        teachers.vote, "predict_votes", lambda *a, **o: sizes.append(len(a[2])) or predict_votes(*a, **o)
+    )
+    counts = count_block(weights, spec, queries.numpy(), count_type=np.uint8)
+    np.testing.assert_array_equal(counts, expected)
+    assert (counts.dtype, sizes) == (np.uint8, [20, 20, 10])
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])

@@ -27,7 +27,7 @@ from fairpate.data.files import locate
 from fairpate.train_config import TrainConfig
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
-_PLACES = ("out", "ray", "data.data_dir", "teachers.checkpoint_dir", "teachers.engine", "teachers.block_size")
+_PLACES = ("out", "storage", "ray", "data.data_dir", "teachers.engine", "teachers.block_size")
 
 
 @dataclass(frozen=True)

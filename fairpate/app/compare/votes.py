@@ -18,7 +18,7 @@ from fairpate.app.methods import METHODS
 from fairpate.app.pipeline import collect_vote_batch
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
-from fairpate.app.rundir import determining_values
+from fairpate.app.rundir import checkpoint_folder, determining_values
 from fairpate.app.tables import write_votes
 from fairpate.data import load_dataset
 from fairpate.types import UserError, VoteBatch
@@ -69,5 +69,5 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
 def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
     dataset = load_dataset(cell.config.data)
     queries = choose_queries(dataset, cell.config)
-    checkpoints = cell.config.teachers.checkpoint_dir or folder.teachers
+    checkpoints = checkpoint_folder(cell.config, folder.teachers)
     return collect_vote_batch(cell.config, dataset, queries, reporter, checkpoint_dir=checkpoints, pool=pool)

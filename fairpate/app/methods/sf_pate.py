@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fairpate.app.methods.lagrangian import check_attribute
@@ -115,13 +116,13 @@ def _ask_fair_teachers(training: Training) -> AskTeachers:
             return ask_teachers(run, config, dataset, queries, reporter)
         private, count = dataset.private, config.teachers.num_teachers
         rows_T = shard_rows(assign_teachers(private.record_id, count, shard_key(config.seed)), count)
-        predictions = []
+        votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         with reporter.stage("teachers") as advance:
             for teacher, rows in enumerate(rows_T):
                 shard = private.take(torch.from_numpy(rows))
-                predictions.append(_fair_vote(shard, queries, dataset, config, settings, teacher=teacher))
+                prediction = _fair_vote(shard, queries, dataset, config, settings, teacher=teacher)
+                votes_QC += count_votes(prediction.to(torch.int16).numpy()[None], dataset.num_classes)
                 advance(teacher + 1, count)
-        votes_QC = count_votes(torch.stack(predictions).to(torch.int16).numpy(), dataset.num_classes)
         batch = VoteBatch(
             record_ids=queries.record_id,
             groups_Q=queries.z.numpy(),

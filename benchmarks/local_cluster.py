@@ -1,0 +1,253 @@
+"""A Ray cluster of several nodes on one machine, each of which can be killed, frozen, or cut off from the network.
+
+Nodes are started by `ray start`, as anywhere else. With namespaces, which need root, each has a network of its own with
+a link to a bridge; without, an address of the loopback device. Another Ray on the machine has another token.
+
+Ray notices a dead node after 2 seconds here (HEALTH_CHECKS) instead of 15, so that faults can be longer and shorter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+START_LIMIT_S = 240.0
+_ROOT = str(Path(__file__).resolve().parents[1])  # the checkout that is tested, also where another is installed
+_MARK = "FAIRPATE_FAULTS_NODE"
+_ALIVE = """
+import os, sys, time
+from ray._private.state import GlobalState
+from ray._raylet import GcsClientOptions
+
+state = GlobalState()
+options = GcsClientOptions.create(
+    os.environ["RAY_ADDRESS"], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+)
+state._initialize_global_state(options)
+deadline_s = time.monotonic() + float(sys.argv[2])
+while True:
+    alive = sum(node["Alive"] for node in state.node_table())
+    if alive >= int(sys.argv[1]) or time.monotonic() >= deadline_s:
+        break
+    time.sleep(0.1)
+print(alive)
+"""
+
+
+class ClusterError(Exception):
+    """A cluster that is not as it should be in time."""
+
+
+class Node:
+    """One Ray node: every process of it can be killed, frozen, or cut off from the network."""
+
+    def __init__(
+        self, address: str, namespace: str | None, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ):
+        self.address, self._namespace, self._log = address, namespace, log
+        self._command = [*self.prefix, *command]
+        self._mark = f"{_MARK}={secrets.token_hex(8)}"
+        self._environment = dict(environment) | dict([self._mark.split("=")])
+        self.start()
+
+    @property
+    def prefix(self) -> list[str]:
+        """What runs a command where this node is."""
+        return [] if self._namespace is None else ["ip", "netns", "exec", self._namespace]
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(  # noqa: S603 our own command
+                self._command, env=self._environment, stdout=log, stderr=log
+            )
+
+    def processes(self, named: str = "") -> list[int]:
+        """The processes that run there, known by a mark in their environment; those with ``named`` in their command."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                marked = self._mark.encode() in (process / "environ").read_bytes().split(b"\0")
+                if marked and named.encode() in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to everything at once, as when the machine is gone."""
+        while self.processes():
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """Every process stands still."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Every process goes on."""
+        self._signal(signal.SIGCONT)
+
+    def cut(self) -> None:
+        """Nothing reaches the node or leaves it."""
+        self._link("down")
+
+    def mend(self) -> None:
+        """The network is back."""
+        self._link("up")
+
+    def _link(self, state: str) -> None:
+        _ip("link", "set", f"{self._namespace}-br", state)
+
+    def _signal(self, number: int) -> None:
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+
+class Cluster:
+    """A head without CPUs for teachers, and workers of one CPU each; use as a context manager."""
+
+    def __init__(self, num_workers: int, *, namespaces: bool, object_store_bytes: int = 200 * 2**20):
+        self._tag = f"fp{secrets.token_hex(3)}"
+        self._namespaces = [f"{self._tag}n{i}" for i in range(num_workers + 1)] if namespaces else []
+        self._store = f"--object-store-memory={object_store_bytes}"
+        self._folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets need a short path
+        self.environment = {
+            **make_environment(),
+            **HEALTH_CHECKS,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(24),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        }
+        self._num_workers = num_workers
+        self.nodes: list[Node] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        if self._namespaces:
+            self._connect()
+        port = 6379 if self._namespaces else _free_port()
+        head = f"{self._address(0)}:{port}"
+        self.environment["RAY_ADDRESS"] = head
+        common = [str(Path(sys.executable).with_name("ray")), "start", "--block", self._store]
+        role = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._folder}", "--num-cpus=0"]
+        self._add(0, [*common, *role])
+        self.wait_until(1)
+        for number in range(1, self._num_workers + 1):
+            self._add(number, [*common, f"--address={head}", "--num-cpus=1"])
+        self.repair()  # on a busy machine a node may give up while it starts
+
+    def __exit__(self, *_: object) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+        for namespace in self._namespaces:
+            _ip("link", "delete", f"{namespace}-br", check=False)
+            _ip("netns", "delete", namespace, check=False)
+        if self._namespaces:
+            _ip("link", "delete", f"{self._tag}br", check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def workers(self) -> list[Node]:
+        """All nodes but the head."""
+        return self.nodes[1:]
+
+    def command(self, *arguments: str) -> list[str]:
+        """``arguments`` as a command on the head node; its environment is :attr:`environment`."""
+        return [*self.nodes[0].prefix, *arguments]
+
+    def repair(self) -> None:
+        """Every node is there: one that was lost, or that was given up and ended itself, is started anew."""
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while True:
+            for node in self.workers:
+                if not node.processes():
+                    node.kill()
+                    node.start()
+            if self._num_alive(len(self.nodes), limit_s=2.0) == len(self.nodes):
+                return
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"a node is not there after {START_LIMIT_S:g} s: {self._logs()}")
+
+    def wait_until(self, num_nodes: int) -> None:
+        """Return when the head counts on exactly so many nodes."""
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while (alive := self._num_alive(num_nodes, limit_s=2.0)) != num_nodes:
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"{alive} nodes instead of {num_nodes} after {START_LIMIT_S:g} s: {self._logs()}")
+
+    def _logs(self) -> str:
+        return "".join(path.read_text() for path in sorted(self._folder.glob("*.log")))
+
+    def _add(self, number: int, command: Sequence[str]) -> None:
+        address, namespace = self._address(number), self._namespaces[number] if self._namespaces else None
+        command = [*command, f"--node-ip-address={address}"]
+        self.nodes.append(Node(address, namespace, command, self.environment, self._folder / f"{number}.log"))
+
+    def _address(self, number: int) -> str:
+        return f"10.231.0.{number + 1}" if self._namespaces else f"127.0.0.{number + 1}"
+
+    def _connect(self) -> None:
+        """A bridge, and a namespace with a link to it for every node."""
+        _ip("link", "add", f"{self._tag}br", "type", "bridge")
+        _ip("link", "set", f"{self._tag}br", "up")
+        for number, name in enumerate(self._namespaces):
+            _ip("netns", "add", name)
+            _ip("link", "add", f"{name}-br", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", f"{name}-br", "master", f"{self._tag}br", "up")
+            _ip("-n", name, "addr", "add", f"{self._address(number)}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def _num_alive(self, num_nodes: int, *, limit_s: float) -> int:
+        """How many nodes the head counts on, as soon as there are ``num_nodes`` or the time is over."""
+        asked = subprocess.run(  # noqa: S603 our own program
+            self.command(sys.executable, "-c", _ALIVE, str(num_nodes), str(limit_s)),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s + START_LIMIT_S,
+            check=False,
+        )
+        return int(asked.stdout) if asked.returncode == 0 else 0
+
+
+def make_environment() -> dict[str, str]:
+    """This process's, without a Ray of its own and with this checkout first."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return plain | {"PYTHONPATH": _ROOT}
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    subprocess.run(["/usr/bin/env", "ip", *arguments], check=check)  # noqa: S603 our own arguments
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port

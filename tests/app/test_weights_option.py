@@ -1,0 +1,132 @@
+"""`--weights`: from the command line to a published student, on made-up faces."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from pretrained import published
+from safetensors import safe_open
+
+from fairpate.app import cli
+from student.predict import load_student
+
+RACES = 5
+CHANGES = ("channel_swap", "rotation_degrees", "translation_fraction", "scale_fraction")
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def fairpate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run the command line in an empty folder: (exit code, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(published("resnet18").state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with 200 pictures of noise, named like faces; class 1 is brighter."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "utkface" / "UTKFace").mkdir(parents=True)
+    draws = np.random.default_rng(0)
+    for number in range(200):
+        gender, race = number % 2, number // 2 % RACES
+        pixels = draws.integers(90 * gender, 160 + 90 * gender, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "utkface" / "UTKFace" / f"25_{gender}_{race}_2017{number}.jpg")
+    return folder
+
+
+def settings(faces: Path) -> list[str]:
+    values = [
+        "data.name=utkface",
+        f"data.data_dir={faces}",
+        "data.options.image_size=32",
+        "data.num_public=60",
+        "data.num_validation=0",
+        "data.num_test=40",
+        "teachers.num_teachers=4",
+        "teachers.model.name=resnet18",
+        "teachers.fit={epochs: 5}",
+        *(f"teachers.fit.augment.{change}=0" for change in CHANGES),
+        "aggregator.num_queries=30",
+        "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 0.1, noise_stddev_votes: 0.1}",
+        "aggregator.gate={max_disparity: 1.0, min_count: 1}",
+        "aggregator.noise=seeded",
+        "student.fit.epochs=1",
+        "ray.num_actors=1",
+    ]
+    return [word for value in values for word in ("--set", value)]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, weights: Path, faces: Path) -> None:
+    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
+    models = ["--set", "teachers.model.trainable=head", "--set", "student.model={name: resnet18, trainable: head}"]
+    command = ["run", *settings(faces), *models, "--weights", weights, "--out", "run"]
+    code, errors = fairpate(*command)
+    assert (code, errors.count(f"start from {weights}, sha256 {checksum}")) == (0, 2), errors
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["teachers"]["model"]["weights"] == {"path": str(weights), "sha256": checksum}
+    with safe_open("run/public/student.safetensors", framework="pt") as file:
+        card = file.metadata()["card"]
+    assert json.loads(card)["model"]["weights"] == {"sha256": checksum}
+    student = load_student(Path("run/public/student.safetensors"))
+    assert torch.equal(student.network[1].conv1.weight, published("resnet18").conv1.weight)  # type: ignore[index, union-attr, arg-type]
+
+    moved = weights.rename(weights.with_name("moved.pth"))
+    assert fairpate("report", "run") == (0, "")
+    elsewhere = [moved if word == weights else word for word in command]
+    code, errors = fairpate(*elsewhere)
+    assert (code, "start from" in errors) == (0, False), errors
+    moved.rename(weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "teachers.model.name=cnn"], ["--weights", "resnet18, resnet50, densenet121", "got cnn and mlp"]),
+        (["--set", "teachers.model.name=resnet50"], ["no weights of resnet50", "set model.name"]),
+        (["--set", "teachers.model.norm=group", "--weights", "gone.pth"], ["teachers.model.weights", "gone.pth"]),
+        (["--set", "teachers.standardize=true"], ["standardize: false"]),
+    ],
+)
+def test_weights_that_cannot_be_used_end_in_one_message(
+    options: list[str], words: list[str], fairpate: Command, weights: Path, faces: Path
+) -> None:
+    code, errors = fairpate("run", *settings(faces), "--weights", weights, "--out", "run", *options)
+    assert code == 1
+    assert all(word in errors for word in words), errors
+    assert "Traceback" not in errors
+    assert not Path("run/private/teachers").exists()
+
+
+def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, faces: Path) -> None:
+    options = ["--set", "student.model={name: resnet18, norm: group}", "--set", "dp_sgd={epochs: 0.2, batch_size: 10}"]
+    code, errors = fairpate("train", "dp_sgd", *settings(faces), "--weights", weights, *options, "--out", "run")
+    assert (code, errors.count("start from"), "model start from" in errors) == (0, 1, True), errors

@@ -1,0 +1,17 @@
+"""Real clusters: nodes of `ray start` on addresses of the loopback device, which needs no rights."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from local_cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A head without CPUs for teachers, and two workers of one CPU."""
+    with Cluster(2, namespaces=False) as cluster:
+        yield cluster

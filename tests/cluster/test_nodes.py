@@ -1,0 +1,61 @@
+"""A run on a cluster of two worker nodes: private records go where they are learned from, and faults change nothing.
+
+The long version is benchmarks/cluster_faults.py.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cluster_faults
+import pytest
+from local_cluster import Cluster
+
+WITNESS = Path(__file__).parent / "witness.py"
+SLACK_BYTES = 2 * 2**20  # weights, and Ray's own
+
+
+def test_a_shard_goes_to_the_node_that_trains_on_it_and_nowhere_else(cluster: Cluster) -> None:
+    command = cluster.command(sys.executable, str(WITNESS))
+    asked = subprocess.run(  # noqa: S603 our own program
+        command, env=cluster.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+    told = json.loads(asked.stdout)
+    assert len(told["trained"]) == 2  # both worked
+    assert sum(told["trained"].values()) == told["records"]
+    for node, trained in told["trained"].items():
+        assert trained <= told["arrived"][node] <= trained + SLACK_BYTES
+    assert told["left"] < SLACK_BYTES
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run on this machine alone gives."""
+    return cluster_faults.undisturbed(tmp_path_factory.mktemp("alone") / "truth")
+
+
+def test_nodes_that_die_while_teachers_train_and_vote_and_one_that_joins_change_nothing(
+    cluster: Cluster, truth: dict[str, str], tmp_path: Path
+) -> None:
+    run = cluster_faults.make_run(tmp_path / "run", cluster)
+    run.start()
+    run.wait_for(cluster_faults.in_training)
+    cluster.workers[0].kill()
+    cluster.repair()
+    run.wait_for(cluster_faults.in_voting)
+    cluster.workers[1].kill()
+    assert run.wait() == 0, run.lines
+    assert run.result() == truth
+    assert 1 <= run.blocks_lost <= 2 + len(run.blocks)  # under way in training; in voting also what the node had added
+    cluster.repair()
+
+
+def test_the_same_command_after_the_driver_was_killed_trains_nothing_twice_and_spends_nothing_twice(
+    cluster: Cluster, truth: dict[str, str], tmp_path: Path
+) -> None:
+    run = cluster_faults.make_run(tmp_path / "run", cluster)
+    cluster_faults.inject(cluster_faults.FAULTS["driver killed while training"], run, cluster.workers[0])
+    assert run.wait() == 0, run.lines
+    assert run.result() == truth

@@ -1,0 +1,73 @@
+"""Every command that the documents show exists, with the options and the files that they name."""
+
+import re
+from pathlib import Path
+
+import pytest
+from command_lines import CommandError, check, commands_in
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGURATION = re.compile(r"(?:(?:configs|deploy)/[\w./-]+|\bcluster\.yaml)")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist_with_their_options(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for line in commands_in(path.read_text(encoding="utf-8")):
+        check(line)
+        for name in CONFIGURATION.findall(line):
+            assert (ROOT / name).exists(), line
+
+
+def test_the_page_on_clusters_shows_a_whole_life() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    shown = [name for line in commands_in(text) for name in check(line)]
+    for name in ("get-auth-token", "up", "rsync-up", "dashboard", "job submit", "exec", "attach", "rsync-down", "down"):
+        assert f"ray {name}" in shown
+    for name in ("run", "compare", "serve", "query"):
+        assert f"fairpate {name}" in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ray upp cluster.yaml",
+        "ray up",
+        "ray up cluster.yaml --num-gpus 4",
+        "ray job submit --adress http://localhost:8265 -- fairpate run",
+        "ray job submit -- fairpate rum",
+        "ray job submit -- fairpate run --workers 4",
+        "ray exec cluster.yaml 'cd runs && fairpate serve runs/x --detached'",
+        "RAY_ADDRESS=auto fairpate serve",
+        "fairpate data lst | grep adult",
+        "fairpate serve runs/x --replicas many",
+        "fairpate serve runs/x --replicas 0",
+        "unheard-of --option",
+        "chmod 600 x; ray get-auth-token --make",
+    ],
+)
+def test_a_command_that_cannot_run_is_found(line: str) -> None:
+    with pytest.raises(CommandError):
+        check(line)
+
+
+def test_commands_are_found_in_both_kinds_of_blocks_and_nothing_else_is() -> None:
+    text = """Text with `fairpate nonsense` in a line.
+
+```
+ray up x \\
+    --yes     # a comment
+```
+
+    fairpate run
+    fairpate data list | grep adult
+
+```yaml
+fairpate: nonsense
+```
+
+    teachers/       a folder, not a command
+"""
+    lines = list(commands_in(text))
+    assert [name for line in lines for name in check(line)] == ["ray up", "fairpate run", "fairpate data list"]

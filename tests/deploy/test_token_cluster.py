@@ -1,0 +1,149 @@
+"""A real cluster of two nodes, started by the launcher's own commands: jobs with the token, and nothing without it."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("teachers.num_teachers=8", "teachers.block_size=2", "teachers.fit.epochs=1", "aggregator.num_queries=20")
+AWS_VARIABLES = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+TIMEOUT_S = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """How to reach it, and an environment that has its token."""
+
+    head: str
+    dashboard: str
+    environment: dict[str, str]
+
+    def run(self, program: str, *arguments: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+        """One command, with some variables of the environment changed or taken away."""
+        environment = {name: value for name, value in {**self.environment, **changes}.items() if value is not None}
+        command = [str(Path(sys.executable).parent / program), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+
+    def get(self, path: str) -> httpx.Response:
+        """What the dashboard answers to somebody with the token."""
+        token = (Path(self.environment["HOME"]) / ".ray" / "auth_token").read_text(encoding="utf-8")
+        return httpx.get(self.dashboard + path, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = tmp_path_factory.mktemp("home")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment |= {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "RAY_HEAD_IP": "127.0.0.1"}
+    environment |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"} | AWS_VARIABLES
+    token = home / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    token.chmod(0o600)
+    head_port, dashboard_port, *agent_ports = free_ports(4)
+    head_line, worker_line = start_lines(head_port)
+    sessions = home / "r"  # Ray's socket names have little room
+    with (
+        node(f"{head_line} --temp-dir={sessions} --dashboard-port={dashboard_port}", agent_ports[0], environment),
+        node(f"{worker_line} --num-cpus=2", agent_ports[1], environment),
+    ):
+        dashboard = f"http://127.0.0.1:{dashboard_port}"
+        reached = Cluster(
+            head=f"127.0.0.1:{head_port}", dashboard=dashboard, environment=environment | {"RAY_AUTH_MODE": "token"}
+        )
+        wait_for_nodes(reached, 2)
+        yield reached
+
+
+def start_lines(port: int) -> tuple[str, str]:
+    """How the launcher starts head and workers, on another port and without the autoscaler."""
+    config = yaml.safe_load((ROOT / "deploy" / "cluster-onprem.yaml").read_text(encoding="utf-8"))
+    lines = [config[f"{kind}_start_ray_commands"][-1].replace("6379", str(port)) for kind in ("head", "worker")]
+    head, worker = (re.sub(r" --autoscaling-config=\S+", "", line) for line in lines)
+    return head, worker
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def node(line: str, agent_port: int, environment: dict[str, str]) -> Iterator[None]:
+    """One node while the block lasts: `ray start` waits and takes its processes with it."""
+    command = f"exec env {line} --block --dashboard-agent-listen-port={agent_port}"
+    process = subprocess.Popen(["bash", "-c", command], env=environment, stdout=subprocess.DEVNULL)  # noqa: S603, S607
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT_S)
+
+
+def wait_for_nodes(cluster: Cluster, count: int) -> None:
+    deadline, found = time.monotonic() + TIMEOUT_S, 0
+    while found < count:
+        assert time.monotonic() < deadline, f"{found} of {count} nodes have come."
+        with contextlib.suppress(httpx.ConnectError):
+            found = len(cluster.get("/nodes?view=summary").json()["data"]["summary"])
+        time.sleep(0.5)
+
+
+def test_a_job_trains_on_the_workers_which_store_their_teachers_themselves(
+    cluster: Cluster, store: ObjectStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    settings = (*SMALL, f"storage={store.uri('teachers')}")
+    entrypoint = ["fairpate", "run", "--out", str(out), *(part for value in settings for part in ("--set", value))]
+    options = ("--address", cluster.dashboard, "--working-dir", str(ROOT))
+    job = cluster.run("ray", "job", "submit", *options, "--", *entrypoint)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "of 20 queries" in job.stdout
+    assert (out / "public" / "statement.json").is_file()
+    assert len([name for name in store.objects if name.endswith(".safetensors")]) == 4
+    assert not (out / "private" / "teachers").exists()
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64], ids=["without a token", "with another token"])
+def test_nothing_is_told_to_others_and_nothing_is_run(cluster: Cluster, tmp_path: Path, token: str | None) -> None:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    job = {"entrypoint": f"touch {tmp_path / 'proof'}"}
+    assert httpx.post(f"{cluster.dashboard}/api/jobs/", json=job, headers=headers).status_code in (401, 403)
+    for path in ("/api/jobs/", "/api/version", "/nodes?view=summary"):
+        assert httpx.get(cluster.dashboard + path, headers=headers).status_code in (401, 403)
+        assert cluster.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("mode", [None, "token"])
+def test_a_driver_without_the_token_is_told_what_to_do(cluster: Cluster, tmp_path: Path, mode: str | None) -> None:
+    stranger = {"HOME": str(tmp_path), "RAY_AUTH_MODE": mode, "RAY_ADDRESS": cluster.head}
+    run = cluster.run("fairpate", "run", "--out", str(tmp_path / "run"), **stranger)
+    assert run.returncode == 1
+    assert f"error RAY_ADDRESS={cluster.head}: no cluster answers. If it asks for a token, set" in run.stderr
+    assert "Traceback" not in run.stderr

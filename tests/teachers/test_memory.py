@@ -1,0 +1,98 @@
+"""How many teachers fit: on a memory made up, and on one that a CPU can measure."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairpate.config import FitConfig, ModelConfig
+from teachers import stacked
+from teachers.memory import stack_that_fits
+from teachers.stacked import train_stacked
+from teachers.teacher import Shard, TeacherSpec
+
+CPU = torch.device("cpu")
+SPEC = TeacherSpec(model=ModelConfig(hidden=(8,)), fit=FitConfig(epochs=3, batch_size=8), num_classes=3, seed=4)
+
+
+class MadeUp:
+    """``base + per_teacher * k`` bytes, more from ``bend`` teachers on; infinity beyond what is available."""
+
+    def __init__(self, available_bytes: float, *, base: float, per_teacher: float, bend: int = 10**9):
+        self.available_bytes = available_bytes
+        self.peak_of = lambda k: base + per_teacher * (k if k < bend else 3 * k)
+        self.tried: list[int] = []
+
+    def step(self, count: int) -> None:
+        self.tried.append(count)
+
+    def peak_bytes(self, compute: Callable[[], None]) -> float:
+        compute()
+        peak = self.peak_of(self.tried[-1])
+        return peak if peak <= self.available_bytes else math.inf
+
+
+class SavedForBackward:
+    """What a step on a CPU keeps for its backward pass: a memory that grows with the stack."""
+
+    def __init__(self, available_bytes: float):
+        self.available_bytes = available_bytes
+        self.peaks: list[int] = []
+
+    def peak_bytes(self, compute: Callable[[], None]) -> float:
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
+            compute()
+        self.peaks.append(sum(saved))
+        return sum(saved)
+
+
+def test_as_many_as_the_line_says_are_tried_and_taken() -> None:
+    memory = MadeUp(1000, base=100, per_teacher=50)
+    assert stack_that_fits(memory.step, memory, 100) == 14  # 100 + 14 * 50 = 800
+    assert memory.tried == [1, 2, 14]
+    assert stack_that_fits(memory.step, memory, 5) == 5
+
+
+def test_a_bend_in_the_line_is_found_by_trying() -> None:
+    memory = MadeUp(1000, base=100, per_teacher=50, bend=6)
+    assert stack_that_fits(memory.step, memory, 100) == 3
+    assert memory.tried == [1, 2, 14, 7, 3]
+
+
+def test_the_smallest_stacks() -> None:
+    alone = MadeUp(1000, base=100, per_teacher=400)
+    assert stack_that_fits(alone.step, alone, 100) == 1
+    only = MadeUp(1000, base=100, per_teacher=50)
+    assert stack_that_fits(only.step, only, 1) == 1
+    nothing = MadeUp(10 * 2**30, base=0, per_teacher=9 * 2**30)
+    with pytest.raises(ValueError, match=r"needs 9 GiB .* 8 GiB .* raise ray\.num_gpus, or lower teachers\.fit\.batch"):
+        stack_that_fits(nothing.step, nothing, 4)
+
+
+def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = _shards((20, 3, 33, 8, 0, 17, 25))
+    whole = train_stacked(shards, SPEC, range(7), device=CPU)
+    widths: list[int] = []
+    train = stacked._Stack.train
+    monkeypatch.setattr(stacked._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
+    probe = SavedForBackward(1e12)
+    train_stacked(shards, SPEC, range(7), device=CPU, memory=probe)
+    one, two, all_seven = probe.peaks
+    assert one < two < all_seven
+    memory = SavedForBackward((one + 2.5 * (two - one)) / 0.8)
+    parts = train_stacked(shards, SPEC, range(7), device=CPU, memory=memory)
+    assert widths == [7, 3, 3, 1]
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, atol=1e-9, rtol=0)
+
+
+def _shards(sizes: tuple[int, ...]) -> list[Shard]:
+    generator = torch.Generator().manual_seed(1)
+
+    def features(size: int) -> Tensor:
+        return torch.randn(size, 6, generator=generator, dtype=torch.float64)
+
+    return [Shard(x=features(n), y=torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
