@@ -7,8 +7,8 @@ BIN := .venv/bin
 demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
 	$(BIN)/fairpate run
 
-test: .venv/.installed-dev ## install, then run every test
-	$(BIN)/python -m pytest
+test: .venv/.installed-dev ## install, then run every test, two files at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -394,6 +394,13 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         ray.shutdown()
 
 
+def is_ray_worker() -> bool:
+    """Whether this process computes a task or is an actor."""
+    import ray
+
+    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
 def number_of_actors(config: RayConfig) -> int:
     """``ray.num_actors``, or as many as fit now and at least one.
 

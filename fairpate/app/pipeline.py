@@ -35,7 +35,7 @@ from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import Pool, RayPool, start_ray
+from teachers.pool import InProcessPool, Pool, RayPool, is_ray_worker, start_ray
 
 AskTeachers = Callable[[RunDirectory, RunConfig, Dataset, Split, Reporter], VoteBatch]
 _MAX_STUDENT_THREADS = 4
@@ -131,6 +131,10 @@ def collect_vote_batch(
 
 @contextmanager
 def _pool(config: RayConfig) -> Iterator[Pool]:
+    """Ray's actors; or this process where it is a worker of Ray, which must not wait for CPUs that its like hold."""
+    if is_ray_worker():
+        yield InProcessPool("cuda" if config.num_gpus else "cpu")
+        return
     with start_ray(config), RayPool(config) as pool:
         yield pool
 

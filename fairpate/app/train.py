@@ -103,7 +103,7 @@ def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | Non
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
     if not run.student.exists():
-        teachers = {"teachers": config.teachers.model} if method.asks_teachers or method.opens_pool else {}
+        teachers = {"teachers": config.teachers.model} if method.asks_teachers or method.has_own_teachers else {}
         check_weights(teachers | {"model": config.student.model}, dataset, reporter)
         student = _train(method, dataset, config, run, reporter)
         write_atomically(run.student, lambda path: save_student(student, path))

@@ -231,7 +231,8 @@ def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Comparison:
     root = tmp_path_factory.mktemp("sweep")
-    return run(root, None, methods=["sgd", "dp_sgd", "pate", "fairpate"], grid={"target.epsilon": [2]}, seeds=[1])
+    methods = ["sgd", "dp_sgd", "pate", "fairpate", "sf_pate"]
+    return run(root, None, methods=methods, grid={"target.epsilon": [2]}, seeds=[1])
 
 
 def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
@@ -240,15 +241,15 @@ def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
     assert len(list(folder.votes.iterdir())) == 1
     # Eight teachers in one block of stacked ones, or in two of looped ones, whatever the number of methods.
     assert len(list(folder.teachers.iterdir())) <= 2
-    assert not list((folder.root / "runs").glob("*/private/teachers"))
+    assert [path.parts[-3].split("-")[0] for path in folder.root.glob("runs/*/private/teachers")] == ["sf_pate"]
     assert {(row.method, row.seed) for row in trained.rows} == {
-        (method, 1) for method in ("dp_sgd", "pate", "fairpate")
+        (method, 1) for method in ("dp_sgd", "pate", "fairpate", "sf_pate")
     }
-    assert sum(row.is_private for row in trained.operators_rows) == 2
+    assert sum(row.is_private for row in trained.operators_rows) == 3
     assert sum(row.is_unprotected for row in trained.operators_rows) == 1
 
 
-@pytest.mark.parametrize("method", ["dp_sgd", "fairpate"])
+@pytest.mark.parametrize("method", ["dp_sgd", "fairpate", "sf_pate"])
 def test_a_cell_is_what_the_train_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
     row = next(row for row in trained.rows if (row.method, row.seed) == (method, 1))
     sweep = sweep_of(methods=[method], grid={"target.epsilon": [2]}, seeds=[1])

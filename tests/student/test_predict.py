@@ -32,6 +32,12 @@ def x():
     return torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
 
 
+def test_equal_students_are_equal_files(tmp_path):
+    for number in range(8):
+        save_student(make_student(RULE), tmp_path / f"{number}.safetensors")
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
 @pytest.mark.parametrize("idp3", [None, RULE, GateRule(max_disparity=math.inf, min_count=0)])
 def test_a_student_comes_back_from_its_file(tmp_path, x, idp3):
     student, groups = make_student(idp3), np.arange(300) % 3

@@ -173,7 +173,6 @@ def _config(
             values = merge(values, _nested(layer))
         config = parse_config(values, TrainConfig)
         METHODS[config.method].check(config)
-        _require_shareable(config.method)
     except ConfigError as error:
         found.append(error)
     try:
@@ -190,14 +189,6 @@ def _config(
         if data_dir is None
         else config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
     )
-
-
-def _require_shareable(method: str) -> None:
-    if METHODS[method].opens_pool:
-        raise ConfigError(
-            f"method: {method} trains teachers of its own, whose CPUs a cell could wait for in vain; leave it out, and "
-            f"run `fairpate train {method}`."
-        )
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:

@@ -28,7 +28,7 @@ METHODS: dict[str, Method] = {
     "dp_fermi": Method(train=train_dp_fermi, check=check_dp_fermi),
     "f_ld": Method(train=train_f_ld, promises=lambda _: False),
     "pf_ld": Method(train=train_pf_ld, check=check_attribute, promises=pf_ld_promises),
-    "sf_pate": Method(train=train_sf_pate, check=check_sf_pate, opens_pool=True),
+    "sf_pate": Method(train=train_sf_pate, check=check_sf_pate, has_own_teachers=True),
     "raco_dp": Method(train=train_raco_dp, check=check_raco),
     "dp_postprocessing": Method(train=train_dp_postprocessing, check=check_dp_postprocessing),
     "dp_oracle_learner": Method(

@@ -36,12 +36,12 @@ class Method:
     """How a method is trained.
 
     Where ``promises`` says no for a configuration, nobody is protected and nothing is published. It either
-    ``asks_teachers`` about public records, whose votes runs may share, or ``opens_pool`` for teachers of its own.
+    ``asks_teachers`` about public records, whose votes runs may share, or ``has_own_teachers``.
     ``check`` raises ConfigError for a configuration that it cannot train, before anything is written.
     """
 
     train: Callable[[Training], Trained]
     promises: Callable[[TrainConfig], bool] = lambda _: True
     asks_teachers: bool = False
-    opens_pool: bool = False
+    has_own_teachers: bool = False
     check: Callable[[TrainConfig], None] = lambda _: None
