@@ -345,8 +345,9 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
 
     from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
     from fairpate.data.dataset import Split
+    from teachers.cluster import start_ray
     from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.pool import InProcessPool, RayPool, start_ray
+    from teachers.pool import InProcessPool, RayPool
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 20 * STORE_BYTES // 4 // 4 // 320, generator=generator)

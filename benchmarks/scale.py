@@ -35,8 +35,9 @@ from scipy.optimize import nnls
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.storage import open_storage
+from teachers.cluster import start_ray
 from teachers.ensemble import Ensemble, collect_votes, train_ensemble
-from teachers.pool import RayPool, start_ray
+from teachers.pool import RayPool
 from teachers.shard import assign_teachers, shard_key, shard_rows
 
 NUM_FEATURES, NUM_CLASSES, RECORDS_PER_TEACHER = 16, 2, 8

@@ -26,7 +26,7 @@ from fairpate.app.records_table import Row
 from fairpate.compare_config import SweepConfig
 from fairpate.config import RayConfig, parse_config
 from fairpate.types import RunRecord, VoteBatch
-from teachers.pool import start_ray
+from teachers.cluster import start_ray
 
 QUIET = Console(quiet=True)
 

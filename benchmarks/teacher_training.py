@@ -28,8 +28,9 @@ from torch import nn
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_model
+from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import RayPool, start_ray
+from teachers.pool import RayPool
 from teachers.shard import assign_teachers, shard_key, shard_rows
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import train_teachers

@@ -8,14 +8,11 @@ is pure. What is added up stays on the workers until one total is left.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import math
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,7 +32,6 @@ _ITEMS_PER_ACTOR = 2
 _TOTALS_PER_MERGE = 8
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
 _log = logging.getLogger(__name__)
-_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 
 
 class PoolError(UserError, RuntimeError):
@@ -152,7 +148,7 @@ class _Queue(Generic[ItemT]):
 
 
 class RayPool:
-    """A bounded pool of Ray actors; use as a context manager inside :func:`start_ray`.
+    """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.cluster.start_ray`.
 
     Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
     bounds the time in which nothing happens at all. PoolError where the cluster is too small and does not grow.
@@ -370,37 +366,6 @@ class RayPool:
             self._start_actor()
 
 
-@contextmanager
-def start_ray(config: RayConfig) -> Iterator[None]:
-    """Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one here, shut down afterwards.
-
-    Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
-    """
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if os.environ.get("RAY_ADDRESS"):
-        _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
-    else:
-        ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def is_ray_worker() -> bool:
-    """Whether this process computes a task or is an actor."""
-    import ray
-
-    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
-
-
 def number_of_actors(config: RayConfig) -> int:
     """``ray.num_actors``, or as many as fit now and at least one.
 
@@ -425,25 +390,6 @@ def number_of_actors(config: RayConfig) -> int:
 def _actors_on_node(resources: Mapping[str, float], config: RayConfig) -> int:
     needs = {"CPU": config.num_cpus, "GPU": config.num_gpus}
     return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
-
-
-def _join_cluster(**options: Any) -> None:
-    """PoolError where no cluster answers at RAY_ADDRESS, or not to somebody without its token."""
-    import ray
-
-    try:
-        ray.init(**options)
-    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-        raise PoolError(
-            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
-            "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
-        ) from error
-
-
-def _own_packages() -> list[str]:
-    """The folders of this project's packages, which travel together: a worker may run any of them."""
-    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
-    return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
 
 
 def _raised_by_function(error: Exception) -> BaseException | None:

@@ -42,7 +42,7 @@ class Voter:
 
 
 class Voters:
-    """All teachers of an ensemble on a bounded number of actors; use inside :func:`teachers.pool.start_ray`.
+    """All teachers of an ensemble on a bounded number of actors; use inside :func:`teachers.cluster.start_ray`.
 
     PoolError where the cluster is too small.
     """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairpate.config import RayConfig
-from teachers.pool import start_ray
+from teachers.cluster import start_ray
 
 torch.set_num_threads(1)
 

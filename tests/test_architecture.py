@@ -95,6 +95,7 @@ def test_ray_is_imported_by_the_shell_only():
         "fairpate/app/compare/run.py",
         "fairpate/app/serve.py",
         "student/replicas.py",
+        "teachers/cluster.py",
         "teachers/pool.py",
         "teachers/voters.py",
     }

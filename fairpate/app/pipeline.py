@@ -34,8 +34,9 @@ from fairpate.storage import Storage
 from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
+from teachers.cluster import is_ray_worker, start_ray
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import InProcessPool, Pool, RayPool, is_ray_worker, start_ray
+from teachers.pool import InProcessPool, Pool, RayPool
 
 AskTeachers = Callable[[RunDirectory, RunConfig, Dataset, Split, Reporter], VoteBatch]
 _MAX_STUDENT_THREADS = 4

@@ -29,8 +29,9 @@ from fairpate.app.tables import read_votes
 from fairpate.config import RayConfig, RunConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.types import IntArray, VoteBatch
+from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import PoolError, RayPool, start_ray
+from teachers.pool import PoolError, RayPool
 from teachers.voters import Voters
 
 _WATCH_INTERVAL_S = 5.0

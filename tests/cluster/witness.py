@@ -18,8 +18,9 @@ from ray._private.internal_api import node_stats
 
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
+from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import RayPool, start_ray
+from teachers.pool import RayPool
 
 NUM_RECORDS, NUM_FEATURES, NUM_TEACHERS = 600, 20_000, 12
 SETTLE_LIMIT_S = 10.0

@@ -164,7 +164,7 @@ def test_more_actors_than_fit_are_refused_before_any_work(ray_session: None) -> 
 
 
 def test_all_packages_travel_to_a_cluster() -> None:
-    folders = [Path(folder) for folder in teachers.pool._own_packages()]
+    folders = [Path(folder) for folder in teachers.cluster._own_packages()]
     assert {folder.name for folder in folders} == {"fairpate", "teachers", "aggregator", "student"}
     assert all((folder / "__init__.py").is_file() for folder in folders)
 

@@ -34,7 +34,7 @@ from fairpate.compare_config import SweepConfig, TasksConfig
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.types import RunRecord, VoteBatch
-from teachers.pool import start_ray
+from teachers.cluster import start_ray
 
 _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256

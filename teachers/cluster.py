@@ -1,0 +1,119 @@
+"""The Ray that work runs on: the one there is, a cluster's, or one of this machine for as long as it is needed.
+
+When the head of a cluster dies Ray ends this process after a minute or so, without a word; a thread that watches the
+head says it before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from fairpate.config import RayConfig
+from teachers.pool import PoolError
+
+_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
+_WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def start_ray(config: RayConfig) -> Iterator[None]:
+    """Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one here, shut down afterwards.
+
+    Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
+    """
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    watch: AbstractContextManager[object] = nullcontext()
+    if os.environ.get("RAY_ADDRESS"):
+        _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
+        watch = HeadWatch(ray.get_runtime_context().gcs_address)
+    else:
+        ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+    try:
+        with watch:
+            yield
+    finally:
+        ray.shutdown()
+
+
+def is_ray_worker() -> bool:
+    """Whether this process computes a task or is an actor."""
+    import ray
+
+    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def _join_cluster(**options: Any) -> None:
+    """PoolError where no cluster answers at RAY_ADDRESS, or not to somebody without its token."""
+    import ray
+
+    try:
+        ray.init(**options)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        raise PoolError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
+            "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
+        ) from error
+
+
+class HeadWatch:
+    """Warns, once, when nobody answers at the address of a cluster's head; says so when it answers again."""
+
+    def __init__(self, address: str, *, interval_s: float = _WATCH_INTERVAL_S):
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="head watch")
+
+    def __enter__(self) -> HeadWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        missed = 0
+        while not self._ended.wait(self._interval_s):
+            answers = self._answers()
+            if answers and missed >= _MOST_MISSED:
+                _log.warning("The head of the Ray cluster answers again.")
+            missed = 0 if answers else missed + 1
+            if missed == _MOST_MISSED:
+                _log.warning(
+                    "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
+                    "it again once there is a cluster. What is stored is found, and what was charged stays charged.",
+                    *self._place,
+                )
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self._place, timeout=_ANSWER_LIMIT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def _own_packages() -> list[str]:
+    """The folders of this project's packages, which travel together: a worker may run any of them."""
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
