@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from fairpate.config import Count, Positive, Section
 
@@ -68,6 +68,12 @@ class DataSetPart(SweepPart):
     )
 
 
+class MethodPart(SweepPart):
+    """What one method adds, and where it runs."""
+
+    data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
+
+
 class TasksConfig(Section):
     """What one cell reserves of the cluster."""
 
@@ -91,11 +97,22 @@ class SweepConfig(Section):
     settings: Settings = Field(default_factory=dict, description="For every cell.")
     grid: Grid = Field(default_factory=dict, description="For every cell.")
     data_sets: dict[str, DataSetPart] = Field(min_length=1, description="By the name that results carry.")
-    methods: dict[str, SweepPart] = Field(min_length=1, description="By name; a list where none has settings.")
+    methods: dict[str, MethodPart] = Field(min_length=1, description="By name; a list where none has settings.")
     tasks: TasksConfig = TasksConfig()
     publish_unprotected: bool = Field(
         False, description="Count results of methods without privacy as public: right for public benchmark data only."
     )
+
+    @model_validator(mode="after")
+    def _runs_on_what_there_is(self) -> SweepConfig:
+        for method, part in self.methods.items():
+            for name in part.data_sets or ():
+                if name not in self.data_sets:
+                    known = ", ".join(self.data_sets)
+                    raise ValueError(
+                        f"Expected data sets of this sweep in methods.{method}.data_sets, got {name}: {known}."
+                    )
+        return self
 
     @field_validator("data_sets", "methods", mode="before")
     @classmethod

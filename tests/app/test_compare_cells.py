@@ -14,7 +14,12 @@ from fairpate.config import ConfigError, load_config, parse_config
 from fairpate.train_config import TrainConfig
 
 CONFIGS = Path(compare.__file__).parents[3] / "configs"
-SWEEPS = sorted([CONFIGS / "quick.yaml", CONFIGS / "cluster.yaml", *(CONFIGS / "paper").glob("*.yaml")])
+SWEEPS = sorted(
+    [
+        *(CONFIGS / f"{name}.yaml" for name in ("quick", "frontier", "faces", "cluster")),
+        *(CONFIGS / "paper").glob("*.yaml"),
+    ]
+)
 
 
 def cells(folder: Path = Path(), **values: Any) -> list[Cell]:
@@ -41,6 +46,18 @@ def test_cells_are_the_product_of_data_sets_seeds_methods_and_grids() -> None:
     assert {cell.config.data.num_test for cell in found if cell.data == "small"} == {100}
     weights = [cell.config.fair_dp_sgd.weight for cell in found[:8] if cell.method == "fair_dp_sgd"]
     assert weights == [0.1, 0.2, 0.3] * 2
+
+
+def test_a_method_runs_where_it_is_told_to() -> None:
+    two = {"color_digits": None, "small": {"settings": {"data.name": "color_digits", "data.num_test": 100}}}
+    found = cells(data_sets=two, methods={"sgd": None, "dp_sgd": {"data_sets": ["small"]}})
+    assert [(cell.data, cell.method) for cell in found] == [
+        ("color_digits", "sgd"),
+        ("small", "sgd"),
+        ("small", "dp_sgd"),
+    ]
+    with pytest.raises(ConfigError, match=r"methods\.dp_sgd\.data_sets, got smal: color_digits, small"):
+        cells(data_sets=two, methods={"dp_sgd": {"data_sets": ["smal"]}})
 
 
 def test_the_split_stays_where_it_is_told_to() -> None:

@@ -123,6 +123,8 @@ def _layers(sweep: SweepConfig, data: str) -> Iterator[list[_Layer]]:
     part = sweep.data_sets[data]
     for method in (name for name in sweep.methods if name in METHODS):
         own = sweep.methods[method]
+        if own.data_sets is not None and data not in own.data_sets:
+            continue
         settings = [
             _Layer("settings", sweep.settings),
             _Layer(f"data_sets.{data}.settings", part.settings),
