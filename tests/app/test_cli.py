@@ -11,7 +11,7 @@ from fairpate.app import cli
 from fairpate.config import load_config
 from fairpate.data import find_entry
 
-SWEEPS = {"quick.yaml", "cluster.yaml"}
+SWEEPS = {"quick.yaml", "frontier.yaml", "faces.yaml", "cluster.yaml"}
 CONFIGS = sorted(path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if path.name not in SWEEPS)
 
 

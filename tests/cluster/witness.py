@@ -23,7 +23,7 @@ from teachers.ensemble import train_ensemble
 from teachers.pool import RayPool
 
 NUM_RECORDS, NUM_FEATURES, NUM_TEACHERS = 600, 20_000, 12
-SETTLE_LIMIT_S = 10.0
+SETTLE_LIMIT_S, MEETING_LIMIT_S = 10.0, 100.0
 
 
 class WitnessPool:
@@ -67,12 +67,22 @@ def large_split() -> Split:
     return Split(x=x, y=y, z=y, record_id=tuple(str(i) for i in range(NUM_RECORDS)))
 
 
+def meet(folder: str, item: int, _device: str) -> None:
+    """Wait for the other item: the two actors are on one machine."""
+    (Path(folder) / f"item-{item}").touch()
+    limit = time.monotonic() + MEETING_LIMIT_S
+    while len(list(Path(folder).glob("item-*"))) < 2 and time.monotonic() < limit:
+        time.sleep(0.05)
+
+
 def main() -> None:
     split, config = large_split(), RayConfig(num_actors=2)
     teachers = TeachersConfig(
         num_teachers=NUM_TEACHERS, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1), block_size=1
     )
     with start_ray(config), RayPool(config) as pool, tempfile.TemporaryDirectory() as folder:
+        for _ in pool.run(meet, folder, [0, 1]):
+            pass  # both actors are there
         before, witness = stores(), WitnessPool(pool)
         train_ensemble(split, teachers, num_classes=2, seed=0, checkpoint_dir=Path(folder), pool=witness)
         after, deadline_s = stores(), time.monotonic() + SETTLE_LIMIT_S

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,8 +56,12 @@ def store() -> Iterator[ObjectStore]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("home")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # Ray's socket names have little room
+        yield from cluster_at(Path(folder))
+
+
+def cluster_at(home: Path) -> Iterator[Cluster]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment |= {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "RAY_HEAD_IP": "127.0.0.1"}
@@ -67,9 +72,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     token.chmod(0o600)
     head_port, dashboard_port, *agent_ports = free_ports(4)
     head_line, worker_line = start_lines(head_port)
-    sessions = home / "r"  # Ray's socket names have little room
     with (
-        node(f"{head_line} --temp-dir={sessions} --dashboard-port={dashboard_port}", agent_ports[0], environment),
+        node(f"{head_line} --temp-dir={home}/r --dashboard-port={dashboard_port}", agent_ports[0], environment),
         node(f"{worker_line} --num-cpus=2", agent_ports[1], environment),
     ):
         dashboard = f"http://127.0.0.1:{dashboard_port}"
