@@ -57,12 +57,12 @@ class Voters:
             max_task_retries=_MAX_RETRIES,
         )(Voter)
         self._num_teachers, self._timeout_s = ensemble.num_teachers, timeout_s
-        # A reference, so that an actor that is started again, maybe on another node, finds its teachers.
-        sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
-        num_actors = min(number_of_actors(config), len(sources))
+        # References, kept here, so that an actor that is started again, maybe on another node, finds its teachers.
+        self._sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
+        num_actors = min(number_of_actors(config), len(self._sources))
         device = "cuda" if config.num_gpus else "cpu"
         self.actors = [
-            actor_class.remote(ensemble.spec, config.torch_threads, device, *sources[i::num_actors])
+            actor_class.remote(ensemble.spec, config.torch_threads, device, *self._sources[i::num_actors])
             for i in range(num_actors)
         ]
 
@@ -86,4 +86,4 @@ class Voters:
 
         for actor in self.actors:
             ray.kill(actor)
-        self.actors = []
+        self.actors, self._sources = [], []
