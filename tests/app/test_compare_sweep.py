@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.report import summarise_comparison
 from fairpate.app.compare.run import Comparison, compare, run_cell
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.progress import Reporter
@@ -117,6 +118,17 @@ def test_only_what_is_missing_runs(tmp_path: Path) -> None:
     assert back.changed
     assert back.rows == first.rows
     assert len(ran(tmp_path)) == 6
+
+
+def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "trouble").touch()
+    troubled = run(tmp_path, counted)
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(summarise_comparison(troubled), crop=False)
+    (failure,) = troubled.failed
+    assert len(failure.command) > 80
+    assert f"failed: {failure.command}\n" in printed.getvalue()
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:

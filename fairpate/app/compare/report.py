@@ -66,13 +66,18 @@ def summarise_comparison(comparison: Comparison) -> Group:
     for row in comparison.rows:
         by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
     tables = [_methods_table(data, by_method) for data, by_method in by_data.items()]
-    failures = [Text(f"failed: {row.command}\n    {row.error}") for row in comparison.failed]
+    failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder
     files = Table.grid(padding=(0, 2))
     files.add_row("results", str(folder.results))
     files.add_row("report", str(folder.report))
     files.add_row("operator only", str(folder.private))
     return Group(*tables, *failures, files)
+
+
+def _failure(row: Row) -> Text:
+    """The cause, and the command in one line, to copy."""
+    return Text(f"failed: {row.command}\n    {row.error}", no_wrap=True, overflow="ignore")
 
 
 def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
