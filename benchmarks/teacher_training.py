@@ -141,7 +141,7 @@ def measure_inference(num_teachers: int, repeats: int) -> tuple[float, float]:
     def one_by_one() -> None:
         torch.stack([model(queries).argmax(dim=1) for model in models])
 
-    best = _best_in_turns([one_by_one, lambda: predict_votes(weights, spec, queries)], 10 * repeats)
+    best = _best_in_turns([one_by_one, lambda: predict_votes(weights, spec, queries.numpy())], 10 * repeats)
     return best[0], best[1]
 
 

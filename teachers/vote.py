@@ -17,7 +17,7 @@ from torch import Tensor
 from fairpate.nn.features import frozen_features
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.nn.predict import predict_logits
-from teachers.teacher import SHARD_MEAN, SHARD_STD, StackedWeights, TeacherSpec, head_of, standardize
+from teachers.teacher import SHARD_MEAN, SHARD_STD, StackedWeights, TeacherSpec, standardize
 
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
@@ -35,29 +35,29 @@ def count_block(
     device: str = "cpu",
 ) -> Counts:
     """``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
-    at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
-    votes_QC: Counts = np.zeros((len(queries), spec.num_classes), dtype=count_type)
-    for start in range(0, len(queries), at_once):
-        x = torch.from_numpy(queries[start : start + at_once].copy())
-        votes_QC[start : start + at_once] = count_votes(
-            predict_votes(weights, spec, x, device=device), spec.num_classes
-        )
-    return votes_QC
+    parts = [queries] if _one_by_one(spec) else _bounded(queries)
+    return np.concatenate(
+        [
+            count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes).astype(count_type)
+            for part in parts
+        ]
+    )
 
 
 @torch.inference_mode()
 def predict_votes(
-    weights: StackedWeights, spec: TeacherSpec, queries_x: Tensor, *, device: str = "cpu"
+    weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
     """The class each of T teachers chooses for each of Q queries, (T, Q) ``int16``; ties go to the smaller class."""
-    if spec.model.trainable == "head":
-        queries_x, spec = frozen_features(spec.model, queries_x, device=device), head_of(spec)
     network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
     statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
-    if is_convolutional(spec.model):
-        predictions = _predict_one_by_one(network, statistics, spec, queries_x, device)
+    if _one_by_one(spec):
+        predictions = _predict_one_by_one(network, statistics, spec, queries, device)
     else:
-        predictions = _predict_stacked(network, statistics, queries_x, device)
+        x = _tensor(queries)
+        if spec.model.trainable == "head":
+            x = frozen_features(spec.model, x, device=device)
+        predictions = _predict_stacked(network, statistics, x, device)
     return predictions.to(torch.int16).numpy()
 
 
@@ -72,19 +72,40 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
     return np.stack([(predictions == k).sum(axis=0, dtype=np.int64) for k in range(num_classes)], axis=1)
 
 
+def _one_by_one(spec: TeacherSpec) -> bool:
+    return is_convolutional(spec.model) and spec.model.trainable == "all"
+
+
+def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
+    at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
+    return [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
+
+
+def _tensor(queries: npt.NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(queries.copy())  # the object store's arrays are read-only
+
+
 def _predict_one_by_one(
-    weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None, spec: TeacherSpec, x: Tensor, device: str
+    weights: StackedWeights,
+    statistics: tuple[Tensor, Tensor] | None,
+    spec: TeacherSpec,
+    queries: npt.NDArray[np.generic],
+    device: str,
 ) -> Tensor:
-    """Convolutional teachers in turn, channels last; ``x`` is scaled once."""
-    queries = scale_bytes(x)
-    shape = tuple(x.shape[1:])
-    model = build_architecture(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+    """Convolutional teachers in turn: each takes its place in one network once, whatever the number of queries."""
+    model = build_architecture(spec.model, input_shape=queries.shape[1:], num_classes=spec.num_classes).to(device)
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})
-        own = queries if statistics is None else standardize(queries, statistics[0][teacher], statistics[1][teacher])
-        predictions.append(predict_logits(model, own).argmax(dim=1))
+        scaling = None if statistics is None else (statistics[0][teacher], statistics[1][teacher])
+        parts = [predict_logits(model, _scaled(part, scaling)).argmax(dim=1) for part in _bounded(queries)]
+        predictions.append(torch.cat(parts))
     return torch.stack(predictions)
+
+
+def _scaled(queries: npt.NDArray[np.generic], statistics: tuple[Tensor, Tensor] | None) -> Tensor:
+    x = _tensor(queries)
+    return x if statistics is None else standardize(scale_bytes(x), *statistics)
 
 
 def _predict_stacked(

@@ -24,8 +24,8 @@ def predict_logits(model: nn.Module, x: Tensor, *, batch_size: int | None = None
     memory_format = memory_format_for(x)
     device = next(model.parameters()).device
     to_memory_format(model.eval(), memory_format)
-    batches = torch.split(x, batch_size)
-    return torch.cat([model(scale_bytes(b.to(device)).contiguous(memory_format=memory_format)).cpu() for b in batches])
+    batches = (b.to(device).contiguous(memory_format=memory_format) for b in torch.split(x, batch_size))
+    return torch.cat([model(scale_bytes(batch)).cpu() for batch in batches])
 
 
 def predict_probabilities(model: nn.Module, x: Tensor, *, batch_size: int | None = None) -> Tensor:

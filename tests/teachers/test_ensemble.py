@@ -71,9 +71,9 @@ def test_pools_and_their_order_do_not_change_the_votes(tmp_path: Path) -> None:
 
 
 def test_votes_are_those_of_the_teachers_one_by_one(tmp_path: Path) -> None:
-    ensemble = _train(tmp_path)
+    ensemble, queries = _train(tmp_path), QUERIES.numpy()
     chosen = [
-        predict_votes({name: torch.from_numpy(value) for name, value in weights.items()}, ensemble.spec, QUERIES)
+        predict_votes({name: torch.from_numpy(value) for name, value in weights.items()}, ensemble.spec, queries)
         for weights in ensemble.sources()
     ]
     np.testing.assert_array_equal(collect_votes(ensemble, QUERIES), count_votes(np.concatenate(chosen), 2))

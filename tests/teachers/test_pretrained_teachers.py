@@ -67,7 +67,7 @@ def test_engines_agree_and_statistics_of_the_file_stay(file: Path) -> None:
     one = build_architecture(spec.model, input_shape=(3, SIDE, SIDE), num_classes=CLASSES)
     one.load_state_dict({name: value[1] for name, value in loop.items()})
     queries = pictures(5, torch.Generator().manual_seed(9))
-    votes = predict_votes(loop, spec, queries)
+    votes = predict_votes(loop, spec, queries.numpy())
     assert votes[1].tolist() == predict_logits(one, queries).argmax(dim=1).tolist()
 
 
@@ -104,7 +104,7 @@ def test_a_head_is_logistic_regression_on_the_files_features(engine: str, file: 
     assert torch.equal(trained["2.weight"][1], start["2.weight"][1])
     queries = pictures(6, torch.Generator().manual_seed(9))
     expected = (features_of_torchvision(queries) @ trained["2.weight"][0].T + trained["2.bias"][0]).argmax(dim=1)
-    assert predict_votes(trained, spec, queries)[0].tolist() == expected.tolist()
+    assert predict_votes(trained, spec, queries.numpy())[0].tolist() == expected.tolist()
 
 
 def test_heads_are_stacked_everywhere_and_never_augmented(file: Path) -> None:

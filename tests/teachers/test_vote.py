@@ -1,5 +1,7 @@
 """Votes against one model at a time."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_predictions_are_those_of_each_model(model: str, shape: tuple[int, ...],
     shards = [Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)]
     weights = train_teachers(shards, spec)
     queries = _records(shape, 50, 1)
-    predictions = predict_votes(weights, spec, queries)
+    predictions = predict_votes(weights, spec, queries.numpy())
     assert (predictions.shape, predictions.dtype) == ((3, 50), np.int16)
     np.testing.assert_array_equal(predictions, _one_at_a_time(weights, spec, queries))
 
@@ -57,7 +59,7 @@ def test_predictions_are_those_of_each_model(model: str, shape: tuple[int, ...],
 def test_no_queries_get_no_votes() -> None:
     spec = _spec("logistic", standardize=False)
     weights = train_teachers([Shard(x=_records((7,), 5, 0), y=torch.arange(5) % 3)], spec)
-    assert predict_votes(weights, spec, torch.zeros(0, 7)).shape == (1, 0)
+    assert predict_votes(weights, spec, np.zeros((0, 7), dtype=np.float32)).shape == (1, 0)
 
 
 def test_votes_are_counts_per_class() -> None:
@@ -67,18 +69,27 @@ def test_votes_are_counts_per_class() -> None:
     assert votes.dtype == np.int64
 
 
-def test_many_queries_are_counted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, queries = _spec("mlp", standardize=True), _records((7,), 50, 1)
-    weights = train_teachers([Shard(x=_records((7,), n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
+@pytest.mark.parametrize(("model", "shape"), [("mlp", (7,)), ("cnn", (1, 8, 8))])
+def test_many_queries_are_counted_a_few_at_a_time(
+    model: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, queries = _spec(model, standardize=True), _records(shape, 50, 1)
+    weights = train_teachers([Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
     expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
-    monkeypatch.setattr(teachers.vote, "_MAX_VALUES_AT_ONCE", 7 * 20)
-    sizes = []
-    monkeypatch.setattr(
-        teachers.vote, "predict_votes", lambda *a, **o: sizes.append(len(a[2])) or predict_votes(*a, **o)
-    )
+    monkeypatch.setattr(teachers.vote, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
+    read = _recorded(monkeypatch, "_tensor")
+    built = _recorded(monkeypatch, "build_architecture")
     counts = count_block(weights, spec, queries.numpy(), count_type=np.uint8)
     np.testing.assert_array_equal(counts, expected)
-    assert (counts.dtype, sizes) == (np.uint8, [20, 20, 10])
+    assert counts.dtype == np.uint8
+    assert [len(part) for part, *_ in read] == [20, 20, 10] * (3 if model == "cnn" else 1)
+    assert len(built) == (model == "cnn")
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
+    calls, function = [], getattr(teachers.vote, name)
+    monkeypatch.setattr(teachers.vote, name, lambda *a, **o: calls.append(a) or function(*a, **o))
+    return calls
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
