@@ -161,7 +161,7 @@ def compare(
     from fairpate.app.compare.cells import load_sweep
     from fairpate.app.compare.report import compare_methods, summarise_comparison
 
-    sweep = load_sweep(config, overrides or [])
+    sweep = load_sweep(config, overrides or [], data_dir=data_dir)
     comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
     Console(highlight=False).print(summarise_comparison(comparison), crop=False)
     if comparison.failed:

@@ -206,6 +206,36 @@ def test_the_form_of_a_sweep_is_checked(values: dict[str, Any], words: tuple[str
     assert all(word in str(caught.value) for word in words)
 
 
+def test_faults_of_form_and_of_cells_are_told_together(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "sedes: [1]\n"
+        "data_sets: {color_digits: {settings: {data.options: {sensitive: hue}}}, adlt: , bank: {fle: 1}}\n"
+        "methods: {fairpte: , dp_sgd: {grid: {dp_sgd.epochs: [many]}}, pate: {gird: {}}}\n"
+        "tasks: {num_cpus: 0}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(tmp_path / "sweep.yaml")
+    faults = str(caught.value).splitlines()
+    for start, word in (
+        ("sedes", "seeds"),
+        ("data_sets.bank.fle", "file"),
+        ("methods.pate.gird", "grid"),
+        ("tasks.num_cpus", "greater than 0"),
+        ("methods.fairpte", "fairpate"),
+        ("data_sets.color_digits.settings.data.options.sensitive", "hue"),
+        ("data_sets.adlt", "adult"),
+        ("methods.dp_sgd.grid.dp_sgd.epochs", "many"),
+    ):
+        assert any(fault.startswith(start) and word in fault for fault in faults), (start, faults)
+
+
+def test_what_is_left_of_a_sweep_may_be_too_little(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text("data_sets: {adult: {fle: 1}}\nmethods: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(tmp_path / "sweep.yaml")
+    assert [fault.partition(":")[0] for fault in str(caught.value).splitlines()] == ["data_sets.adult.fle", "methods"]
+
+
 def test_overrides_reach_grids(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(
         "data_sets: [color_digits]\nmethods: [dp_sgd]\ngrid: {target.epsilon: [1, 2]}\n"

@@ -6,6 +6,7 @@ compute the same are one.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,12 +65,43 @@ class Cell:
         return " ".join(["fairpate train", self.method, "--data", shlex.quote(name), *overrides])
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; ConfigError lists every fault."""
+def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
+    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
     values = read_yaml(path)
     for override in overrides:
         apply_override(values, override)
-    return parse_config(values, SweepConfig)
+    return parse_sweep(values, folder=path.parent, data_dir=data_dir)
+
+
+def parse_sweep(values: dict[str, Any], *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
+    """The sweep that ``values`` write down. Where its form is wrong, ConfigError lists the faults of its cells too."""
+    try:
+        return parse_config(values, SweepConfig)
+    except ConfigError as error:
+        in_cells = _faults_of_the_rest(values, error, folder, data_dir)
+        raise ConfigError("\n".join([str(error), *in_cells])) from error
+
+
+def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
+    """The faults of the cells that are left without the parts whose form is wrong; none where too little is left."""
+    assert isinstance(form.__cause__, ValidationError)
+    rest = copy.deepcopy(values)
+    for fault in form.__cause__.errors():
+        section, *names = map(str, fault["loc"] or [""])
+        part = rest.get(section)
+        if section in ("data_sets", "methods") and isinstance(part, dict) and names:
+            part.pop(names[0], None)
+        else:
+            rest.pop(section, None)
+    try:
+        sweep = SweepConfig.model_validate(rest)
+    except ValidationError:
+        return []
+    try:
+        cells_of(sweep, folder=folder, data_dir=data_dir)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
 
 
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:

@@ -12,12 +12,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.app.compare.cells import cells_of
+from fairpate.app.compare.cells import cells_of, parse_sweep
 from fairpate.app.compare.run import Comparison, compare
 from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
 from fairpate.compare_config import SweepConfig
-from fairpate.config import parse_config
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.page import epsilon_text
@@ -38,8 +37,9 @@ def compare_methods(
     ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
     ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
-    config = sweep if isinstance(sweep, SweepConfig) else parse_config(dict(sweep), SweepConfig)
-    cells = cells_of(config, folder=folder or Path(), data_dir=data_dir)
+    folder = folder or Path()
+    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
+    cells = cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, console or Console(stderr=True))
     write_frontier_reports(comparison, title=title)
