@@ -42,7 +42,7 @@ from fairpate.evaluation.frontier_tables import (
     shape,
     volumes,
 )
-from fairpate.evaluation.page import card, count, page, percent, resource, section
+from fairpate.evaluation.page import card, count, counted, page, percent, resource, section
 from fairpate.evaluation.rows import Row
 from fairpate.evaluation.selection import SelectionRule
 
@@ -128,8 +128,8 @@ def _banners(report: FrontierReport) -> str:
     seeded = sum(_is_seeded(row.config) for row in report.shown if row.record is not None)
     if seeded:
         banners += (
-            f'<div class="banner warn" role="note"><b>Reproducible runs: not private.</b>{count(seeded)} runs drew '
-            "their noise from a seed. Each ε is what the same run would have with fresh noise.</div>"
+            f'<div class="banner warn" role="note"><b>Reproducible runs: not private.</b>{counted(seeded, "run")} drew '
+            "noise from a seed. Each ε is what the same run would have with fresh noise.</div>"
         )
     return banners
 
@@ -150,7 +150,7 @@ def _opening(report: FrontierReport, points: Sequence[Point]) -> str:
         (
             "Runs",
             count(len(done)),
-            f"{count(len({row.seed for row in done}))} seeds; {count(len(report.failed))} failed",
+            f"{counted(len({row.seed for row in done}), 'seed')}; {count(len(report.failed))} failed",
         ),
     ]
     cells = "".join(
@@ -307,7 +307,7 @@ def _attainment(
 def _reading(report: FrontierReport) -> str:
     left_out = sum(row.is_private for row in report.rows) if not report.for_operator else 0
     hidden = (
-        f"<li>{count(left_out)} rows whose ε depends on private votes are left out; they are for the operator.</li>"
+        f"<li>Left out: {counted(left_out, 'row')} whose ε depends on private votes; for the operator.</li>"
         if left_out
         else ""
     )

@@ -69,6 +69,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def counted(value: int, noun: str) -> str:
+    """``1 seed``, ``2 seeds``."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def percent(share: float, *, digits: int = 1) -> str:
     """A share in per cent, or the word undefined; exactly everything and nothing carry no decimals."""
     if math.isnan(share):

@@ -91,7 +91,7 @@ def test_each_privacy_class_has_a_section_that_names_it(public):
 def test_a_page_to_publish_holds_nothing_that_depends_on_votes(public, comparison):
     assert "Do not publish" not in public
     assert "†" not in Nesting(public).words
-    assert "2 rows whose ε depends on private votes are left out" in Nesting(public).words
+    assert "Left out: 2 rows whose ε depends on private votes" in Nesting(public).words
     assert not any("†" in series["name"] for series in model_of(public)["series"])
     operators = written(comparison(operator=True), for_operator=True)
     assert "Do not publish" in Nesting(operators).words
