@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from sklearn.base import clone
+from two_groups import two_groups
 
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
@@ -32,17 +33,8 @@ SETTINGS: dict[str, Any] = {
     "random_state": 0,
 }
 FAMILY = [FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier]
-
-
-def records(count: int, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    generator = np.random.default_rng(seed)
-    group = np.array(["a", "b"])[np.arange(count) % 2]
-    x = np.stack([generator.normal(size=count), group == "b"], axis=1)
-    return x, np.where(x[:, 0] + x[:, 1] - 0.5 > 0, "yes", "no"), group
-
-
-X, Y, _ = records(2000, 0)
-PUBLIC_X, _, PUBLIC_Z = records(200, 1)
+X, Y, _ = two_groups(2000, 0)
+PUBLIC_X, _, PUBLIC_Z = two_groups(200, 1)
 PUBLIC: dict[str, Any] = {"public_X": PUBLIC_X, "public_sensitive_features": PUBLIC_Z}
 
 

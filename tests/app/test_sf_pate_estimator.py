@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from two_groups import two_groups
 
 from fairpate.config import AggregatorConfig, FitConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.estimators import SfPateClassifier
@@ -29,18 +29,8 @@ SETTINGS: dict[str, Any] = {
     "ray": RayConfig(num_actors=1),
     "random_state": 0,
 }
-
-
-def records(count: int, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """The second feature gives the group away, and the label follows both features."""
-    generator = np.random.default_rng(seed)
-    group = np.array(["a", "b"])[np.arange(count) % 2]
-    x = np.stack([generator.normal(size=count), group == "b"], axis=1)
-    return x, np.where(x[:, 0] + x[:, 1] - 0.5 > 0, "yes", "no"), group
-
-
-X, Y, Z = records(2000, 0)
-PUBLIC_X, _, PUBLIC_Z = records(400, 1)
+X, Y, Z = two_groups(2000, 0)
+PUBLIC_X, _, PUBLIC_Z = two_groups(400, 1)
 PUBLIC: dict[str, Any] = {"public_X": PUBLIC_X, "public_sensitive_features": PUBLIC_Z}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from two_groups import two_groups
 
 from fairpate.baselines.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
 from fairpate.config import FitConfig, ModelConfig
@@ -30,17 +30,8 @@ ESTIMATORS = [
     FairDpSgdClassifier(**PRIVATE, weight=0.3, temperature=0.5),
 ]
 NAMES = [type(estimator).__name__ for estimator in ESTIMATORS]
-
-
-def records(count: int, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    generator = np.random.default_rng(seed)
-    group = np.array(["a", "b"])[np.arange(count) % 2]
-    x = np.stack([generator.normal(size=count), group == "b"], axis=1)
-    return x, np.where(x[:, 0] + x[:, 1] - 0.5 > 0, "yes", "no"), group
-
-
-X, Y, Z = records(1000, 0)
-PUBLIC_X, _, PUBLIC_Z = records(300, 1)
+X, Y, Z = two_groups(1000, 0)
+PUBLIC_X, _, PUBLIC_Z = two_groups(300, 1)
 PUBLIC: dict[str, Any] = {"public_X": PUBLIC_X, "public_sensitive_features": PUBLIC_Z}
 
 

@@ -20,20 +20,12 @@ from ray._common.utils import import_attr
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
+from two_groups import untrained_student
 
-from fairpate.config import ModelConfig
-from fairpate.nn.models import build_model
-from student.predict import Student, StudentCard, StudentFileError, save_student
+from student.predict import StudentFileError, save_student
 
 Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")
-CARD = StudentCard(
-    model=ModelConfig(name="logistic"),
-    input_shape=(4,),
-    label_names=("no", "yes"),
-    group_names=("red", "green"),
-    sensitive_attribute="colour",
-)
 
 
 @pytest.fixture
@@ -168,8 +160,7 @@ def test_the_application_of_the_configuration_serves_a_student(
     """Imported and built as Ray Serve does it, then asked over HTTP; only the student's place is changed."""
     [application] = serve_config(resources)["applications"]
     builder = import_attr(application["import_path"])
-    network = build_model(CARD.model, input_shape=(4,), num_classes=2, generator_seed=0).eval()
-    save_student(Student(card=CARD, network=network), tmp_path / "student.safetensors")
+    save_student(untrained_student(), tmp_path / "student.safetensors")
     places = {"student": str(tmp_path / "student.safetensors"), "cpus_per_replica": 0}
     arguments = application["args"] | places
     built = call_user_app_builder_with_args_if_necessary(builder, arguments)

@@ -6,28 +6,19 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from two_groups import untrained_student
 
-from fairpate.config import ModelConfig
 from fairpate.fairness.gate import filter_stream
-from fairpate.nn.models import build_model
 from fairpate.types import GateRule
-from student.predict import Student, StudentCard, save_student
+from student.predict import save_student
 from student.replicas import BadRecordError, Record, read_features, serve_student, stop_student
 
 RULE = GateRule(max_disparity=0.05, min_count=10)
-CARD = StudentCard(
-    model=ModelConfig(name="logistic"),
-    input_shape=(4,),
-    label_names=("no", "yes"),
-    group_names=("red", "green"),
-    sensitive_attribute="colour",
-    idp3=RULE,
-)
 
 
 @pytest.fixture(scope="module")
 def student():
-    return Student(card=CARD, network=build_model(CARD.model, input_shape=(4,), num_classes=2, generator_seed=0).eval())
+    return untrained_student(RULE)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +42,9 @@ def test_replicas_share_one_gate(url, student):
     expected = filter_stream(labels, groups, rule=RULE, num_groups=2, num_classes=2)
     shown = []
     for start in range(0, 120, 8):
-        records = [{"features": x[i].tolist(), "group": CARD.group_names[groups[i]]} for i in range(start, start + 8)]
+        records = [
+            {"features": x[i].tolist(), "group": student.card.group_names[groups[i]]} for i in range(start, start + 8)
+        ]
         shown += httpx.post(f"{url}/v1/predictions", json={"records": records}, timeout=120).json()["labels"]
     assert shown == [int(label) if ok else None for label, ok in zip(labels, expected, strict=True)]
     assert None in shown
@@ -63,4 +56,4 @@ def test_replicas_share_one_gate(url, student):
 @pytest.mark.parametrize("features", [[1, 2, 3], [[1, 2, 3, 4]], [1, 2, 3, "x"], [1, 2, 3, 1e39], [1, [2], 3, 4]])
 def test_a_record_of_another_shape_or_range_is_refused(features):
     with pytest.raises(BadRecordError, match="Expected"):
-        read_features(Record(features=features, group="red"), 0, CARD)
+        read_features(Record(features=features, group="red"), 0, untrained_student().card)
