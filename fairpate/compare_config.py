@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from fairpate.config import Count, Positive, Section
 
@@ -75,7 +75,7 @@ class MethodPart(SweepPart):
 
 
 class TasksConfig(Section):
-    """What one cell reserves of the cluster."""
+    """What one cell reserves of a node. Where no node has that, ``ray.wait_for_nodes_s`` says how long to wait."""
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly a fraction.")
@@ -102,17 +102,6 @@ class SweepConfig(Section):
     publish_unprotected: bool = Field(
         False, description="Count results of methods without privacy as public: right for public benchmark data only."
     )
-
-    @model_validator(mode="after")
-    def _runs_on_what_there_is(self) -> SweepConfig:
-        for method, part in self.methods.items():
-            for name in part.data_sets or ():
-                if name not in self.data_sets:
-                    known = ", ".join(self.data_sets)
-                    raise ValueError(
-                        f"Expected data sets of this sweep in methods.{method}.data_sets, got {name}: {known}."
-                    )
-        return self
 
     @field_validator("data_sets", "methods", mode="before")
     @classmethod

@@ -16,6 +16,11 @@ import numpy.typing as npt
 
 MAX_THRESHOLD_VOTES = 2.0**23
 """Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
+STOPPED_BY_VOTES = (
+    "Queries stop where the price of private votes reaches its limit: how many were posed, and the epsilon that "
+    "prices so many, depend on those votes and leak."
+)
+"""What a statement remarks where ``accept_leak`` allowed that."""
 
 IntArray = npt.NDArray[np.int64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
@@ -173,7 +178,7 @@ class PrivacyStatement:
     ``epsilon_sanitised`` is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over
     its own noise, null unless one was planned and paid; it is no guarantee for other votes. Counts of answers and
     refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
-    ``seeded: not private``.
+    ``seeded: not private``. ``remarks`` qualify the claim, in words.
     """
 
     unit: Unit
@@ -188,6 +193,7 @@ class PrivacyStatement:
     refused_free: int
     noise: str
     tuning_accounted: bool
+    remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The statement as plain JSON values, field for field."""

@@ -371,24 +371,29 @@ def number_of_actors(config: RayConfig) -> int:
 
     PoolError where they do not fit and ``ray.wait_for_nodes_s`` does not say that nodes will come.
     """
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fitting = sum(_actors_on_node(node, config) for node in nodes)
+    fitting, cluster = room_for(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
     wanted = config.num_actors or max(1, fitting)
     if wanted > fitting and not config.wait_for_nodes_s:
-        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         raise PoolError(
             f"ray.num_actors: {wanted} actors of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g} "
-            f"do not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes, room for {fitting}; "
+            f"do not fit: the cluster has {cluster}, room for {fitting}; "
             "lower ray.num_actors, ray.num_cpus or ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come "
             "on demand."
         )
     return wanted
 
 
-def _actors_on_node(resources: Mapping[str, float], config: RayConfig) -> int:
-    needs = {"CPU": config.num_cpus, "GPU": config.num_gpus}
+def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
+    """How many workers with these needs the nodes hold, none of them spread over several; and the nodes in words."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+    fitting = sum(_workers_on_node(node, {"CPU": num_cpus, "GPU": num_gpus}) for node in nodes)
+    return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
+
+
+def _workers_on_node(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
     return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
 
 

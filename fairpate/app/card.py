@@ -32,9 +32,21 @@ from fairpate.evaluation.card_page import (
     card_page,
 )
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.page import counted
 from student.predict import load_student
 
 FORMAT = "fairpate.card/1"
+
+_EVENTS: Mapping[str, tuple[str, str]] = {
+    "laplace_scale": ("step", "of a Gaussian and a Laplace sum"),
+    "attribute_noise_multiplier": ("Gaussian sum", "hiding the sensitive attribute"),
+    "noise_multiplier": ("Gaussian sum", ""),
+    "beta": ("release", "of the price of the votes"),
+    "noise_stddev_votes": ("noisy vote", "of teachers"),
+    "threshold_stddev_votes": ("noisy count", "of teachers who agree"),
+    "epsilon": ("release", "of pure differential privacy"),
+}
+"""The field that gives an event away, first come first served, and what the event is called."""
 
 
 def write_card(
@@ -99,8 +111,11 @@ def _privacy(statement: Mapping[str, Any]) -> CardPrivacy:
         accounting="rdp" if is_run else statement["accounting"],
         noise=statement["noise"],
         tuning_accounted=statement["tuning_accounted"],
-        events=_posed(statement) if is_run else [_event(event) for event in statement["events"]],
+        events=_posed(statement) if is_run else [described_event(event) for event in statement["events"]],
         epsilon_sanitised=statement.get("epsilon_sanitised"),
+        not_protected=statement.get("not_protected"),
+        remarks=statement.get("remarks", ()),
+        tells_size=any(event.get("sampling_rate", 1) < 1 for event in statement.get("events", ())),
     )
 
 
@@ -108,15 +123,19 @@ def _posed(statement: Mapping[str, Any]) -> list[str]:
     return [f"{statement['queries_posed']} queries to teachers, every one priced at its worst case"]
 
 
-def _event(event: Mapping[str, Any]) -> str:
+def described_event(event: Mapping[str, Any]) -> str:
     """One event as a line; what an event is follows from the fields it has."""
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
-    kind = "Gaussian sums over Poisson samples" if "sampling_rate" in event else "queries to teachers"
-    return f"{event.get('count', 1)} {kind}" + (f" ({numbers})" if numbers else "")
+    noun, kind = next((words for field, words in _EVENTS.items() if field in event), ("release", ""))
+    sample = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
+    number = event.get("count", 1)
+    each = " each" if number > 1 else ""
+    words = [counted(number, noun), kind, sample, f"({numbers}{each})" if numbers else ""]
+    return " ".join(filter(None, words))
 
 
 def _data(values: Mapping[str, Any]) -> CardData:

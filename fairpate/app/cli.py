@@ -174,7 +174,7 @@ def specify(
     disparity: Annotated[float | None, typer.Option(help="At most this gap between groups.")] = None,
     coverage: Annotated[float | None, typer.Option(help="At least this share of records answered.")] = None,
     accuracy: Annotated[float | None, typer.Option(help="At least this accuracy on them.")] = None,
-    frontier: Annotated[Path | None, typer.Option(help="The results.parquet of `fairpate compare`.")] = None,
+    frontier: Annotated[Path | None, typer.Option(help="A results.parquet; none takes the newest in runs/.")] = None,
     data: Annotated[str | None, typer.Option(help="Only this data set of the table.")] = None,
     transfer: Annotated[Path | None, typer.Option(help="Another table: apply there what is chosen here.")] = None,
     as_json: AsJson = False,
@@ -198,8 +198,12 @@ def plan(
     delta: Annotated[float, typer.Option(min=0, max=1, help="Target.")] = 1e-5,
     teachers: Annotated[list[int] | None, typer.Option(min=2, help="Numbers of teachers to look at.")] = None,
     queries: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of queries to look at.")] = None,
-    agreement: Annotated[float, typer.Option(help="Assumed share of teachers that are right, on average.")] = 0.75,
-    spread: Annotated[float, typer.Option(help="Assumed standard deviation of that share over queries.")] = 0.2,
+    agreement: Annotated[
+        float | None, typer.Option(help="Assumed share of teachers that are right, on average; none: 0.75.")
+    ] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Assumed standard deviation of that share over queries; none: 0.2.")
+    ] = None,
     votes: Annotated[Path | None, typer.Option(help="A run's real votes instead. For the operator: private.")] = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -211,7 +215,7 @@ def plan(
         _data_config(data, None, data_dir),
         epsilon=epsilon,
         delta=delta,
-        teacher_counts=teachers or [50, 100, 200, 400],
+        teacher_counts=teachers or None,
         query_counts=queries or [100, 300, 1000],
         agreement=agreement,
         spread=spread,

@@ -35,7 +35,7 @@ from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.tables import read_votes
-from fairpate.config import ConfigError, DataConfig, parse_config
+from fairpate.config import ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant, gnmax
@@ -46,6 +46,8 @@ from fairpate.types import IntArray, MechanismParameters
 FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
 _PROFILE_ROWS = 100
+_TEACHER_COUNTS = (50, 100, 200, 400)
+_AGREEMENT, _SPREAD = 0.75, 0.2
 _THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
 _NOISE_RATIOS = (1.5, 3.0)
 _NOISE_SHARES = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
@@ -79,7 +81,8 @@ class Profile:
 class Plan:
     """One way to spend the target. ``answered`` and ``right`` are shares: of the queries, and of their answers.
 
-    ``epsilon`` holds for any votes; ``epsilon_data_dependent`` is what these votes would cost.
+    Right is what the profile counts as right. ``epsilon`` holds for any votes; ``epsilon_data_dependent`` is what these
+    votes would cost.
     """
 
     num_teachers: int
@@ -122,10 +125,13 @@ def profile_of_votes(votes_QC: IntArray) -> Profile:
     return Profile(votes_RC=votes_QC, right_R=votes_QC.argmax(axis=1), from_votes=True)
 
 
-def profile_of_run(run: RunDirectory) -> Profile:
-    """The votes of a run directory. RunDirectoryError where there are none."""
+def profile_of_run(run: RunDirectory, data: str) -> Profile:
+    """The votes of a run on ``data``. RunDirectoryError where there are none, or of another data set."""
     if not run.votes.is_file():
         raise RunDirectoryError(f"{run.votes}: no votes; give a run of `fairpate run` or of a method with teachers.")
+    name = read_yaml(run.config)["data"]["name"]
+    if name != data:
+        raise RunDirectoryError(f"{run.root}: a run on {name}, not on {data}; give --data {name}, or a run on {data}.")
     return profile_of_votes(read_votes(run.votes).votes_QC)
 
 
@@ -134,33 +140,41 @@ def plan_for(
     *,
     epsilon: float,
     delta: float,
-    teacher_counts: Sequence[int],
     query_counts: Sequence[int],
-    agreement: float,
-    spread: float,
+    teacher_counts: Sequence[int] | None = None,
+    agreement: float | None = None,
+    spread: float | None = None,
     votes: Path | None = None,
 ) -> Proposal:
     """Plans for a data set, of which only the number of classes and of public records is read.
 
-    With ``votes``, a run directory, its real votes stand for the assumption; the number of teachers is theirs. Queries
-    beyond the public pool are left out. ConfigError where none is left; errors as the functions called.
+    None for ``teacher_counts``, ``agreement`` and ``spread`` is 50 to 400, 0.75 and 0.2. With ``votes``, a run on the
+    data set, its real votes stand for the assumption and the number of teachers is theirs; ConfigError where one of the
+    three is given beside it. Queries beyond the public pool are left out. ConfigError where none is left; errors as the
+    functions called.
     """
     parse_config({"epsilon": epsilon, "delta": delta}, PrivacyTarget)
+    assumed = {"--teachers": teacher_counts, "--agreement": agreement, "--spread": spread}
+    given = [option for option, value in assumed.items() if value is not None]
+    if votes is not None and given:
+        raise ConfigError(f"{', '.join(given)}: nothing is assumed beside --votes; leave out the one or the other.")
     dataset = load_dataset(data)
     counts = sorted({count for count in query_counts if count <= len(dataset.public)})
     if not counts:
         raise ConfigError(
             f"--queries: {min(query_counts)} and more, but {len(dataset.public)} public records; lower it."
         )
-    if votes is None:
+    if votes is not None:
+        profiles = [profile_of_run(RunDirectory(root=votes), data.name)]
+        assumption = f"Votes of {votes}: {profiles[0].num_teachers} teachers, {len(profiles[0].votes_RC)} queries."
+    else:
+        agreement = _AGREEMENT if agreement is None else agreement
+        spread = _SPREAD if spread is None else spread
         profiles = [
             assumed_profile(num_teachers=count, num_classes=dataset.num_classes, agreement=agreement, spread=spread)
-            for count in sorted(set(teacher_counts))
+            for count in sorted(set(teacher_counts or _TEACHER_COUNTS))
         ]
         assumption = f"Assumed: {agreement:.0%} of teachers are right, with a standard deviation of {spread:.0%}."
-    else:
-        profiles = [profile_of_run(RunDirectory(root=votes))]
-        assumption = f"Votes of {votes}: {profiles[0].num_teachers} teachers, {len(profiles[0].votes_RC)} queries."
     return propose(profiles, epsilon=epsilon, delta=delta, query_counts=counts, assumption=assumption)
 
 
@@ -300,7 +314,7 @@ def propose(
 
 def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
     """The best plans as tables."""
-    source = "these votes" if proposal.from_votes else "the assumption"
+    source, right = ("these votes", "as most") if proposal.from_votes else ("the assumption", "right")
     warning = (
         "Operator only: every number below was computed from private votes. Choosing by them costs privacy that no "
         "epsilon here covers."
@@ -309,27 +323,33 @@ def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
     )
     notes = (
         f"ε: at delta {proposal.delta:g}, add or remove one record, whatever the votes; this is what a run "
-        f"publishes.\nby votes, answered, right: what {source} would give; the epsilon by votes must not be published."
+        f"publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not be "
+        "published."
         "\nworth: how many noiseless labels the answers stand for."
     )
+    if proposal.from_votes:
+        notes += (
+            "\nas most: the share of answers that most teachers chose; the truth is not among the votes. Where "
+            "most teachers err, answers are worth less."
+        )
     return Group(
         Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
-        _table(proposal.for_any_votes[:num_plans]),
+        _table(proposal.for_any_votes[:num_plans], right),
         Text(
             f"\nWithin epsilon {proposal.epsilon:g} by the price of the votes alone, which is no guarantee and leaks:"
         ),
-        _table(proposal.for_these_votes[:num_plans]),
+        _table(proposal.for_these_votes[:num_plans], right),
         Text(f"\n{notes}"),
     )
 
 
-def _table(found: Sequence[Plan]) -> Table | Text:
+def _table(found: Sequence[Plan], right: str) -> Table | Text:
     if not found:
         return Text("\n  nothing fits\n")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in (
         *("teachers", "queries", "T", "sigma1", "sigma2"),
-        *("ε", "by votes", "answered", "right", "worth"),
+        *("ε", "by votes", "answered", right, "worth"),
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in found:
@@ -360,6 +380,7 @@ def proposal_json(proposal: Proposal) -> str:
         "delta": proposal.delta,
         "assumption": proposal.assumption,
         "from_private_votes": proposal.from_votes,
+        "right": "as most teachers chose" if proposal.from_votes else "by the assumption",
         "for_any_votes": rows(proposal.for_any_votes),
         "for_these_votes": rows(proposal.for_these_votes),
     }

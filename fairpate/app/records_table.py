@@ -46,6 +46,8 @@ SCHEMA = pa.schema(
         pa.field("minutes", pa.float64()),
     ]
 )
+_GIVE_ONE = "give the results.parquet of `fairpate compare`"
+_MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error")
 _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in {"method", "data", "seed", "config"})
 
@@ -88,11 +90,11 @@ def read_table(path: Path) -> pa.Table:
             table = file.read()
         missing = [name for name in SCHEMA.names if name not in table.column_names]
     except FileNotFoundError:
-        raise RecordsTableError(f"{path}: no such file; give the results.parquet of `fairpate compare`.") from None
+        raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
-        raise RecordsTableError(f"{path}: cannot be read ({error}); delete it and compare again.") from error
+        raise RecordsTableError(f"{path}: cannot be read ({error}); {_GIVE_ONE}, or {_MAKE_AGAIN}.") from error
     if missing:
-        raise RecordsTableError(f"{path}: no table of a comparison, it lacks {', '.join(missing)}.")
+        raise RecordsTableError(f"{path}: no table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 

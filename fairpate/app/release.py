@@ -24,7 +24,7 @@ from fairpate.data import Dataset, Split
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity
-from fairpate.types import Budget, LabelledSet, PrivacyStatement, VoteBatch
+from fairpate.types import STOPPED_BY_VOTES, Budget, LabelledSet, PrivacyStatement, VoteBatch
 
 _BLOCK = 256
 """Queries of a run that share a transaction, and that one crash can waste."""
@@ -180,6 +180,7 @@ def state_privacy(spending: Spending) -> PrivacyStatement:
         refused_free=outcomes.count("free"),
         noise=spending.terms.noise,
         tuning_accounted=False,
+        remarks=(STOPPED_BY_VOTES,) if spending.terms.budget.kind == "data_dependent" else (),
     )
 
 

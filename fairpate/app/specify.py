@@ -35,7 +35,13 @@ from fairpate.types import UserError
 
 _MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
 _MOST_OFFERS = 5
-_DISTANCE = "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01)"
+_LEAST_SHOWN = 0.0005
+_DISTANCE = (
+    "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01), epsilon "
+    "rounded up to 0.01; where it is equal, the smaller sum of all excesses comes first"
+)
+_SEEDED = "noise from a seed: reproducible, not private; epsilon is what the same run would have with fresh noise."
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _CAVEAT = (
     "Disparity, accuracy and coverage are means over seeds on test records, epsilon is the largest of the seeds; "
     "seeds: how many meet the demand by themselves. "
@@ -59,9 +65,10 @@ class Transferred:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What each data set and privacy class offers for ``demand``, and what the choices are worth elsewhere."""
+    """What each data set and privacy class of ``table`` offers for ``demand``; what the choices are worth elsewhere."""
 
     demand: Demand
+    table: Path
     panels: Mapping[Panel, Achievable]
     transfers: Sequence[Transferred]
 
@@ -71,6 +78,7 @@ class Answer:
         plain: dict[str, Any] = strict(
             {
                 "demand": demand,
+                "frontier": str(self.table),
                 "distance": _DISTANCE,
                 "caveat": _CAVEAT,
                 "answers": [_plain_panel(panel) | _plain_answer(found) for panel, found in self.panels.items()],
@@ -83,12 +91,12 @@ class Answer:
 def specify_guarantees(
     demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
 ) -> Answer:
-    """Answer ``demand`` from the rows of ``table``; only prices that may be published count.
+    """Answer ``demand`` from the rows of ``table`` (None: of the newest comparison under ``runs``).
 
-    SpecifyError without a table, for a demand of nothing, or where no finished run or no common class is found.
+    Only prices that may be published count. SpecifyError without a table, for a demand of nothing, or where no finished
+    run or no common class is found.
     """
-    if table is None:
-        raise SpecifyError(f"--frontier: no frontier to choose on; {_MAKE_ONE}.")
+    table = table or _newest_table()
     if not demand.objectives:
         raise SpecifyError("nothing is asked for; give one or more of --epsilon, --disparity, --coverage, --accuracy.")
     panels = by_panel(_points(table, data))
@@ -100,8 +108,18 @@ def specify_guarantees(
                 f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}."
             )
     return Answer(
-        demand=demand, panels={panel: achievable(found, demand) for panel, found in panels.items()}, transfers=transfers
+        demand=demand,
+        table=table,
+        panels={panel: achievable(found, demand) for panel, found in panels.items()},
+        transfers=transfers,
     )
+
+
+def _newest_table() -> Path:
+    tables = sorted(Path("runs").glob("*/results.parquet"), key=lambda path: path.stat().st_mtime)
+    if not tables:
+        raise SpecifyError(f"--frontier: there is no runs/*/results.parquet here to choose on; {_MAKE_ONE}.")
+    return tables[-1]
 
 
 def _points(table: Path, data: str | None) -> list[Point]:
@@ -136,7 +154,7 @@ def _transfers(
 
 def describe_answer(answer: Answer) -> Group:
     """The answer for a terminal."""
-    parts: list[Any] = [Text(f"asked: {_demand_words(answer.demand)}\n")]
+    parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {_demand_words(answer.demand)}\n")]
     for panel, found in answer.panels.items():
         parts += [Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"), *_panel_parts(found)]
     for moved in answer.transfers:
@@ -149,16 +167,27 @@ def _panel_parts(found: Achievable) -> list[Any]:
     if found.met:
         more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
         line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{undefined}"
-        return [Text(line), _offers_table(found.met[:_MOST_OFFERS]), _repeat(found.met[0])]
+        return [Text(line), *_offers(found.met[:_MOST_OFFERS]), _repeat(found.met[0])]
     line = f"not achievable by any of {found.num_points} configurations.{undefined}"
     if not found.nearest:
         return [Text(f"{line}\n")]
     nearest = f"The nearest on the frontier; distance is {_DISTANCE}."
     first = f"the first misses {_missed_words(found.nearest[0])}"
-    return [Text(f"{line} {nearest}"), _offers_table(found.nearest), Text(first), _repeat(found.nearest[0])]
+    return [Text(f"{line} {nearest}"), *_offers(found.nearest), Text(first), _repeat(found.nearest[0])]
 
 
-def _offers_table(offers: Sequence[Offer]) -> Table:
+def _offers(offers: Sequence[Offer]) -> list[Any]:
+    """A table, and below it what is to be known of some of its rows."""
+    notes = list(dict.fromkeys(note for offer in offers for note in _notes(offer.point)))
+    numbers = {note: str(number).translate(_RAISED) for number, note in enumerate(notes, 1)}
+    return [_offers_table(offers, numbers), *(Text(f"{number} {note}") for note, number in numbers.items())]
+
+
+def _notes(point: Point) -> list[str]:
+    return [*([_SEEDED] if point.is_seeded else []), *point.remarks]
+
+
+def _offers_table(offers: Sequence[Offer], numbers: Mapping[str, str]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     table.add_column("method", no_wrap=True)
     missed = any(offer.missed for offer in offers)
@@ -166,7 +195,8 @@ def _offers_table(offers: Sequence[Offer]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for offer in offers:
         kept = f"{offer.distance:.2f}" if missed else f"{offer.seeds_met} of {len(offer.point.seeds)}"
-        table.add_row(offer.point.method, epsilon_text(offer.point.value("epsilon")), *with_spread(offer.point), kept)
+        method = " ".join([offer.point.method, *(numbers[note] for note in _notes(offer.point))])
+        table.add_row(method, epsilon_text(offer.point.value("epsilon")), *with_spread(offer.point), kept)
     return table
 
 
@@ -208,14 +238,18 @@ def _offer_words(offer: Offer) -> str:
     point = offer.point
     disparity, accuracy, coverage = with_spread(point)
     missed = f"; misses {_missed_words(offer)}" if offer.missed else ""
+    notes = "".join(f"; {note}" for note in _notes(point))
     return (
         f"{point.method}, epsilon {epsilon_text(point.value('epsilon'))}, disparity {disparity}, accuracy {accuracy}, "
-        f"coverage {coverage}{missed}"
+        f"coverage {coverage}{missed}{notes}"
     )
 
 
 def _missed_words(offer: Offer) -> str:
-    return ", ".join(f"{name} by {_share(excess)}" for name, excess in offer.missed.items()) or "nothing"
+    words = {
+        name: _share(excess) if excess >= _LEAST_SHOWN else "less than 0.1 %" for name, excess in offer.missed.items()
+    }
+    return ", ".join(f"{name} by {share}" for name, share in words.items()) or "nothing"
 
 
 def _demand_words(demand: Demand) -> str:
@@ -265,6 +299,8 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
         "seeds_met": offer.seeds_met,
         "missed": dict(offer.missed),
         "distance": offer.distance,
+        "noise_from_seed": point.is_seeded,
+        "remarks": list(point.remarks),
         "settings": dict(point.settings),
         "commands": list(point.commands),
     }

@@ -54,7 +54,8 @@ class CardModel:
 class CardPrivacy:
     """The published promise; ``epsilon`` is inf where nothing is promised, ``events`` say what touched private records.
 
-    ``noise`` is ``os_entropy``, or says why nobody is protected.
+    ``noise`` is ``os_entropy``, or says why nobody is protected. ``not_protected`` is what the model may reveal without
+    noise, ``remarks`` qualify the promise, ``tells_size`` says that an event tells the number of private records.
     """
 
     unit: Unit
@@ -66,6 +67,9 @@ class CardPrivacy:
     tuning_accounted: bool
     events: Sequence[str]
     epsilon_sanitised: float | None = None
+    not_protected: str | None = None
+    remarks: Sequence[str] = ()
+    tells_size: bool = False
 
     @property
     def protects(self) -> bool:
@@ -119,8 +123,10 @@ class Card:
     @property
     def publishable(self) -> list[str]:
         """What may be published with the model."""
+        bare = self.privacy.not_protected
         return [
-            "The model's file, its predictions, and anything computed from them.",
+            "The model's file, its predictions, and anything computed from them"
+            + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
             "The metrics of this card, if the test records' owner agrees: they are outside the guarantee.",
         ]
@@ -131,24 +137,29 @@ class Card:
         return [
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
-            "Counts or statistics of the private records that were not released with noise.",
+            "Counts or statistics of the private records that were not released with noise"
+            + (", but for the number that a sampling rate tells." if self.privacy.tells_size else "."),
         ]
 
     @property
     def limits(self) -> list[str]:
         """What the numbers do not say."""
+        privacy = self.privacy
         limits = [
+            *privacy.remarks,
             "Privacy is promised to the private training records alone: not to public or test records, and not to "
             "people whom the model is used on.",
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
-        if not self.privacy.tuning_accounted:
+        if privacy.tells_size:
+            limits.append("The sampling rate tells the number of private records, or the one declared: it is public.")
+        if not privacy.tuning_accounted:
             limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
-        if self.privacy.noise != "os_entropy":
-            limits.insert(
-                0, f"Noise: {self.privacy.noise}. This model protects nobody; ε is what fresh noise would give."
-            )
+        if privacy.noise != "os_entropy":
+            limits.insert(0, f"Noise: {privacy.noise}. This model protects nobody; ε is what fresh noise would give.")
+        if privacy.not_protected is not None:
+            limits.insert(0, f"Not protected: {privacy.not_protected}. The model may reveal them.")
         if self.model.reject_option is not None:
             limits.append(
                 "What the model refuses depends on its earlier answers; people whom it refuses get no answer."
@@ -221,6 +232,8 @@ def _privacy(content: Card) -> str:
         ("Touched private records", "; ".join(privacy.events)),
         ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
     ]
+    if privacy.not_protected is not None:
+        rows.insert(1, ("Not protected", privacy.not_protected))
     if privacy.epsilon_sanitised is not None:
         rows.append(("ε of these votes, released with noise", epsilon_text(privacy.epsilon_sanitised)))
     return section(

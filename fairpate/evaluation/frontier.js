@@ -181,6 +181,7 @@
       `<p class="kicker">${escaped(point.data)} · ${escaped(point.privacy)}</p><h2><span aria-hidden="true">${look.glyph}</span> ${escaped(look.name)}</h2>` +
       `<p class="note">${escaped(seeds)}; ${point.front ? "on the frontier" : "dominated by another configuration"}` +
       `${point.undefined ? `; undefined in ${point.undefined} of them` : ""}${look.symbol.endsWith("-open") ? "; ε depends on private votes: operator only" : ""}</p>` +
+      point.remarks.map(remark => `<p class="note">${escaped(remark)}</p>`).join("") +
       `<dl class="values">${words}</dl>` +
       (Object.keys(point.settings).length ? `<h3>Settings that differ within the method</h3><dl class="settings">${rows(point.settings)}</dl>` : "") +
       commands +

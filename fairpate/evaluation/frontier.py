@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.types import Relation, RunRecord, Unit
+from fairpate.types import STOPPED_BY_VOTES, Relation, RunRecord, Unit
 
 FloatArray = npt.NDArray[np.float64]
 Objective = Literal["epsilon", "disparity", "error", "refused"]
@@ -31,6 +31,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 # A seed repeats a configuration, and where something runs does not change what it computes.
 _SEEDS = frozenset({"seed"})
 _EPSILON_STEPS = 100  # of 1
+_ASK_TEACHERS = frozenset({"pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate"})
 _PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
 
 
@@ -80,6 +81,17 @@ class Point:
     def series(self) -> str:
         """The method, with a dagger where the epsilon depends on private votes: two claims, two series."""
         return f"{self.method} †" if self.epsilon_is_data_dependent else self.method
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its noise comes from a seed: reproducible, not private."""
+        return is_seeded(self.settings)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What qualifies the epsilon, in words."""
+        stops = self.method in _ASK_TEACHERS and self.settings.get("pate.price") == "data_dependent"
+        return (STOPPED_BY_VOTES,) if stops else ()
 
     @property
     def spread_O(self) -> FloatArray:
@@ -160,6 +172,11 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_leaves(config, without=_SEEDS | _PLACES))
 
 
+def is_seeded(config: Mapping[str, Any]) -> bool:
+    """Whether some noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
+    return any(value == "seeded" and name.rpartition(".")[2] == "noise" for name, value in _leaves(config))
+
+
 def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
     """Points that may be compared, sorted by unit, relation, delta and data set."""
     panels: dict[Panel, list[Point]] = {panel: [] for panel in sorted({point.panel for point in points})}
@@ -187,8 +204,13 @@ def promised(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatA
     values_NO = matrix(points, objectives)
     if "epsilon" in objectives:
         column = list(objectives).index("epsilon")
-        values_NO[:, column] = np.ceil(values_NO[:, column] * _EPSILON_STEPS - 1e-9) / _EPSILON_STEPS
+        values_NO[:, column] = [rounded_up(epsilon) for epsilon in values_NO[:, column].tolist()]
     return values_NO
+
+
+def rounded_up(epsilon: float) -> float:
+    """An epsilon as it is promised and compared: rounded up to hundredths."""
+    return float(np.ceil(epsilon * _EPSILON_STEPS - 1e-9)) / _EPSILON_STEPS
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:

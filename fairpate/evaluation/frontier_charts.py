@@ -275,6 +275,7 @@ def _plain_point(
         "front": is_member,
         "undefined": point.num_undefined,
         "seeds": point.seeds,
+        "remarks": point.remarks,
         "settings": {name: _words(value) for name, value in point.settings.items() if name not in common},
         "commands": point.commands if any(point.commands) else [],
     }

@@ -232,8 +232,9 @@ def _caption(
         for name in names
     ]
     dagger = "; †, hollow: ε depends on private votes, operator only" if any(own[n].hollow for n in names) else ""
+    seeded = "; noise from a seed: not private" if any(point.is_seeded for point in points) else ""
     width = figure.get_figwidth()
-    caption = textwrap.fill(f"ε {class_label(privacy)}; {words}{dagger}", width=int(_LETTERS_PER_INCH * width))
+    caption = textwrap.fill(f"ε {class_label(privacy)}; {words}{dagger}{seeded}", width=int(_LETTERS_PER_INCH * width))
     figure.suptitle(caption, fontsize=9.5, color=_MUTED, x=0.01, ha="left")
     columns = min(len(names), int(width / _LEGEND_INCHES))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9)

@@ -1,8 +1,9 @@
 """The comparison as one page: frontiers to turn and to click, choices, dominance, hypervolumes, and what failed.
 
 The page is one HTML file with its scripts inside; its content policy forbids every request. What depends on private
-votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's. Each privacy
-class (unit, relation, delta) has a section of its own, because its epsilons share no axis with those of another.
+votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's; results without
+privacy are left out too, unless the data are public. Each privacy class (unit, relation, delta) has a section of its
+own, because its epsilons share no axis with those of another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fairpate.evaluation.frontier import (
     PrivacyClass,
     by_panel,
     frontier,
+    is_seeded,
     points_of,
 )
 from fairpate.evaluation.frontier_charts import (
@@ -64,12 +66,14 @@ class FrontierReport:
     """What the page shows: rows of a comparison, and how choices and intervals are made.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted. ``num_replicates`` bootstrap replicates come from a generator with ``bootstrap_seed``.
+    and counted, and so are rows without privacy unless ``publish_unprotected``. ``num_replicates`` bootstrap replicates
+    come from a generator with ``bootstrap_seed``.
     """
 
     title: str
     rows: Sequence[Row]
     for_operator: bool = False
+    publish_unprotected: bool = False
     rule: SelectionRule = field(default_factory=SelectionRule)
     num_replicates: int = 400
     bootstrap_seed: int = 0
@@ -77,7 +81,12 @@ class FrontierReport:
     @property
     def shown(self) -> list[Row]:
         """Rows that this page may show."""
-        return [row for row in self.rows if self.for_operator or not row.is_private]
+        return [row for row in self.rows if self.for_operator or self._is_public(row)]
+
+    @property
+    def secret(self) -> list[Row]:
+        """Rows that only the operator may see."""
+        return [row for row in self.rows if not self._is_public(row)]
 
     @property
     def failed(self) -> list[Row]:
@@ -88,6 +97,9 @@ class FrontierReport:
         """The finished rows joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         return points_of([record for record, _ in done], commands=[command for _, command in done])
+
+    def _is_public(self, row: Row) -> bool:
+        return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
 
 
 def frontier_report(report: FrontierReport) -> str:
@@ -120,12 +132,10 @@ def _scripts(points: Sequence[Point]) -> str:
 
 def _banners(report: FrontierReport) -> str:
     banners = ""
-    if any(row.is_private for row in report.shown):
-        banners += (
-            '<div class="banner alarm" role="alert"><b>Operator only. Do not publish.</b>An ε marked † depends on the '
-            "private votes of teachers; it is itself private and carries no guarantee for other votes.</div>"
-        )
-    seeded = sum(_is_seeded(row.config) for row in report.shown if row.record is not None)
+    reasons = _reasons_for_secrecy(report.secret) if report.for_operator else ""
+    if reasons:
+        banners += f'<div class="banner alarm" role="alert"><b>Operator only. Do not publish.</b>{reasons}</div>'
+    seeded = sum(is_seeded(row.config) for row in report.shown if row.record is not None)
     if seeded:
         banners += (
             f'<div class="banner warn" role="note"><b>Reproducible runs: not private.</b>{counted(seeded, "run")} drew '
@@ -134,18 +144,33 @@ def _banners(report: FrontierReport) -> str:
     return banners
 
 
-def _is_seeded(config: object) -> bool:
-    if isinstance(config, Mapping):
-        return config.get("noise") == "seeded" or any(map(_is_seeded, config.values()))
-    return False
+def _reasons_for_secrecy(secret: Sequence[Row]) -> str:
+    reasons = []
+    if any(row.is_private for row in secret):
+        reasons.append(
+            "An ε marked † depends on the private votes of teachers; it is itself private and carries no guarantee for "
+            "other votes."
+        )
+    if any(row.is_unprotected for row in secret):
+        reasons.append(f"Results without privacy tell of the private records: {_methods(secret)}.")
+    return " ".join(reasons)
+
+
+def _methods(rows: Sequence[Row]) -> str:
+    """Those of the rows without privacy."""
+    return escape(", ".join(dict.fromkeys(row.method for row in rows if row.is_unprotected)))
 
 
 def _opening(report: FrontierReport, points: Sequence[Point]) -> str:
     done = [row for row in report.shown if row.record is not None]
     members = on_frontier(points)
     figures = [
-        ("Methods", count(len({row.method for row in report.rows})), "compared under the same conditions"),
-        ("Data sets", count(len({row.data for row in report.rows})), ", ".join(sorted({r.data for r in report.rows}))),
+        ("Methods", count(len({row.method for row in report.shown})), "compared under the same conditions"),
+        (
+            "Data sets",
+            count(len({row.data for row in report.shown})),
+            ", ".join(sorted({row.data for row in report.shown})),
+        ),
         ("Configurations", count(len(points)), f"{count(len(members))} of them on a frontier"),
         (
             "Runs",
@@ -305,12 +330,15 @@ def _attainment(
 
 
 def _reading(report: FrontierReport) -> str:
-    left_out = sum(row.is_private for row in report.rows) if not report.for_operator else 0
-    hidden = (
-        f"<li>Left out: {counted(left_out, 'row')} whose ε depends on private votes; for the operator.</li>"
-        if left_out
-        else ""
-    )
+    left_out = [] if report.for_operator else report.secret
+    by_votes, unprotected = (sum(row.is_private for row in left_out), sum(row.is_unprotected for row in left_out))
+    hidden = ""
+    if by_votes:
+        hidden += f"<li>Left out: {counted(by_votes, 'row')} whose ε depends on private votes; for the operator.</li>"
+    if unprotected:
+        hidden += (
+            f"<li>Left out: {counted(unprotected, 'row')} without privacy; for the operator: {_methods(left_out)}.</li>"
+        )
     marked = (
         "<li>A configuration marked † strikes none without the mark off the frontier: its ε is a weaker claim.</li>"
         if any(row.is_private for row in report.shown)

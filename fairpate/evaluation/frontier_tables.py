@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 
 import numpy as np
 
 from fairpate.evaluation import charts
-from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_series, dominance
+from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_series, dominance, promised
 from fairpate.evaluation.frontier_charts import TITLES, Look, class_label, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import card, cards, count, epsilon_text, percent, section
 from fairpate.evaluation.rows import Row
-from fairpate.evaluation.selection import FIRST, SelectionRule, Setting, best_error, select
+from fairpate.evaluation.selection import FIRST, SelectionRule, Setting, Threshold, best_error, left_out_by, select
 
 _MOST_COLUMNS = 5
 _PERCENT = "\u00a0%"
@@ -40,10 +41,13 @@ def selection(
     level = ", ".join(f"{value:g} in {TITLES[name]}" for name, value in rule.tolerance.items())
     lead = (
         "One configuration of each method in the three settings of the FairPATE paper. It keeps a coverage of at least "
-        f"{percent(rule.min_coverage)} and an accuracy at most {percent(rule.max_accuracy_loss)} below the best of its "
-        f"data set; differences up to {level} count as level, and then accuracy decides."
+        f"{percent(rule.min_coverage)} and an accuracy at most {percent(rule.max_accuracy_loss)} below the best that a "
+        f"finite ε reaches on its data set; differences up to {level} count as level, and then accuracy decides."
     )
-    figures = [card(panel.data, "", _settings_table(rule, found, series, index_of)) for panel, found in panels.items()]
+    figures = [
+        card(panel.data, _left_out(rule, found), _settings_table(rule, found, series, index_of))
+        for panel, found in panels.items()
+    ]
     return part("Which one to choose", lead) + cards(*_wide_if_alone(figures))
 
 
@@ -77,8 +81,8 @@ def volumes(panels: Mapping[Panel, Sequence[Point]], *, bootstrap_seed: int, num
         figures.append(card(panel.data, f"Share of the box up to {corner}.", _volume_chart(found_volumes, panel.data)))
     lead = (
         "What a method’s configurations dominate together, in ε, disparity, error and refusals. Larger is better; a "
-        "run without a finite ε adds nothing. Intervals are 95 % bootstrap percentiles over seeds, and with few seeds "
-        "too narrow."
+        "run without a finite ε adds nothing. Intervals are 95 % bootstrap percentiles over seeds, each drawn for all "
+        "configurations of the method that ran with it; with few seeds they are too narrow."
     )
     return part("Hypervolume", lead) + cards(*_wide_if_alone(figures))
 
@@ -140,7 +144,7 @@ def _settings_table(
     rows, least = "", best_error(points, rule)
     for setting in FIRST:
         chosen = [select(found, setting, rule=rule, best_error=least) for found in by_series(points).values()]
-        ranked = sorted((p for p in chosen if p is not None), key=lambda p: (p.value(FIRST[setting]), p.value("error")))
+        ranked = sorted((p for p in chosen if p is not None), key=partial(_rank, setting))
         heading, _, detail = _SETTINGS[setting].partition(": ")
         rows += f'<tr class="setting"><th colspan="5" scope="rowgroup">{heading}<small>{detail}</small></th></tr>'
         rows += "".join(_point_row(point, series, index_of) for point in ranked)
@@ -148,6 +152,28 @@ def _settings_table(
             rows += '<tr><td colspan="5">No configuration keeps these thresholds.</td></tr>'
     head = "".join(f'<th scope="col">{name}</th>' for name in ("method", *_NUMBERS))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _rank(setting: Setting, point: Point) -> list[float]:
+    rank: list[float] = promised([point], (FIRST[setting], "error"))[0].tolist()
+    return rank
+
+
+def _left_out(rule: SelectionRule, points: Sequence[Point]) -> str:
+    """Which series are in no setting, by the thresholds that keep them out."""
+    least = best_error(points, rule)
+    words: Mapping[Threshold, str] = {
+        "coverage": f"coverage below {percent(rule.min_coverage)}",
+        "accuracy": f"accuracy below {percent(1 - least - rule.max_accuracy_loss)}",
+        "definition": "a value is undefined",
+    }
+    names_by: dict[str, list[str]] = {}
+    for name, found in by_series(points).items():
+        below = left_out_by(found, rule=rule, best_error=least)
+        if below:
+            names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
+    left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())
+    return f"Left out: {left_out}." if left_out else ""
 
 
 def _point_row(point: Point, series: Mapping[str, Look], index_of: Mapping[int, int]) -> str:

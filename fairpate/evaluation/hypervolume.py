@@ -127,8 +127,9 @@ def volume_interval(
 ) -> VolumeInterval:
     """Hypervolume of one panel's points with a percentile bootstrap over seeds.
 
-    A replicate draws the seeds of every configuration anew, with replacement, and joins them as ``summary`` does. The
-    interval describes the spread over seeds alone; with few seeds it is too narrow.
+    A replicate draws seeds with replacement and joins each configuration's runs as ``summary`` does. Configurations
+    with the same seeds share the draw, because a seed is one split and one start for all of them. The interval
+    describes the spread over seeds alone; with few seeds it is too narrow.
     """
     require_one_panel(points)
     have, lacking = defined(points, objectives)
@@ -138,7 +139,7 @@ def volume_interval(
     low = high = math.nan
     if have and all(len(point.seeds) > 1 for point in have):
         contenders = _ever_on_frontier(have, columns)
-        drawn_RNO = np.stack([_resampled(p, generator, num_replicates)[:, columns] for p in contenders], axis=1)
+        drawn_RNO = _resampled(contenders, generator, num_replicates)[..., columns]
         _require_numbers(drawn_RNO, reference)
         volumes = [_swept(values_NO, reference) / box for values_NO in drawn_RNO]
         low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
@@ -160,9 +161,13 @@ def _ever_on_frontier(points: Sequence[Point], columns: Sequence[int]) -> list[P
     return [point for point, beaten in zip(points, beaten_N, strict=True) if not beaten]
 
 
-def _resampled(point: Point, generator: np.random.Generator, num_replicates: int) -> FloatArray:
-    num_seeds = len(point.seeds)
-    return summary(point.values_SO[generator.integers(num_seeds, size=(num_replicates, num_seeds))])
+def _resampled(points: Sequence[Point], generator: np.random.Generator, num_replicates: int) -> FloatArray:
+    """``values_RNO`` of the points over R draws of their seeds."""
+    drawn_RS = {
+        seeds: generator.integers(len(seeds), size=(num_replicates, len(seeds)))
+        for seeds in dict.fromkeys(point.seeds for point in points)
+    }
+    return np.stack([summary(point.values_SO[drawn_RS[point.seeds]]) for point in points], axis=1)
 
 
 def attained_share(values_K2: npt.ArrayLike, sets_SN2: Sequence[FloatArray]) -> FloatArray:

@@ -409,6 +409,7 @@ def promises(report: PublicReport) -> str:
     ]
     if not statement.tuning_accounted:
         not_held.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
+    not_held[:0] = statement.remarks
     if not private:
         not_held.insert(
             0, "The noise came from a seed: this run protects nobody. It shows what a private run looks like."

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,24 @@ from typing import Any
 import pytest
 
 from fairpate.app import cli
-from fairpate.app.card import write_card
+from fairpate.app.card import described_event, write_card
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.train import train_method
+from fairpate.baselines.sf_pate import AttributeQueries
 from fairpate.config import load_config
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces, SecretBatchAttributeGaussians
+from fairpate.privacy.laplace import PureReleases
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.train_config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SMALL = [
     "target.accounting=rdp",
     "sgd.epochs=1",
+    "pf_ld={warmup_epochs: 1, epochs: 2}",
     "dp_sgd.epochs=1",
     "dp_sgd.batch_size=200",
     "student.model={name: mlp, hidden: [16]}",
@@ -94,6 +101,59 @@ def test_the_card_of_a_trained_method_says_what_its_statement_says(trained: RunD
         assert text in words.text, text
     assert not words.loaded
     assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f}" in words.text
+
+
+def test_a_card_says_first_what_its_model_does_not_protect(tmp_path: Path) -> None:
+    run = train(tmp_path / "pf_ld", "pf_ld", "target.epsilon=2")
+    statement = json.loads(run.statement.read_text())
+    run.statement.write_text(json.dumps(statement | {"remarks": ["Held <loosely>."]}))
+    page, card = contents(write_card(run.root))
+    bare = "features and labels, which the model is trained on as if they were public"
+    assert card["privacy"]["not_protected"] == statement["not_protected"] == bare
+    assert card["limits"][0] == f"Not protected: {bare}. The model may reveal them."
+    assert card["limits"][1] == "Held <loosely>."
+    assert card["publishable"][0].endswith(f"if these may be public too: {bare}.")
+    text = Words(page).text
+    assert f"Not protected {bare}" in text
+    assert "Held <loosely>." in text
+
+
+def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirectory, pipeline: RunDirectory) -> None:
+    told, untold = (contents(write_card(run.root))[1] for run in (trained, pipeline))
+    for card, tells in ((told, True), (untold, False)):
+        assert any("number of private records" in limit for limit in card["limits"]) == tells
+        assert any("but for the number" in item for item in card["not_publishable"]) == tells
+        assert not any(limit.startswith("Not protected") for limit in card["limits"])
+
+
+GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (PoissonGaussians(count=5, noise_multiplier=2.0, sampling_rate=0.1), "5 Gaussian sums over Poisson samples ("),
+        (PoissonGaussians(count=1, noise_multiplier=30.0, sampling_rate=1.0), "1 Gaussian sum (noise multiplier 30, "),
+        (
+            PoissonGaussianLaplaces(count=5, gradient_noise_multiplier=2.0, laplace_scale=3.0, sampling_rate=0.1),
+            "5 steps of a Gaussian and a Laplace sum over Poisson samples (",
+        ),
+        (
+            AttributeGaussians(count=10, attribute_noise_multiplier=4.979),
+            "10 Gaussian sums hiding the sensitive attribute (attribute noise multiplier 4.979 each)",
+        ),
+        (
+            SecretBatchAttributeGaussians(count=2, attribute_noise_multiplier=4.0, sampling_rate=0.1),
+            "2 Gaussian sums hiding the sensitive attribute over Poisson samples (",
+        ),
+        (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
+        (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
+        (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
+        (SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0), "1 release of the price of the votes (order 2, "),
+    ],
+)
+def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
+    assert described_event(asdict(event)).startswith(words)
 
 
 def test_the_card_of_a_pipeline_says_that_seeded_noise_protects_nobody(pipeline: RunDirectory) -> None:

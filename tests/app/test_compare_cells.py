@@ -56,8 +56,42 @@ def test_a_method_runs_where_it_is_told_to() -> None:
         ("small", "sgd"),
         ("small", "dp_sgd"),
     ]
-    with pytest.raises(ConfigError, match=r"methods\.dp_sgd\.data_sets, got smal: color_digits, small"):
-        cells(data_sets=two, methods={"dp_sgd": {"data_sets": ["smal"]}})
+    with pytest.raises(ConfigError) as caught:
+        cells(data_sets=two, methods={"dp_sgd": {"data_sets": ["smal", "adult"]}}, grid={"target.epsilon": [0]})
+    faults = str(caught.value).splitlines()
+    assert faults[0] == (
+        "methods.dp_sgd.data_sets: unknown data set smal; did you mean small? known: color_digits, small."
+    )
+    assert faults[1].startswith("methods.dp_sgd.data_sets: unknown data set adult; known")
+
+
+def test_what_the_sweep_itself_says_is_refused_in_settings_and_grids() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(
+            settings={"data": {"seed": 3}},
+            grid={"seed, data.num_test": [1, 2]},
+            data_sets={"color_digits": {"settings": {"out": "here"}}},
+            methods={"dp_sgd": {"grid": {"method": ["pate", "sgd"]}}},
+        )
+    faults = str(caught.value)
+    for fault in (
+        "settings.data.seed: a sweep does not read it here; use seeds, or set split_by_seed: false.",
+        "grid.seed: a sweep does not read it here; use seeds.",
+        "data_sets.color_digits.settings.out: a sweep does not read it here; use out, or give --out.",
+        "methods.dp_sgd.grid.method: a sweep does not read it here; use methods.",
+    ):
+        assert fault in faults
+
+
+@pytest.mark.parametrize("more", [{}, {"methods": {"dp_sgd": {"settings": {"data.num_test": 50}}}}])
+def test_a_name_where_the_section_data_is_expected_is_a_fault(tmp_path: Path, more: dict[str, Any]) -> None:
+    (tmp_path / "start.yaml").write_text("data: adult\n")
+    with pytest.raises(ConfigError, match=r"data_sets\.color_digits\.settings\.data: .*dictionary.*'color_digits'"):
+        cells(data_sets={"color_digits": {"settings": {"data": "color_digits"}}}, **more)
+    with pytest.raises(ConfigError, match=r"data_sets\.mine: data: .*dictionary.*'adult'"):
+        cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}}, **more)
+    with pytest.raises(ConfigError, match=r"data_sets\.color_digits\.settings\.data\.name: .*valid string.*7"):
+        cells(data_sets={"color_digits": {"settings": {"data": {"name": 7}}}}, **more)
 
 
 def test_the_split_stays_where_it_is_told_to() -> None:
@@ -227,6 +261,20 @@ def test_faults_of_form_and_of_cells_are_told_together(tmp_path: Path) -> None:
         ("methods.dp_sgd.grid.dp_sgd.epochs", "many"),
     ):
         assert any(fault.startswith(start) and word in fault for fault in faults), (start, faults)
+
+
+def test_a_data_set_of_wrong_form_hides_no_fault_of_the_methods_that_name_it(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "data_sets: {color_digits: , small: {fle: 1}}\n"
+        "methods: {dp_sgd: {data_sets: [small, color_digits, smal], grid: {dp_sgd.epochs: [many]}}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(tmp_path / "sweep.yaml")
+    assert [fault.partition(":")[0] for fault in str(caught.value).splitlines()] == [
+        "data_sets.small.fle",
+        "methods.dp_sgd.data_sets",
+        "methods.dp_sgd.grid.dp_sgd.epochs",
+    ]
 
 
 def test_what_is_left_of_a_sweep_may_be_too_little(tmp_path: Path) -> None:

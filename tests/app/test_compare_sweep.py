@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
-from fairpate.app.compare.report import summarise_comparison
+from fairpate.app.compare.report import summarise_comparison, write_frontier_reports
 from fairpate.app.compare.run import Comparison, compare, run_cell
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.progress import Reporter
@@ -27,6 +27,7 @@ from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig
 from fairpate.config import parse_config
 from fairpate.types import RunRecord, VoteBatch
+from teachers.pool import PoolError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -227,6 +228,74 @@ def test_prices_of_votes_and_results_without_privacy_are_the_operators(tmp_path:
     assert sorted(path.parent.name for path in public) == ["parts", "strict"]
     assert all(not row.is_private and not row.is_unprotected for path in public for row in read_rows(path))
     assert stat.S_IMODE((root / "private").stat().st_mode) == 0o700
+
+
+def test_turning_publication_off_takes_back_what_has_no_privacy_and_runs_nothing(tmp_path: Path) -> None:
+    values = {"methods": ["sgd", "dp_sgd"], "grid": {}}
+    run(tmp_path, priced, publish_unprotected=True, **values)
+    strict = run(tmp_path, refused, **values)
+    assert epsilons(strict.rows) == [2.0]
+    assert sorted(epsilons(strict.operators_rows), key=str) == [1.25, 2.0, math.inf]
+    assert [row.method for row in strict.withheld] == ["sgd"]
+    public = [path for path in tmp_path.rglob("*.parquet") if "private" not in path.parts]
+    assert all(not row.is_unprotected for path in public for row in read_rows(path))
+    assert not run(tmp_path, refused, **values).changed
+    back = run(tmp_path, refused, publish_unprotected=True, **values)
+    assert epsilons(back.rows) == [math.inf, 2.0]
+    assert not back.withheld
+
+
+def refused(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    raise ValueError("ran again")
+
+
+def test_what_is_left_out_is_said_and_the_operators_page_is_marked(tmp_path: Path) -> None:
+    comparison = run(tmp_path, unvoted, methods=["sgd", "dp_sgd"], grid={})
+    write_frontier_reports(comparison, title="sweep")
+    public, private = (tmp_path / name for name in ("report.html", "private/report.html"))
+    assert "Do not publish" in private.read_text()
+    assert "Do not publish" not in public.read_text()
+    assert "Left out: 1 row without privacy; for the operator: sgd." in public.read_text()
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(summarise_comparison(comparison))
+    assert "1 result without privacy: sgd" in printed.getvalue()
+
+
+def unvoted(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    return [measured(cell, math.inf if cell.method == "sgd" else 2.0)]
+
+
+def test_pages_that_an_interrupt_left_old_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_frontier_reports(run(tmp_path, counted, grid={}), title="sweep")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("fairpate.app.compare.report.frontier_figures", interrupted)
+        write_frontier_reports(run(tmp_path, counted, grid={}, seeds=[0, 1]), title="sweep")
+    again = run(tmp_path, counted, grid={}, seeds=[0, 1])
+    assert not again.changed
+    write_frontier_reports(again, title="sweep")
+    for page in (tmp_path / "report.html", tmp_path / "private" / "report.html"):
+        assert "2 seeds" in page.read_text()
+    written = (tmp_path / "report.html").stat().st_mtime_ns
+    write_frontier_reports(again, title="sweep")
+    assert (tmp_path / "report.html").stat().st_mtime_ns == written
+
+
+def test_cells_that_no_node_can_hold_are_refused_before_teachers_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairpate.app.compare.run.collect_shared_votes", refused)
+    with pytest.raises(PoolError, match=r"tasks\.num_cpus=1000 .* the cluster has .* CPUs .*ray\.wait_for_nodes_s"):
+        run(tmp_path, counted, tasks={"num_cpus": 1000})
+
+
+def test_nodes_that_come_on_demand_are_waited_for(tmp_path: Path) -> None:
+    waiting = SMALL | {"ray.wait_for_nodes_s": 1}
+    with pytest.raises(PoolError, match=r"tasks\.num_cpus=1000 .*wait_for_nodes_s, now 1, if"):
+        run(tmp_path, counted, tasks={"num_cpus": 1000}, settings=waiting)
+    assert ran(tmp_path) == []
 
 
 def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_path: Path) -> None:

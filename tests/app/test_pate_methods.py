@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fairpate.app.card import write_card
 from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
@@ -17,7 +18,7 @@ from fairpate.app.train import train_method
 from fairpate.config import ConfigError, load_config
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.train_config import PrivacyTarget, TrainConfig
-from fairpate.types import MechanismParameters
+from fairpate.types import STOPPED_BY_VOTES, MechanismParameters
 from student.predict import load_student
 
 SMALL = [
@@ -142,6 +143,15 @@ def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train:
     (event,) = statement["events"]
     assert 0 < event["count"] < 120
     assert event["noise_stddev_votes"] == 1
+
+
+def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -> None:
+    leaking, kept = train("pate", *BY_VOTES), train("fairpate")
+    assert read(leaking.statement)["remarks"] == [STOPPED_BY_VOTES]
+    assert read(kept.statement)["remarks"] == []
+    page, card = (path.read_text(encoding="utf-8") for path in write_card(leaking.root))
+    assert STOPPED_BY_VOTES in page
+    assert STOPPED_BY_VOTES in json.loads(card)["limits"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ STATEMENT = {
     "refused_free",
     "noise",
     "tuning_accounted",
+    "remarks",
 }
 
 

@@ -118,8 +118,12 @@ def test_real_votes_are_called_private_and_assumed_ones_are_not(profile: Profile
     assert real.from_votes
     assert "Operator only" in text(real)
     assert "costs privacy" in text(real)
+    assert "as most" not in text(assumed)
+    assert " right " not in text(real)
+    assert "most teachers chose; the truth is not among the votes" in text(real)
     values = json.loads(proposal_json(real))
     assert values["from_private_votes"] is True
+    assert values["right"] == "as most teachers chose"
     assert set(values["for_any_votes"][0]) == set(Plan.__dataclass_fields__)
 
 
@@ -146,15 +150,24 @@ def test_the_command_plans_from_assumptions_and_from_a_run(
     )
     (tmp_path / "private").mkdir()
     write_votes(batch, tmp_path / "private" / "votes.parquet")
+    (tmp_path / "config.yaml").write_text("data: {name: color_digits}\n")
     code, output, _ = fairpate("--epsilon", "2", "--queries", "100", "--votes", str(tmp_path))
     assert code == 0
     assert "Operator only" in output
     for arguments, words in (
         (["--epsilon", "2", "--queries", "9999"], ["--queries", "9999", "lower it"]),
         (["--epsilon", "2", "--votes", str(tmp_path / "nowhere")], ["nowhere", "no votes"]),
+        (
+            ["--epsilon", "2", "--votes", str(tmp_path), "--teachers", "50", "--agreement", "0.75", "--spread", "0.2"],
+            ["--teachers, --agreement, --spread", "--votes"],
+        ),
         (["--epsilon", "0"], ["epsilon", "greater than 0"]),
         (["--epsilon", "2", "--agreement", "1.5"], ["agreement", "1.5"]),
     ):
         code, output, errors = fairpate(*arguments)
         assert (code, output) == (1, "")
         assert all(word in errors for word in words), errors
+    (tmp_path / "config.yaml").write_text("data: {name: color_mnist}\n")
+    code, output, errors = fairpate("--epsilon", "2", "--votes", str(tmp_path))
+    assert (code, output) == (1, "")
+    assert "a run on color_mnist, not on color_digits; give --data color_mnist" in errors

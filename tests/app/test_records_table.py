@@ -93,6 +93,10 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordsTableError, match=r"damaged\.parquet: cannot be read"):
         read_rows(tmp_path / "damaged.parquet")
+    (tmp_path / "report.html").write_text("<html>")
+    for other in (tmp_path, tmp_path / "report.html"):
+        with pytest.raises(RecordsTableError, match=f"{other}: .*give the results.parquet of `fairpate compare`"):
+            read_rows(other)
     pq.write_table(pa.table({"method": ["pate"]}), tmp_path / "other.parquet")
     with pytest.raises(RecordsTableError, match="lacks digest, data"):
         read_rows(tmp_path / "other.parquet")

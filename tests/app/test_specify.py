@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -10,11 +11,28 @@ import pytest
 from fairpate.app import cli
 from fairpate.app.records_table import write_rows
 from fairpate.evaluation.rows import Row
-from fairpate.types import RunRecord
+from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
 
-def row(method, data, seed, *, epsilon=1.0, disparity=0.04, accuracy=0.8, relation="add or remove one", **changes):
-    config = {"method": method, "data": {"name": data}, "target": {"epsilon": epsilon}, "seed": seed}
+def row(
+    method,
+    data,
+    seed,
+    *,
+    epsilon=1.0,
+    disparity=0.04,
+    accuracy=0.8,
+    relation="add or remove one",
+    settings=None,
+    **changes,
+):
+    config = {
+        "method": method,
+        "data": {"name": data},
+        "target": {"epsilon": epsilon},
+        "seed": seed,
+        **(settings or {}),
+    }
     identity = {"method": method, "data": data, "seed": seed, "config": config}
     fields = {
         "unit": "record",
@@ -110,6 +128,57 @@ def test_the_words_name_method_spread_and_command(specify, tables):
     assert "1.00" in output
 
 
+def test_a_demand_that_is_missed_by_a_hair_is_not_missed_by_nothing(specify, tmp_path):
+    write_rows([row("fairpate", "adult", 0, disparity=0.05001)], tmp_path / "rows.parquet")
+    _, output, _ = specify("--epsilon", 0.5, "--disparity", 0.05, "--frontier", tmp_path / "rows.parquet")
+    assert "misses epsilon by 100.0 %, disparity by less than 0.1 %" in " ".join(output.split())
+
+
+def test_the_newest_comparison_is_taken_where_none_is_given(specify, tables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, (name, table) in enumerate(zip(("new", "old"), tables, strict=True)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        table = table.rename(tmp_path / "runs" / name / "results.parquet")
+        os.utime(table, (1e9 - age, 1e9 - age))
+    code, output, _ = specify("--epsilon", 3)
+    assert code == 0
+    assert output.splitlines()[0] == "frontier: runs/new/results.parquet"
+    assert "fairface" in output
+    _, output, _ = specify("--epsilon", 3, "--json")
+    assert json.loads(output)["frontier"] == "runs/new/results.parquet"
+
+
+def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
+    leaky = {"pate": {"price": "data_dependent"}}
+    rows = [
+        row("dp_sgd", "adult", 0, settings={"dp_sgd": {"noise": "seeded"}}),
+        row("fairpate", "adult", 0, settings=leaky),
+        row("dp_fermi", "adult", 0, settings=leaky),
+    ]
+    moved = [row("dp_sgd", "bank", 0, settings={"dp_sgd": {"noise": "seeded"}})]
+    for name, found in (("rows", rows), ("moved", moved)):
+        write_rows(found, tmp_path / f"{name}.parquet")
+    asked = ("--epsilon", 3, "--frontier", tmp_path / "rows.parquet")
+    _, output, _ = specify(*asked, "--json")
+    offers = {offer["method"]: offer for offer in answers(output)["add or remove one"]["met"]}
+    assert {name: offer["noise_from_seed"] for name, offer in offers.items()} == {
+        "dp_sgd": True,
+        "fairpate": False,
+        "dp_fermi": False,
+    }
+    assert {name: offer["remarks"] for name, offer in offers.items()} == {
+        "dp_sgd": [],
+        "fairpate": [STOPPED_BY_VOTES],
+        "dp_fermi": [],
+    }
+    _, output, _ = specify(*asked, "--transfer", tmp_path / "moved.parquet")
+    words = " ".join(output.split())
+    for text in ("dp_sgd ¹ ", "fairpate ² ", "dp_fermi 1.00", "¹ noise from a seed: reproducible, not private"):
+        assert text in words
+    assert f"² {STOPPED_BY_VOTES}" in words
+    assert "chosen: dp_sgd, epsilon 1.00, disparity 0.040, accuracy 80.0 %, coverage 100 %; noise from a seed" in words
+
+
 def test_a_choice_is_transferred_with_its_regret(specify, tables):
     limits = ("--epsilon", 3, "--disparity", 0.05)
     code, output, _ = specify(*limits, "--frontier", tables[0], "--transfer", tables[1], "--json")
@@ -135,7 +204,7 @@ def test_prices_that_depend_on_votes_are_not_offered(specify, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--epsilon", 3], ["--frontier", "fairpate compare"]),
+        (["--epsilon", 3], ["--frontier", "runs/*/results.parquet", "fairpate compare"]),
         (["--frontier", "FACES"], ["nothing is asked", "--epsilon"]),
         (["--epsilon", 3, "--frontier", "missing.parquet"], ["missing.parquet", "fairpate compare"]),
         (["--epsilon", -1, "--frontier", "FACES"], ["epsilon", "-1"]),
@@ -144,7 +213,8 @@ def test_prices_that_depend_on_votes_are_not_offered(specify, tmp_path):
         (["--epsilon", 3, "--frontier", "FACES", "--transfer", "FACES"], ["--transfer", "no other data set"]),
     ],
 )
-def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, arguments, words):
+def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, monkeypatch, arguments, words):
+    monkeypatch.chdir(tables[0].parent)
     code, output, errors = specify(*[tables[0] if value == "FACES" else value for value in arguments])
     assert code == 1
     assert output == ""

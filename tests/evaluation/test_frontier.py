@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fairpate.evaluation.frontier import (
     by_series,
     dominance,
     frontier,
+    is_seeded,
     pareto_mask,
     points_of,
     settings_of,
@@ -291,6 +293,21 @@ def test_the_interval_covers_what_resampling_seeds_can_reach():
     assert math.isnan(single.high)
 
 
+def test_configurations_with_the_same_seeds_are_drawn_together():
+    # One configuration is good on seed 0, the other on seed 1: the best of both is .8, .5, .5 or .8, and never .2.
+    runs = [
+        record("a", seed=seed, accuracy=accuracy, disparity=0.5, epsilon=1.0, config={"good": good})
+        for good in (0, 1)
+        for seed, accuracy in ((good, 0.8), (1 - good, 0.2))
+    ]
+    reference_O = [2.0, 1.0, 1.0, 1.0]
+    found = volume_interval(points_of(runs), reference_O=reference_O, generator=np.random.default_rng(0))
+    assert (found.low, found.high) == pytest.approx((0.25 * 0.5, 0.25 * 0.8))
+    others = [replace(run, seed=run.seed + 5, config={"good": 2}, accuracy=0.2) for run in runs[:2]]
+    found = volume_interval(points_of(runs + others), reference_O=reference_O, generator=np.random.default_rng(0))
+    assert (found.low, found.high) == pytest.approx((0.25 * 0.5, 0.25 * 0.8))
+
+
 def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn():
     random = np.random.default_rng(1)
     runs = [
@@ -305,7 +322,8 @@ def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn
     drawn = np.random.default_rng(3)
     volumes = []
     for _ in range(300):
-        rows = [p.values_SO[drawn.integers(4, size=4)].mean(axis=0) for p in points]
+        seeds = drawn.integers(4, size=4)
+        rows = [p.values_SO[seeds].mean(axis=0) for p in points]
         volumes.append(hypervolume(rows, reference_O=reference_O) / reference_O.prod())
     np.testing.assert_allclose([found.low, found.high], np.quantile(volumes, [0.025, 0.975]), atol=0.004)
 
@@ -320,6 +338,15 @@ def test_every_seed_has_its_own_set_of_what_it_reached():
     first, second = sets_by_seed(points, ("epsilon", "error"))
     assert first.tolist() == pytest.approx(np.array([[1.0, 0.2]]))
     assert second.tolist() == pytest.approx(np.array([[1.0, 0.4]]))
+
+
+def test_noise_from_a_seed_is_found_wherever_it_is_set():
+    seeded = {"aggregator": {"noise": "os_entropy"}, "dp_sgd": {"noise": "seeded"}}
+    assert is_seeded(seeded)
+    assert is_seeded(settings_of(seeded))
+    assert not is_seeded({"aggregator": {"noise": "os_entropy"}, "title": "seeded"})
+    (point,) = points_of([record(config=seeded)])
+    assert point.is_seeded
 
 
 def test_settings_are_flat_and_know_no_place():

@@ -12,10 +12,12 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
+from fairpate.types import STOPPED_BY_VOTES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # What Chromium says of its own software renderer is no fault of the page.
@@ -181,6 +183,17 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
     assert faults(tab) == []
     assert all(asked.startswith((address, "about:", "data:", "blob:")) for asked in tab.requests)
     assert tab.run("document.documentElement.dataset.errors") == "0"
+
+
+def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
+    first = comparison()[0]
+    config = first.config | {"pate": {"price": "data_dependent"}}
+    address = page(
+        tmp_path / "report.html", [replace(first, config=config, record=replace(first.record, config=config))]
+    )
+    tab.open(f"{address}#point-0", width=1280, height=800)
+    assert STOPPED_BY_VOTES in tab.run("document.getElementById('point').innerText")
+    assert faults(tab) == []
 
 
 def test_controls_change_what_is_drawn(tab, tmp_path, comparison):

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fairpate.app.methods import METHODS
 from fairpate.evaluation.frontier import points_of
@@ -27,6 +28,7 @@ from fairpate.evaluation.frontier_charts import (
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.rows import Row
+from fairpate.types import STOPPED_BY_VOTES
 
 VOID = {"meta", "link", "input", "br", "wbr"}
 
@@ -100,6 +102,27 @@ def test_a_page_to_publish_holds_nothing_that_depends_on_votes(public, compariso
     assert [look["symbol"].endswith("-open") for look in marked] == [True]
 
 
+def test_results_without_privacy_are_the_operators_unless_the_data_are_public(comparison):
+    rows = [
+        replace(row, method="sgd", record=replace(row.record, method="sgd", epsilon=math.inf))
+        if row.record is not None and row.method == "dp_sgd"
+        else row
+        for row in comparison()
+    ]
+    public = written(rows)
+    words = Nesting(public).words
+    assert "Left out: 12 rows without privacy; for the operator: sgd." in words
+    assert "Do not publish" not in words
+    assert "sgd" not in [series["name"] for series in model_of(public)["series"]]
+    operators = Nesting(written(rows, for_operator=True)).words
+    assert "Do not publish" in operators
+    assert "Results without privacy tell of the private records: sgd." in operators
+    benchmark = written(rows, publish_unprotected=True)
+    assert "sgd" in [series["name"] for series in model_of(benchmark)["series"]]
+    assert "Left out" not in benchmark
+    assert "Do not publish" not in written(rows, publish_unprotected=True, for_operator=True)
+
+
 def test_every_point_carries_its_configuration_and_commands(public):
     model = model_of(public)
     point = next(p for p in model["points"] if model["series"][p["series"]]["name"] == "fairpate")
@@ -125,6 +148,28 @@ def test_seeded_noise_is_said(comparison):
     ]
     assert "Reproducible runs: not private" in written(seeded)
     assert "Reproducible runs: not private" not in written(rows)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(method, comparison):
+    """Of methods that ask teachers, and of these alone: others may carry the setting, and it means nothing."""
+    record = comparison()[0].record
+    for price in ("data_independent", "data_dependent"):
+        told = replace(record, method=method, config=record.config | {"pate": {"price": price}})
+        (point,) = json.loads(script_data(points_of([told])))["points"]
+        asks = METHODS[method].asks_teachers or METHODS[method].has_own_teachers
+        assert point["remarks"] == [STOPPED_BY_VOTES] * (asks and price == "data_dependent")
+
+
+@pytest.mark.parametrize("noise", ["seeded", "os_entropy"])
+def test_pictures_say_that_noise_came_from_a_seed(noise, comparison, monkeypatch):
+    rows = [row for row in comparison() if (row.data, row.method) == ("adult", "fairpate")]
+    records = [replace(row.record, config=row.config | {"dp_sgd": {"noise": noise}}) for row in rows]
+    captions = []
+    monkeypatch.setattr(Figure, "suptitle", lambda _, text, **__: captions.append(" ".join(text.split())))
+    frontier_figures(points_of(records))
+    assert len(captions) == 3
+    assert all(("noise from a seed: not private" in caption) == (noise == "seeded") for caption in captions)
 
 
 def test_a_comparison_without_a_finished_run_is_a_page_too():

@@ -12,6 +12,7 @@ from fairpate.evaluation.selection import (
     SelectionRule,
     achievable,
     best_error,
+    left_out_by,
     offer,
     select,
     transfer,
@@ -82,6 +83,36 @@ def test_the_best_accuracy_is_that_of_who_answers_enough():
     assert best_error(TABLE[6:7], SelectionRule()) == math.inf
 
 
+def test_what_promises_nothing_sets_no_bar_for_what_does():
+    plain = run("plain", math.inf, 0.2, 0.98)
+    private = run("private", 1.0, 0.2, 0.80)
+    assert best_error(points(plain, private), SelectionRule()) == pytest.approx(0.20)
+    assert best_error(points(plain), SelectionRule()) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("accuracies_and_coverages", "thresholds"),
+    [
+        ([(0.5, 1.0), (0.8, 0.6)], set()),
+        ([(0.5, 1.0), (0.4, 0.2)], {"accuracy"}),
+        ([(0.9, 0.5), (0.4, 0.2)], {"coverage"}),
+        ([(0.4, 1.0), (0.9, 0.2)], {"accuracy", "coverage"}),
+        ([(None, 1.0)], {"definition"}),
+    ],
+)
+def test_who_is_left_out_is_told_by_which_threshold(accuracies_and_coverages, thresholds):
+    found = points(*[run(str(n), 1.0, 0.1, *values) for n, values in enumerate(accuracies_and_coverages)])
+    rule = SelectionRule(min_coverage=0.6, max_accuracy_loss=0.15)
+    assert left_out_by(found, rule=rule, best_error=0.1) == thresholds
+    assert (select(found, "fair", rule=rule, best_error=0.1) is None) == bool(thresholds)
+
+
+def test_epsilons_are_level_as_they_are_promised():
+    # .9899 is promised as .99, no further than the tolerance of .01 from 1.
+    found = points(run("calibrated", 0.9899, 0.1, 0.75), run("better", 0.99998, 0.1, 0.80))
+    assert name_of(select(found, "private", rule=SelectionRule(), best_error=0.2)) == "better"
+
+
 def test_a_demand_that_is_met_is_answered_by_accuracy():
     found = achievable(TABLE, Demand(epsilon=5, disparity=0.05, coverage=0.9))
     assert [name_of(o.point) for o in found.met] == ["middle", "almost as fair", "fair", "constant"]
@@ -105,6 +136,26 @@ def test_the_nearest_is_that_with_the_smallest_largest_excess():
         pytest.approx({"epsilon": 1.0}),
     ]
     assert found.nearest[0].distance == pytest.approx(0.875)
+
+
+def test_of_what_misses_one_demand_alike_the_nearest_misses_least_of_the_others():
+    # Both are promised at 1.00 and miss .5 by as much: the slack of a calibration decides nothing.
+    table = points(run("unfair", 0.9993, 0.099, 0.95), run("fair", 0.99995, 0.05001, 0.68, 0.8))
+    found = achievable(table, Demand(epsilon=0.5, disparity=0.05, coverage=0.9))
+    assert [name_of(near.point) for near in found.nearest] == ["fair", "unfair"]
+    assert [near.distance for near in found.nearest] == pytest.approx([1.0, 1.0])
+
+
+def test_of_equal_misses_the_more_accurate_comes_first():
+    table = points(run("less", 0.9993, 0.02, 0.6), run("more", 0.99995, 0.04, 0.7))
+    found = achievable(table, Demand(epsilon=0.5, disparity=0.05))
+    assert [name_of(near.point) for near in found.nearest] == ["more", "less"]
+
+
+def test_an_epsilon_that_meets_a_finer_demand_than_hundredths_is_not_rounded_out_of_it():
+    (point,) = points(run("a", 0.9946, 0.1, 0.8))
+    assert offer(point, Demand(epsilon=0.995)).missed == {}
+    assert offer(point, Demand(epsilon=0.8)).missed == pytest.approx({"epsilon": 0.25})
 
 
 def test_only_points_of_the_frontier_are_nearest():

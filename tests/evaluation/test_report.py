@@ -229,6 +229,11 @@ def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:
     assert "computed from them, satisfy" not in words
 
 
+def test_what_qualifies_the_promise_stands_with_it() -> None:
+    statement = replace(published().statement, remarks=("Held <loosely>.",))
+    assert "Not promisedHeld <loosely>." in Page(public_report(published(statement=statement))).words
+
+
 def test_undefined_numbers_are_called_undefined() -> None:
     nobody = measured(answered=[False] * 80)
     words = Page(PAGES["public"](evaluations={"student": nobody}, answered_GC=[[0, 0, 0], [0, 0, 0]])).words

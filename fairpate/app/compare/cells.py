@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from fairpate.app.methods import METHODS
 from fairpate.app.rundir import determining_values, values_digest
-from fairpate.compare_config import DataSetPart, SweepConfig, axis_fields, overlapping
+from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
 from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
 from fairpate.data import DataError, find_entry
 from fairpate.data.entry import nearest
@@ -29,6 +29,7 @@ from fairpate.train_config import TrainConfig
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 _PLACES = ("out", "storage", "ray", "data.data_dir", "teachers.engine", "teachers.block_size")
+_SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out"}
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path,
     """The faults of the cells that are left without the parts whose form is wrong; none where too little is left."""
     assert isinstance(form.__cause__, ValidationError)
     rest = copy.deepcopy(values)
+    left_out: list[str] = []
     for fault in form.__cause__.errors():
         section, *names = map(str, fault["loc"] or [""])
         part = rest.get(section)
         if section in ("data_sets", "methods") and isinstance(part, dict) and names:
             part.pop(names[0], None)
+            left_out += names[:1] if section == "data_sets" else []
         else:
             rest.pop(section, None)
     try:
@@ -98,21 +101,21 @@ def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path,
     except ValidationError:
         return []
     try:
-        cells_of(sweep, folder=folder, data_dir=data_dir)
+        cells_of(sweep, folder=folder, data_dir=data_dir, left_out=left_out)
     except ConfigError as error:
         return str(error).splitlines()
     return []
 
 
-def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
+def cells_of(
+    sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None, left_out: Sequence[str] = ()
+) -> list[Cell]:
     """Every cell once, in the order of data sets, seeds, methods and grids.
 
-    ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells.
+    ``folder`` is where the sweep's file lies; ``left_out`` names data sets that methods may list and that are not here.
+    ConfigError lists all faults of all cells.
     """
-    faults: dict[str, None] = {}
-    for name in sweep.methods:
-        if name not in METHODS:
-            faults[f"methods.{name}: unknown method{nearest(name, METHODS)}."] = None
+    faults = dict.fromkeys([*_unknown_names(sweep, left_out), *_said_elsewhere(sweep)])
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         try:
@@ -126,6 +129,30 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     if faults:
         raise ConfigError("\n".join(faults))
     return list(cells.values())
+
+
+def _unknown_names(sweep: SweepConfig, left_out: Sequence[str]) -> Iterator[str]:
+    data_sets = [*sweep.data_sets, *left_out]
+    for method, part in sweep.methods.items():
+        if method not in METHODS:
+            yield f"methods.{method}: unknown method{nearest(method, METHODS)}."
+        for name in part.data_sets or ():
+            if name not in data_sets:
+                yield f"methods.{method}.data_sets: unknown data set {name}{nearest(name, data_sets)}."
+
+
+def _said_elsewhere(sweep: SweepConfig) -> Iterator[str]:
+    """Fields that would be overwritten: the sweep has words of its own for them."""
+    parts: dict[str, SweepConfig | SweepPart] = {"": sweep}
+    parts |= {f"data_sets.{name}.": part for name, part in sweep.data_sets.items()}
+    parts |= {f"methods.{name}.": part for name, part in sweep.methods.items()}
+    words = _SAID_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
+    for place, part in parts.items():
+        fields = [("settings", field) for field in flattened(part.settings)]
+        fields += [("grid", field) for axis in part.grid for field in axis_fields(axis)]
+        for section, field in fields:
+            if field in words:
+                yield f"{place}{section}.{field}: a sweep does not read it here; use {words[field]}."
 
 
 def _over_seeds(data: str, config: TrainConfig, sweep: SweepConfig) -> list[Cell]:
@@ -202,8 +229,12 @@ def _config(
     """The configuration under all layers; None where ``faults`` gained some."""
     values, config = start, None
     found: list[Exception] = []
+    laid: list[_Layer] = []
     try:
         for layer in layers:
+            if not isinstance(values["data"], dict):
+                break  # to be reported, and not to be replaced unseen
+            laid.append(layer)
             values = merge(values, _nested(layer))
         config = parse_config(values, TrainConfig)
         METHODS[config.method].check(config)
@@ -215,7 +246,7 @@ def _config(
     except (DataError, ValidationError) as error:
         # A section that is no section was reported with the rest of the configuration.
         found += [error] if isinstance(error, DataError) else []
-    faults.update(dict.fromkeys(_placed(line, data, layers) for error in found for line in str(error).splitlines()))
+    faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
     if found or config is None:
         return None
     return (
@@ -248,12 +279,11 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
 
 
 def _data_set_start(data: str, part: DataSetPart, folder: Path) -> dict[str, Any]:
-    name = part.settings.get("data.name") or (part.settings.get("data") or {}).get("name")
-    if part.file is None:
-        return merge(_start(name or data).model_dump(), {"data": {"name": name or data}})
-    values = read_yaml(folder / part.file)
-    named = (values.get("data") or {}).get("name", data)
-    return merge(merge(TrainConfig().model_dump(), values), {"data": {"name": name or named}})
+    """What lies under all settings; of these only the name of the data set matters here."""
+    if part.file is not None:
+        return merge(merge(TrainConfig().model_dump(), {"data": {"name": data}}), read_yaml(folder / part.file))
+    name = flattened(part.settings).get("data.name", data)
+    return _start(name if isinstance(name, str) else data).model_dump()
 
 
 @lru_cache

@@ -87,9 +87,9 @@ class SweepFolder:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
-        """The digests of finished cells."""
+        """The digests of finished cells; those of a cell without privacy may lie where an earlier sweep put them."""
         public, private = _stems(self.root / "parts"), _stems(self.private / "parts")
-        return {cell.digest for cell in cells if cell.digest in (public if self._is_public(cell) else private)}
+        return {cell.digest for cell in cells if cell.digest in (public if cell.is_private else public | private)}
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell: first what is private, last what makes it count as finished."""
@@ -113,8 +113,10 @@ class SweepFolder:
     def assemble(self, cells: Sequence[Cell]) -> None:
         """Write both tables for these cells: of those that have no result, the cause.
 
-        Rows that a table holds already are taken from there, so that only new parts are read.
+        Parts without privacy move to where ``publish_unprotected`` has them. Rows that a table holds already are taken
+        from there, so that only new parts are read.
         """
+        self._move_unprotected(cells)
         digests = [cell.digest for cell in cells]
         public = _gathered(digests, self.root / "parts", known=self.results)
         finished = set(public["digest"].to_pylist())
@@ -125,6 +127,14 @@ class SweepFolder:
         secret = private.filter(pc.or_(private["epsilon_is_data_dependent"], pc.invert(is_public)))
         write_table(rows, self.results)
         write_table(pa.concat_tables([rows, secret]), self.private_results, private=True)
+
+    def _move_unprotected(self, cells: Sequence[Cell]) -> None:
+        folders = [self.private / "parts", self.root / "parts"]
+        source, target = folders if self.publish_unprotected else reversed(folders)
+        there = _stems(source)
+        for name in (f"{cell.digest}.parquet" for cell in cells if not cell.is_private and cell.digest in there):
+            write_table(read_table(source / name), target / name, private=not self.publish_unprotected)
+            (source / name).unlink()
 
     def _is_public(self, cell: Cell) -> bool:
         return cell.is_private or self.publish_unprotected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.compare.cells import cells_of, parse_sweep
+from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.run import Comparison, compare
 from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
 from fairpate.compare_config import SweepConfig
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
-from fairpate.evaluation.page import epsilon_text
+from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.files import write_atomically
 
 
@@ -47,12 +49,12 @@ def compare_methods(
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
-    """Write what may be published and the operator's page, if the tables changed or a page is missing."""
+    """Write what may be published and the operator's page, unless both are newer than the tables."""
     folder = comparison.folder
-    if not comparison.changed and folder.report.exists() and folder.private_report.exists():
+    if not comparison.changed and _are_newer(folder):
         return
-    public = FrontierReport(title=title, rows=comparison.rows)
-    private = FrontierReport(title=title, rows=comparison.operators_rows, for_operator=True)
+    public = FrontierReport(title=title, rows=comparison.operators_rows, publish_unprotected=folder.publish_unprotected)
+    private = replace(public, for_operator=True)
     folder.figures.mkdir(exist_ok=True)
     for name, content in frontier_figures(public.points()).items():
         write_atomically(folder.figures / name, partial(Path.write_bytes, data=content))
@@ -60,8 +62,18 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
+def _are_newer(folder: SweepFolder) -> bool:
+    pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
+    if not all(page.exists() for page in pages):
+        return False
+    return min(page.stat().st_mtime_ns for page in pages) > max(table.stat().st_mtime_ns for table in tables)
+
+
 def summarise_comparison(comparison: Comparison) -> Group:
-    """A table per data set with a line per method, then the causes of failures, then where the files are."""
+    """A table per data set with a line per method, then the causes of failures, then where the files are.
+
+    Results without privacy that may not be published are counted.
+    """
     by_data: dict[str, dict[str, list[Row]]] = {}
     for row in comparison.rows:
         by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
@@ -69,6 +81,9 @@ def summarise_comparison(comparison: Comparison) -> Group:
     failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder
     files = Table.grid(padding=(0, 2))
+    if comparison.withheld:
+        methods = ", ".join(dict.fromkeys(row.method for row in comparison.withheld))
+        files.add_row("left out", f"{counted(len(comparison.withheld), 'result')} without privacy: {methods}")
     files.add_row("results", str(folder.results))
     files.add_row("report", str(folder.report))
     files.add_row("operator only", str(folder.private))

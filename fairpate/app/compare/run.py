@@ -31,10 +31,11 @@ from fairpate.app.rundir import RunDirectory, create_run_directory
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig, TasksConfig
-from fairpate.config import DataConfig
+from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray
+from teachers.pool import PoolError, room_for
 
 _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256
@@ -65,6 +66,11 @@ class Comparison:
         return read_rows(self.folder.private_results)
 
     @property
+    def withheld(self) -> list[Row]:
+        """Results without privacy that only the operator may see."""
+        return [row for row in self.operators_rows if row.is_unprotected and not self.folder.publish_unprotected]
+
+    @property
     def failed(self) -> list[Row]:
         """The cells that have no result."""
         return [row for row in self.rows if row.record is None]
@@ -76,7 +82,8 @@ def compare(
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 
     ``compute`` None trains and measures, as :func:`run_cell`. A cell that fails is kept with its cause and tried again
-    by the next call. Whatever ends the sweep, finished cells stay, and the tables hold them.
+    by the next call. Whatever ends the sweep, finished cells stay, and the tables hold them. PoolError where no node
+    can hold a cell and none comes in time.
     """
     folder = open_sweep_folder(root.resolve(), sweep)
     with sole_driver(folder, sweep):
@@ -86,7 +93,10 @@ def compare(
             return Comparison(folder=folder, changed=False)
         try:
             if missing:
-                with start_ray(missing[0].config.ray):
+                cluster = missing[0].config.ray
+                num_gpus = max(cluster.num_gpus, sweep.tasks.num_gpus)
+                with start_ray(cluster.model_copy(update={"num_gpus": num_gpus})):
+                    _require_room(sweep.tasks, cluster)
                     votes = collect_shared_votes(missing, folder, Reporter(console))
                     table = SweepTable(cells, finished, console)
                     run_cells(missing, cells, folder, votes, sweep.tasks, table, compute=compute or run_cell)
@@ -125,6 +135,7 @@ def run_cells(
     """Run ``missing`` on the Ray that is there; each ends in the folder and in the table as soon as it is done.
 
     Now and then the results of all ``cells`` are assembled, so that a driver that is killed leaves few parts to read.
+    Cells are submitted before there is room, so that an autoscaler sees what is wanted; PoolError as :func:`compare`.
     """
     import ray
 
@@ -144,12 +155,14 @@ def run_cells(
         pending[remote.remote(compute, cell, folder.run(cell), batch, tasks)] = cell
 
     waiting, settled = iter(missing), itertools.count(1)
+    started, has_room = time.monotonic(), False
     with table.shown():
         try:
             while True:
                 _refill(waiting, submit, pending)
                 if not pending:
                     return
+                has_room = has_room or _require_room(tasks, missing[0].config.ray, waited_s=time.monotonic() - started)
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=_WAIT_S)
                 for reference in done:
                     _settle(pending.pop(reference), reference, folder, table)
@@ -173,6 +186,18 @@ def _compute_in_time(compute: Compute, cell: Cell, out: Path, votes: VoteBatch |
         return compute(cell, out, votes, tasks.torch_threads)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _require_room(tasks: TasksConfig, config: RayConfig, *, waited_s: float = 0.0) -> bool:
+    """Whether some node can hold a cell already. PoolError where none can and ``ray.wait_for_nodes_s`` has passed."""
+    fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
+    if not fitting and waited_s >= config.wait_for_nodes_s:
+        raise PoolError(
+            f"tasks: no node can hold a cell of tasks.num_cpus={tasks.num_cpus:g} and tasks.num_gpus="
+            f"{tasks.num_gpus:g}: the cluster has {cluster}; lower them, add nodes, or set ray.wait_for_nodes_s, now "
+            f"{config.wait_for_nodes_s:g}, if they come on demand."
+        )
+    return fitting > 0
 
 
 def _refill(waiting: Iterable[Cell], submit: Callable[[Cell], None], pending: dict[Any, Cell]) -> None:

@@ -7,7 +7,8 @@ labels is post-processing: all four cost what their queries cost.
 
 ``pate.price`` says what the target limits. ``data_independent``: both noises are scaled by one factor, so that the
 queries fit whatever the votes. ``data_dependent``, as in the papers: the noises stay, and queries stop when the price
-of the votes reaches the target; when that happens leaks, and the published epsilon is the data-independent one.
+of the votes reaches the target; when that happens leaks, and the published epsilon is the data-independent one, which
+the statement remarks.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def release_within_target(
     write_json(run.costs, costs(spending, statement))
     posed = spending.posed(0, len(spending.charges_Q))
     events: tuple[Event, ...] = (posed, *spending.publications)
-    return release.labelled, Trained(model=training.model, events=events, noise=spending.terms.noise)
+    return release.labelled, Trained(
+        model=training.model, events=events, noise=spending.terms.noise, remarks=statement.remarks
+    )
 
 
 def _with_target(training: Training, gate: GateRule) -> TrainConfig:
