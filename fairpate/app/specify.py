@@ -188,15 +188,17 @@ def _notes(point: Point) -> list[str]:
 
 
 def _offers_table(offers: Sequence[Offer], numbers: Mapping[str, str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
     missed = any(offer.missed for offer in offers)
-    for name in ("epsilon", "disparity", "accuracy", "coverage", "distance" if missed else "seeds"):
+    for name in ("ε", "disparity", "accuracy %", "coverage %", "distance" if missed else "seeds"):
         table.add_column(name, justify="right", no_wrap=True)
     for offer in offers:
         kept = f"{offer.distance:.2f}" if missed else f"{offer.seeds_met} of {len(offer.point.seeds)}"
         method = " ".join([offer.point.method, *(numbers[note] for note in _notes(offer.point))])
-        table.add_row(method, epsilon_text(offer.point.value("epsilon")), *with_spread(offer.point), kept)
+        disparity, accuracy, coverage = (words.replace("\N{NO-BREAK SPACE}%", "") for words in with_spread(offer.point))
+        coverage, *_ = coverage.partition(" ± ")  # 80 columns hold the longest name, not every spread
+        table.add_row(method, epsilon_text(offer.point.value("epsilon")), disparity, accuracy, coverage, kept)
     return table
 
 

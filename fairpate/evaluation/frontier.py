@@ -84,8 +84,8 @@ class Point:
 
     @property
     def is_seeded(self) -> bool:
-        """Whether its noise comes from a seed: reproducible, not private."""
-        return is_seeded(self.settings)
+        """Whether the noise behind its epsilon comes from a seed: reproducible, not private."""
+        return math.isfinite(self.value("epsilon")) and is_seeded(self.settings)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ def _banners(report: FrontierReport) -> str:
     reasons = _reasons_for_secrecy(report.secret) if report.for_operator else ""
     if reasons:
         banners += f'<div class="banner alarm" role="alert"><b>Operator only. Do not publish.</b>{reasons}</div>'
-    seeded = sum(is_seeded(row.config) for row in report.shown if row.record is not None)
+    seeded = sum(is_seeded(row.config) for row in report.shown if row.record is not None and not row.is_unprotected)
     if seeded:
         banners += (
             f'<div class="banner warn" role="note"><b>Reproducible runs: not private.</b>{counted(seeded, "run")} drew '

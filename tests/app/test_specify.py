@@ -179,6 +179,19 @@ def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
     assert "chosen: dp_sgd, epsilon 1.00, disparity 0.040, accuracy 80.0 %, coverage 100 %; noise from a seed" in words
 
 
+def test_the_longest_name_fits_in_80_columns(specify, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    noise = {"randomised_response": {"noise": "seeded"}}
+    rows = [
+        row("randomised_response", "adult", s, accuracy=0.8 + s / 100, coverage=0.9, settings=noise) for s in (0, 1)
+    ]
+    write_rows(rows, tmp_path / "rows.parquet")
+    for epsilon, kept in ((3, "2 of 2"), (0.5, "1.00")):
+        _, output, _ = specify("--epsilon", epsilon, "--frontier", tmp_path / "rows.parquet")
+        line = next(line for line in output.splitlines() if line.startswith("randomised_response ¹"))
+        assert line.split() == [*["randomised_response", "¹", "1.00", "0.040", "±", "0.000", "80.5", "±", "0.7", "90.0"], *kept.split()]
+
+
 def test_a_choice_is_transferred_with_its_regret(specify, tables):
     limits = ("--epsilon", 3, "--disparity", 0.05)
     code, output, _ = specify(*limits, "--frontier", tables[0], "--transfer", tables[1], "--json")

@@ -345,8 +345,9 @@ def test_noise_from_a_seed_is_found_wherever_it_is_set():
     assert is_seeded(seeded)
     assert is_seeded(settings_of(seeded))
     assert not is_seeded({"aggregator": {"noise": "os_entropy"}, "title": "seeded"})
-    (point,) = points_of([record(config=seeded)])
-    assert point.is_seeded
+    noisy, plain = points_of([record(config=seeded), record("sgd", config=seeded, epsilon=math.inf)])
+    assert noisy.is_seeded
+    assert not plain.is_seeded
 
 
 def test_settings_are_flat_and_know_no_place():
