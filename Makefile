@@ -8,7 +8,7 @@ demo: .venv/.installed ## install, then run the whole pipeline on the embedded c
 	$(BIN)/fairpate run
 
 test: .venv/.installed-dev ## install, then run every test, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
