@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -147,6 +147,41 @@ class _Queue(Generic[ItemT]):
         self._waiting.appendleft(task)
 
 
+@dataclass(eq=False)
+class _Chain(Generic[ItemT]):
+    """Items that one actor adds up in order: each total holds all items up to its own, in whatever order Ray tells.
+
+    ``total`` refers to the longest that is finished; ``held`` is what it holds.
+    """
+
+    tasks: list[_Task[ItemT]] = field(default_factory=list)
+    newest: Any = None
+    total: Any = None
+    num_held: int = 0
+    under_way: dict[int, Any] = field(default_factory=dict)
+    error: Exception | None = None
+
+    @property
+    def held(self) -> list[_Task[ItemT]]:
+        return self.tasks[: self.num_held]
+
+    def submitted(self, task: _Task[ItemT], total: Any) -> None:
+        self.tasks.append(task)
+        self.newest = self.under_way[task.position] = total
+
+    def settle(self, task: _Task[ItemT], error: Exception | None = None) -> list[_Task[ItemT]]:
+        """Take a result or its loss in; returns what is lost, known once nothing is under way."""
+        total, length = self.under_way.pop(task.position), self.tasks.index(task) + 1
+        if error is not None:
+            self.error = error
+        elif length > self.num_held:
+            self.total, self.num_held = total, length
+        if self.error is None or self.under_way:
+            return []
+        lost, self.tasks = self.tasks[self.num_held :], self.held
+        return lost
+
+
 class RayPool:
     """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.cluster.start_ray`.
 
@@ -210,9 +245,8 @@ class RayPool:
         reference, queue = ray.put(shared), _Queue(items)
         totals: dict[Any, list[_Task[ItemT]]] = {}  # the reference to a finished total: what it holds
         while True:
-            for before, total, task in self._add_up(function, reference, queue):
-                totals[total] = [*totals.pop(before, []), task]
-                on_done(task.position)
+            for chain in self._add_up(function, reference, queue, on_done):
+                totals[chain.total] = chain.held
             if len(totals) > 1:
                 self._merge(totals, queue)
             elif not totals:
@@ -226,20 +260,35 @@ class RayPool:
                     self._again(queue, tasks, error)
 
     def _add_up(
-        self, function: Callable[[SharedT, ItemT, str], Counts], shared: Any, queue: _Queue[ItemT]
-    ) -> Iterator[tuple[Any, Any, _Task[ItemT]]]:
-        """Yield, per task, references to its actor's total before it (or None) and with it, and the task."""
-        newest: dict[Any, Any] = {}
-        under_way: dict[int, tuple[Any, Any]] = {}
+        self,
+        function: Callable[[SharedT, ItemT, str], Counts],
+        shared: Any,
+        queue: _Queue[ItemT],
+        on_done: Callable[[int], None],
+    ) -> list[_Chain[ItemT]]:
+        """What every actor has added up, once the queue is empty."""
+        by_actor: dict[Any, _Chain[ItemT]] = {}
+        by_position: dict[int, _Chain[ItemT]] = {}
 
         def submit(actor: Any, task: _Task[ItemT]) -> Any:
-            before = newest.get(actor)
-            total, done = actor.add.options(num_returns=2).remote(function, shared, task.item, self.device, before)
-            newest[actor], under_way[task.position] = total, (before, total)
+            chain = by_position[task.position] = by_actor.setdefault(actor, _Chain())
+            total, done = actor.add.options(num_returns=2).remote(
+                function, shared, task.item, self.device, chain.newest
+            )
+            chain.submitted(task, total)
             return done
 
-        for task, _ in self._compute(queue, submit, lambda task, error: self._again(queue, [task], error)):
-            yield *under_way.pop(task.position), task
+        def settle(task: _Task[ItemT], error: Exception | None = None) -> None:
+            chain = by_position.pop(task.position)
+            lost = chain.settle(task, error)
+            if chain.error is not None:
+                self._again(queue, lost, chain.error)
+            for done in [task] if error is None else chain.held:  # what was lost may be held by a later total
+                on_done(done.position)
+
+        for task, _ in self._compute(queue, submit, settle):
+            settle(task)
+        return [chain for chain in by_actor.values() if chain.num_held]
 
     def _merge(self, totals: dict[Any, list[_Task[ItemT]]], queue: _Queue[ItemT]) -> None:
         """One level of the tree, in place; what the members of a lost merge held goes back to ``queue``."""
@@ -326,7 +375,8 @@ class RayPool:
 
     def _again(self, queue: _Queue[ItemT], tasks: Sequence[_Task[ItemT]], error: Exception) -> None:
         """Put lost tasks back; PoolError if that happened too often to one of them."""
-        _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
+        if tasks:
+            _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
         for task in tasks:
             task.losses += 1
             if task.losses > self._config.max_restarts:

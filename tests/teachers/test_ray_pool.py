@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import InProcessPool, PoolError, RayPool, number_of_actors
+from teachers.pool import InProcessPool, PoolError, RayPool, _Chain, _Task, number_of_actors
 
 ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.5, max_restarts=1)
 TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)
@@ -118,6 +118,50 @@ def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
     config = ONE_ACTOR.model_copy(update={"wait_for_nodes_s": 60})
     with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, 1 blocks"):
         list(pool.run(lambda *_: time.sleep(120), None, [0]))
+
+
+class LatePool(RayPool):
+    """A pool that hears of the newest of its results first."""
+
+    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
+        if self._starting or not pending:
+            return super()._wait_for_one(pending)
+        settled, _ = ray.wait(list(pending), num_returns=len(pending), timeout=60)
+        return settled[-1]
+
+
+def test_a_sum_is_the_same_in_whatever_order_ray_tells(ray_session: None) -> None:
+    with LatePool(ONE_ACTOR) as pool:
+        done: list[int] = []
+        total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
+    assert done != sorted(done)
+    assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "lost"),
+    [
+        ("1 2 3", "123", ""),
+        ("3 1 2", "123", ""),
+        ("1 -2 -3", "1", "23"),
+        ("-3 -2 1", "1", "23"),
+        ("-1 3 -2", "123", ""),
+        ("3 -1 -2", "123", ""),
+        ("-2 -1 -3", "", "123"),
+    ],
+)
+def test_a_total_holds_what_was_added_before_it(told: str, held: str, lost: str) -> None:
+    chain: _Chain[None] = _Chain()
+    tasks = {number: _Task(position=number, item=None) for number in (1, 2, 3)}
+    for number, task in tasks.items():
+        chain.submitted(task, f"total {number}")
+    found = []
+    for word in told.split():
+        error = RuntimeError("lost") if word.startswith("-") else None
+        found += chain.settle(tasks[abs(int(word))], error)
+    assert "".join(str(task.position) for task in chain.held) == held
+    assert "".join(str(task.position) for task in found) == lost
+    assert chain.total == (f"total {held[-1]}" if held else None)
 
 
 def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:

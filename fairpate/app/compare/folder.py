@@ -88,8 +88,9 @@ class SweepFolder:
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
         """The digests of finished cells; those of a cell without privacy may lie where an earlier sweep put them."""
-        public, private = _stems(self.root / "parts"), _stems(self.private / "parts")
-        return {cell.digest for cell in cells if cell.digest in (public if cell.is_private else public | private)}
+        public = _stems(self.root / "parts")
+        anywhere = public | _stems(self.private / "parts")
+        return {cell.digest for cell in cells if cell.digest in (public if cell.is_private else anywhere)}
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell: first what is private, last what makes it count as finished."""
