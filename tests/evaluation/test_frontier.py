@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from run_records import run_record
 
 from fairpate.evaluation.frontier import (
     OBJECTIVES,
@@ -31,7 +32,6 @@ from fairpate.evaluation.hypervolume import (
     sets_by_seed,
     volume_interval,
 )
-from fairpate.types import RunRecord
 
 # Few distinct values, so that ties are common.
 COORDINATES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, math.inf])
@@ -41,21 +41,6 @@ COORDINATES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, math.inf])
 def sets_of_points(draw, max_points=12, max_objectives=4):
     shape = (draw(st.integers(1, max_points)), draw(st.integers(1, max_objectives)))
     return draw(arrays(np.float64, shape, elements=COORDINATES))
-
-
-def record(method="pate", data="adult", seed=0, **changes):
-    fields = {
-        "unit": "record",
-        "relation": "add or remove one",
-        "delta": 1e-5,
-        "epsilon": 1.0,
-        "epsilon_is_data_dependent": False,
-        "accuracy": 0.8,
-        "coverage": 1.0,
-        "disparity": 0.1,
-        "config": {},
-    }
-    return RunRecord(method=method, data=data, seed=seed, **(fields | changes))
 
 
 def dominates(better, worse):
@@ -190,9 +175,9 @@ def test_seeds_of_one_configuration_are_one_point_at_the_largest_epsilon():
     elsewhere = {"seed": 1, "data": {"seed": 1, "data_dir": "/b"}, "dp_sgd": {"epochs": 5}, "out": "y"}
     other = {"seed": 0, "data": {"seed": 0, "data_dir": "/a"}, "dp_sgd": {"epochs": 6}, "out": "x"}
     runs = [
-        record(seed=1, epsilon=2.0, accuracy=0.9, disparity=0.2, coverage=0.5, config=elsewhere),
-        record(seed=0, epsilon=1.0, accuracy=0.7, disparity=0.1, coverage=1.0, config=config),
-        record(seed=0, config=other),
+        run_record(seed=1, epsilon=2.0, accuracy=0.9, disparity=0.2, coverage=0.5, config=elsewhere),
+        run_record(seed=0, epsilon=1.0, accuracy=0.7, disparity=0.1, coverage=1.0, config=config),
+        run_record(seed=0, config=other),
     ]
     first, second = points_of(runs, commands=["b", "a", "c"])
     assert first.seeds == (0, 1)
@@ -206,10 +191,10 @@ def test_seeds_of_one_configuration_are_one_point_at_the_largest_epsilon():
 
 
 def test_a_later_record_of_the_same_run_replaces_the_earlier():
-    (point,) = points_of([record(accuracy=0.1), record(accuracy=0.9)])
+    (point,) = points_of([run_record(accuracy=0.1), run_record(accuracy=0.9)])
     assert point.value("error") == pytest.approx(0.1)
     with pytest.raises(ValueError, match="one command per record"):
-        points_of([record(), record(seed=1)], commands=["a"])
+        points_of([run_record(), run_record(seed=1)], commands=["a"])
 
 
 def test_classes_and_data_sets_are_never_mixed():
@@ -220,7 +205,7 @@ def test_classes_and_data_sets_are_never_mixed():
         {"delta": 1e-6},
         {"data": "credit_default"},
     ]
-    points = points_of([record(**changes) for changes in variants])
+    points = points_of([run_record(**changes) for changes in variants])
     assert len(by_panel(points)) == len(variants)
     for call in (frontier, dominance, lambda mixed: reference_point(mixed, OBJECTIVES)):
         with pytest.raises(ValueError, match="by_panel"):
@@ -230,10 +215,10 @@ def test_classes_and_data_sets_are_never_mixed():
 def test_an_undefined_objective_leaves_a_point_out_of_its_sets_only():
     points = points_of(
         [
-            record("a", accuracy=None),
-            record("b", seed=0, disparity=0.5),
-            record("b", seed=1, disparity=None),
-            record("c", epsilon=math.inf, accuracy=0.9),
+            run_record("a", accuracy=None),
+            run_record("b", seed=0, disparity=0.5),
+            run_record("b", seed=1, disparity=None),
+            run_record("c", epsilon=math.inf, accuracy=0.9),
         ]
     )
     whole = frontier(points)
@@ -246,18 +231,18 @@ def test_an_undefined_objective_leaves_a_point_out_of_its_sets_only():
 
 
 def test_claims_that_depend_on_votes_are_a_series_of_their_own():
-    points = points_of([record(), record(epsilon=0.5, epsilon_is_data_dependent=True)])
+    points = points_of([run_record(), run_record(epsilon=0.5, epsilon_is_data_dependent=True)])
     assert list(by_series(points)) == ["pate", "pate †"]
 
 
 def test_dominance_counts_beaten_points_and_says_at_which_epsilon():
     points = points_of(
         [
-            record("a", epsilon=1.0, accuracy=0.8),
-            record("b", epsilon=1.0, accuracy=0.8),
-            record("b", epsilon=2.0, accuracy=0.7, config={"x": 1}),
-            record("b", epsilon=0.5, accuracy=0.1, config={"x": 2}),
-            record("c", epsilon=3.0, accuracy=0.7),
+            run_record("a", epsilon=1.0, accuracy=0.8),
+            run_record("b", epsilon=1.0, accuracy=0.8),
+            run_record("b", epsilon=2.0, accuracy=0.7, config={"x": 1}),
+            run_record("b", epsilon=0.5, accuracy=0.1, config={"x": 2}),
+            run_record("c", epsilon=3.0, accuracy=0.7),
         ]
     )
     found = {(pair.winner, pair.loser): pair for pair in dominance(points)}
@@ -269,9 +254,9 @@ def test_dominance_counts_beaten_points_and_says_at_which_epsilon():
 
 
 def test_epsilons_that_promise_the_same_are_the_same():
-    calibrated = record("pate", epsilon=0.9986, accuracy=0.79)
-    better = record("dp_fermi", epsilon=1.0, accuracy=0.82)
-    cheaper = record("dp_sgd", epsilon=0.9899, accuracy=0.79)
+    calibrated = run_record("pate", epsilon=0.9986, accuracy=0.79)
+    better = run_record("dp_fermi", epsilon=1.0, accuracy=0.82)
+    cheaper = run_record("dp_sgd", epsilon=0.9899, accuracy=0.79)
     found = frontier(points_of([calibrated, better, cheaper]))
     assert [point.method for point in found.members] == ["dp_fermi", "dp_sgd"]
     beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.num_dominated}
@@ -279,12 +264,12 @@ def test_epsilons_that_promise_the_same_are_the_same():
 
 
 def test_the_interval_covers_what_resampling_seeds_can_reach():
-    steady = [record("a", seed=seed, accuracy=0.5, disparity=0.5, epsilon=1.0) for seed in range(3)]
+    steady = [run_record("a", seed=seed, accuracy=0.5, disparity=0.5, epsilon=1.0) for seed in range(3)]
     reference_O = [2.0, 1.0, 1.0, 1.0]
     found = volume_interval(points_of(steady), reference_O=reference_O, generator=np.random.default_rng(0))
     # A box of (2 - 1) * .5 * .5 * 1 in one of volume 2.
     assert found.value == found.low == found.high == pytest.approx(0.125)
-    loose = [record("a", seed=s, accuracy=a, disparity=0.5, epsilon=1.0) for s, a in enumerate([0.2, 0.8])]
+    loose = [run_record("a", seed=s, accuracy=a, disparity=0.5, epsilon=1.0) for s, a in enumerate([0.2, 0.8])]
     found = volume_interval(points_of(loose), reference_O=reference_O, generator=np.random.default_rng(0))
     # Both draws the bad seed, or both the good one, each one time in four.
     assert (found.low, found.value, found.high) == pytest.approx((0.05, 0.125, 0.2))
@@ -296,7 +281,7 @@ def test_the_interval_covers_what_resampling_seeds_can_reach():
 def test_configurations_with_the_same_seeds_are_drawn_together():
     # One configuration is good on seed 0, the other on seed 1: the best of both is .8, .5, .5 or .8, and never .2.
     runs = [
-        record("a", seed=seed, accuracy=accuracy, disparity=0.5, epsilon=1.0, config={"good": good})
+        run_record("a", seed=seed, accuracy=accuracy, disparity=0.5, epsilon=1.0, config={"good": good})
         for good in (0, 1)
         for seed, accuracy in ((good, 0.8), (1 - good, 0.2))
     ]
@@ -311,7 +296,7 @@ def test_configurations_with_the_same_seeds_are_drawn_together():
 def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn():
     random = np.random.default_rng(1)
     runs = [
-        record("a", seed=seed, accuracy=a + random.normal(0, 0.03), disparity=d, epsilon=e, config={"e": e, "d": d})
+        run_record("a", seed=seed, accuracy=a + random.normal(0, 0.03), disparity=d, epsilon=e, config={"e": e, "d": d})
         for e, a in ((0.5, 0.6), (1.0, 0.7), (2.0, 0.8))
         for d in (0.1, 0.2, 0.4)
         for seed in range(4)
@@ -329,12 +314,16 @@ def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn
 
 
 def test_the_reference_is_a_round_number_above_every_point():
-    points = points_of([record(epsilon=5.0, disparity=0.05), record(epsilon=math.inf, config={"x": 1}, disparity=0.12)])
+    points = points_of(
+        [run_record(epsilon=5.0, disparity=0.05), run_record(epsilon=math.inf, config={"x": 1}, disparity=0.12)]
+    )
     assert reference_point(points, OBJECTIVES).tolist() == pytest.approx([10.0, 0.2, 1.0, 1.0])
 
 
 def test_every_seed_has_its_own_set_of_what_it_reached():
-    points = points_of([record(seed=0), record(seed=1, accuracy=None), record(seed=1, config={"x": 1}, accuracy=0.6)])
+    points = points_of(
+        [run_record(seed=0), run_record(seed=1, accuracy=None), run_record(seed=1, config={"x": 1}, accuracy=0.6)]
+    )
     first, second = sets_by_seed(points, ("epsilon", "error"))
     assert first.tolist() == pytest.approx(np.array([[1.0, 0.2]]))
     assert second.tolist() == pytest.approx(np.array([[1.0, 0.4]]))
@@ -345,7 +334,7 @@ def test_noise_from_a_seed_is_found_wherever_it_is_set():
     assert is_seeded(seeded)
     assert is_seeded(settings_of(seeded))
     assert not is_seeded({"aggregator": {"noise": "os_entropy"}, "title": "seeded"})
-    noisy, plain = points_of([record(config=seeded), record("sgd", config=seeded, epsilon=math.inf)])
+    noisy, plain = points_of([run_record(config=seeded), run_record("sgd", config=seeded, epsilon=math.inf)])
     assert noisy.is_seeded
     assert not plain.is_seeded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from run_records import run_record
 
 from fairpate.evaluation.frontier import points_of
 from fairpate.evaluation.selection import (
@@ -18,24 +19,11 @@ from fairpate.evaluation.selection import (
     transfer,
     transfer_frontier,
 )
-from fairpate.types import RunRecord
 
 
 def run(name, epsilon, disparity, accuracy, coverage=1.0, *, seed=0, data="adult", method="pate"):
-    return RunRecord(
-        method=method,
-        data=data,
-        seed=seed,
-        unit="record",
-        relation="add or remove one",
-        delta=1e-5,
-        epsilon=epsilon,
-        epsilon_is_data_dependent=False,
-        accuracy=accuracy,
-        coverage=coverage,
-        disparity=disparity,
-        config={"name": name, "data": {"name": data}},
-    )
+    measured = {"epsilon": epsilon, "disparity": disparity, "accuracy": accuracy, "coverage": coverage}
+    return run_record(method, data, seed, config={"name": name, "data": {"name": data}}, **measured)
 
 
 def points(*runs):

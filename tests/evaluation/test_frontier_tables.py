@@ -6,29 +6,12 @@ import math
 import re
 
 import pytest
+from run_records import run_record
 
 from fairpate.evaluation.frontier import by_panel, points_of
 from fairpate.evaluation.frontier_charts import looks
 from fairpate.evaluation.frontier_tables import selection
 from fairpate.evaluation.selection import SelectionRule
-from fairpate.types import RunRecord
-
-
-def run(method, *, epsilon=1.0, accuracy=0.8, coverage=1.0):
-    return RunRecord(
-        method=method,
-        data="adult",
-        seed=0,
-        unit="record",
-        relation="add or remove one",
-        delta=1e-5,
-        epsilon=epsilon,
-        epsilon_is_data_dependent=False,
-        accuracy=accuracy,
-        coverage=coverage,
-        disparity=0.1,
-        config={},
-    )
 
 
 @pytest.fixture
@@ -48,20 +31,24 @@ def shown():
 
 
 def test_epsilons_that_promise_the_same_are_ranked_by_accuracy(shown):
-    runs = [run("pate", epsilon=0.99946), run("dp_sgd", epsilon=0.99998, accuracy=0.86), run("dp_fermi", epsilon=0.5)]
+    runs = [
+        run_record("pate", epsilon=0.99946),
+        run_record("dp_sgd", epsilon=0.99998, accuracy=0.86),
+        run_record("dp_fermi", epsilon=0.5),
+    ]
     _, (_, private, _) = shown(*runs)
     assert private == ["dp_fermi", "dp_sgd", "pate"]
 
 
 def test_who_is_in_no_setting_is_named_with_the_threshold(shown):
     caption, ranked = shown(
-        run("sgd", epsilon=math.inf, accuracy=0.98),
-        run("dp_sgd", accuracy=0.90),
-        run("dp_fermi", accuracy=0.76),
-        run("fairpate", accuracy=0.70),
-        run("pate_s_pre", accuracy=0.74),
-        run("pate_s_in", coverage=0.5),
+        run_record("sgd", epsilon=math.inf, accuracy=0.98),
+        run_record("dp_sgd", accuracy=0.90),
+        run_record("dp_fermi", accuracy=0.76),
+        run_record("fairpate", accuracy=0.70),
+        run_record("pate_s_pre", accuracy=0.74),
+        run_record("pate_s_in", coverage=0.5),
     )
     assert caption == "Left out: fairpate, pate_s_pre (accuracy below 75.0 %); pate_s_in (coverage below 60.0 %)."
     assert all(set(setting) == {"sgd", "dp_sgd", "dp_fermi"} for setting in ranked)
-    assert shown(run("pate"))[0] == ""
+    assert shown(run_record("pate"))[0] == ""
