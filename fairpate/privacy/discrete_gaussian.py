@@ -274,6 +274,22 @@ def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
     return _difference_table(float(stddev), _bucket(max_gap))[: max_gap + 1]
 
 
+def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
+    """All x that N_Z(0, stddev^2) may be said to take, ascending, and ln P[N = x]."""
+    _require_positive_stddev(stddev)
+    values = np.arange(-_margin(stddev), _margin(stddev) + 1)
+    return values, -(values.astype(np.float64) ** 2) / (2 * stddev**2) - _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
+
+
+def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
+    """All d that the difference of two such variables may be said to take, ascending, and ln P[N_a - N_b = d]."""
+    _require_positive_stddev(stddev)
+    values = np.arange(-2 * _margin(stddev), 2 * _margin(stddev) + 1)
+    log_lattice_sums = np.array([_log_lattice_sum(stddev, offset) for offset in (0.0, 0.5)])[values % 2]
+    squares = values.astype(np.float64) ** 2 / (4 * stddev**2)
+    return values, log_lattice_sums - squares - 2 * _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
+
+
 def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """ln P[N >= t] and ln P[N < t] for integers t of either sign; neither is taken as 1 minus a rounded other."""
     # By symmetry P[N < t] = P[N >= 1 - t]; of t and 1 - t exactly one is positive and has the smaller tail.

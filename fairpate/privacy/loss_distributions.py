@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,19 @@ def mixed_with_nothing(base: LossDistribution, share: float, *, interval: float 
     return base.compute_mixture(nothing(interval), share) if share < 1 else base
 
 
+class WorstPair(Protocol):
+    """Two output distributions that dominate all neighbours', and are each other's mirror image."""
+
+    @property
+    def largest_loss(self) -> float:
+        """Beyond it there is no mass to speak of."""
+        ...
+
+    def divergence(self, epsilons: FloatArray) -> FloatArray:
+        """The hockey-stick divergence at thresholds of any sign."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class GaussianAndLaplace:
     """One Gaussian and one Laplace release of the same records, each of sensitivity 1 and with noise."""
@@ -110,9 +123,7 @@ class GaussianAndLaplace:
         return np.clip(total, 0.0, 1.0)
 
 
-def on_poisson_sample(
-    base: GaussianAndLaplace, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL
-) -> LossDistribution:
+def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` on a Poisson sample, for adding or removing a record.
 
     What is used of it holds for any mechanism whose mirror image has the same losses.
@@ -139,14 +150,14 @@ def _gaussian(epsilons: FloatArray, mu: float) -> FloatArray:
     return difference
 
 
-def _removing(base: GaussianAndLaplace, epsilons: FloatArray, rate: float) -> FloatArray:
+def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
     share = np.expm1(epsilons) + rate
     inside = share > 0
     at = np.log(np.where(inside, share, 1.0) / rate)
     return np.where(inside, rate * base.divergence(at), -np.expm1(epsilons))
 
 
-def _adding(base: GaussianAndLaplace, epsilons: FloatArray, rate: float) -> FloatArray:
+def _adding(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
     left = 1 - (1 - rate) * np.exp(epsilons)
     inside = left > 0
     at = np.log(rate) + epsilons - np.log(np.where(inside, left, 1.0))

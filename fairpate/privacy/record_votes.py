@@ -1,0 +1,172 @@
+"""What it costs when records vote themselves, with exact discrete Gaussian noise on whole counts.
+
+Two releases. A **table of counts** to which every record adds one vote, in one cell: a record moves one count by one.
+And the counts of the **nearest neighbours** of a query in a fresh Poisson sample of the records (Private-kNN: Zhu, Yu,
+Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves, and two counts move by one
+each; the largest count, which a confidence check may look at first, moves by at most one.
+
+Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is. With u the noise
+of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the difference
+d of the two noises alone: it is (d + 1) / s^2. Added to the check's it lies on two lattices. Fewer moves are a marginal
+of more. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds
+any sample of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never
+exceed the continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+
+Relation: add or remove one record. Not known here: who is near, what the counts are used for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.privacy import subsampled
+from fairpate.privacy.accountant import event_pld, event_rdp
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
+from fairpate.privacy.loss_distributions import LossDistribution, nothing, on_poisson_sample
+from fairpate.types import Relation, Unit
+
+FloatArray = npt.NDArray[np.float64]
+_LOG_NO_MASS = math.log(1e-20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecordsVote:
+    """``count`` releases, each of a fresh Poisson sample of the records."""
+
+    unit: ClassVar[Unit] = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    noise_stddev_votes: float
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or not self.noise_stddev_votes >= 0 or not 0 < self.sampling_rate <= 1:
+            raise ValueError(
+                "Expected count >= 0, noise_stddev_votes >= 0 and 0 < sampling_rate <= 1, got "
+                f"{self.count}, {self.noise_stddev_votes} and {self.sampling_rate}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteTables(_RecordsVote):
+    """``count`` tables with noise on every cell, empty ones too; a record adds one vote, to one cell of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourVotes(_RecordsVote):
+    """``count`` queries, each answered by the nearest records of a sample of its own: all noisy counts, or less.
+
+    ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
+    """
+
+    threshold_stddev_votes: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold_stddev_votes is not None and not self.threshold_stddev_votes >= 0:
+            raise ValueError(f"Expected threshold_stddev_votes >= 0, got {self.threshold_stddev_votes}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AtomicLoss:
+    """A privacy loss with countably many values: ``losses``, ascending, with their masses under the moved output."""
+
+    losses: FloatArray
+    log_masses: FloatArray
+
+    @property
+    def largest_loss(self) -> float:
+        """Beyond it there is no mass to speak of."""
+        mass_from, _ = self._tails
+        return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
+
+    def divergence(self, epsilons: FloatArray) -> FloatArray:
+        """The hockey-stick divergence at thresholds of any sign: masses above, less what the other distribution has."""
+        first = np.searchsorted(self.losses, epsilons, side="right")
+        moved, unmoved = self._tails
+        with np.errstate(divide="ignore"):
+            share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
+        total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * share, 0.0)
+        return total
+
+    @property
+    def _tails(self) -> tuple[FloatArray, FloatArray]:
+        """ln of the mass from each loss on, moved and unmoved; the last entry, past all of them, stands for none."""
+        moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
+        unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
+        return np.append(moved, 0.0), np.append(unmoved, 0.0)
+
+
+@lru_cache(maxsize=16)
+def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
+    """One count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
+    noise, log_mass = log_masses(noise_stddev_votes)
+    return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
+
+
+@lru_cache(maxsize=16)
+def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
+    """One count rises by one and another falls by one, each with noise of its own."""
+    difference, log_mass = log_difference_masses(noise_stddev_votes)
+    return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
+
+
+@lru_cache(maxsize=4)
+def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
+    """Two independent releases of the same records."""
+    losses = np.add.outer(first.losses, second.losses).ravel()
+    order = np.argsort(losses)
+    masses = np.add.outer(first.log_masses, second.log_masses).ravel()
+    return AtomicLoss(losses=losses[order], log_masses=masses[order])
+
+
+@event_rdp.register
+def _(event: VoteTables, orders_A: FloatArray) -> FloatArray:
+    return _repeated_rdp(event, 1 / event.noise_stddev_votes**2 if event.noise_stddev_votes else math.inf, orders_A)
+
+
+@event_rdp.register
+def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
+    return _repeated_rdp(event, _precision(event), orders_A)
+
+
+@event_pld.register
+def _(event: VoteTables, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if not event.noise_stddev_votes:
+        return None
+    pair = one_count_moves(event.noise_stddev_votes)
+    return on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval).self_compose(event.count)
+
+
+@event_pld.register
+def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if not math.isfinite(_precision(event)):
+        return None
+    pair = two_counts_move(event.noise_stddev_votes)
+    if event.threshold_stddev_votes is not None:
+        pair = both(pair, one_count_moves(event.threshold_stddev_votes))
+    return on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval).self_compose(event.count)
+
+
+def _precision(event: NeighbourVotes) -> float:
+    """The squared L2 move over the noise's variance, of the counts and the check together."""
+    stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
+    return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
+
+
+def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -> FloatArray:
+    if not event.count or not math.isfinite(precision):
+        return np.full(len(orders_A), math.inf if event.count else 0.0)
+    moments = subsampled.gaussian_log_moments(1 / math.sqrt(precision))
+    return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
