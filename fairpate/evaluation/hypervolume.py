@@ -5,9 +5,10 @@ point; it grows with every point that nothing dominated before, and no set of po
 dominates it. The empirical attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds
 whose points reach a given pair of objectives; its level sets are the median, best and worst frontiers of a method.
 
-Neither knows what an objective means: values are minimised. Only differences against the same reference compare.
+Both are computed by moocore. Neither knows what an objective means: values are minimised. Only differences against the
+same reference compare.
 
-Shapes: N points, O objectives, S seeds, K queries.
+Shapes: N points, O objectives, S seeds, P corners.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import moocore
 import numpy as np
 import numpy.typing as npt
 
@@ -27,7 +28,6 @@ from fairpate.evaluation.frontier import (
     Point,
     defined,
     matrix,
-    pareto_mask,
     require_one_panel,
     summary,
 )
@@ -61,7 +61,12 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     reference = np.asarray(reference_O, dtype=np.float64)
     values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
     _require_numbers(values, reference)
-    return _swept(values[pareto_mask(values)], reference)
+    return _volume(values, reference)
+
+
+def _volume(values_NO: FloatArray, reference_O: FloatArray) -> float:
+    finite = values_NO[np.isfinite(values_NO).all(axis=1)]
+    return float(moocore.hypervolume(finite, ref=reference_O)) if len(finite) else 0.0
 
 
 def _require_numbers(values: FloatArray, reference_O: FloatArray) -> None:
@@ -69,34 +74,6 @@ def _require_numbers(values: FloatArray, reference_O: FloatArray) -> None:
         raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference_O.tolist()}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
-
-
-def _swept(values_NO: FloatArray, reference_O: FloatArray) -> float:
-    """Hypervolume by a sweep over the first objective; a grid over the middle ones holds how deep the last is covered.
-
-    The grid's lines are the points themselves, so equal ones enclose cells of no width. What is clipped to the
-    reference spans boxes of no volume.
-    """
-    values = np.minimum(values_NO, reference_O)
-    if values.shape[1] == 1 or not len(values):
-        return float(reference_O[0] - values[:, 0].min(initial=reference_O[0]))
-    values = values[values[:, 0].argsort()]
-    lines = np.sort(values[:, 1:-1], axis=0)
-    widths = np.diff(lines, axis=0, append=reference_O[None, 1:-1]).T
-    starts = [np.searchsorted(line, column).tolist() for line, column in zip(lines.T, values[:, 1:-1].T, strict=True)]
-    lengths = np.diff(values[:, 0], append=reference_O[0]).tolist()
-    depths = (reference_O[-1] - values[:, -1]).tolist()
-    depth = np.zeros([len(values)] * len(starts))
-    volume = 0.0
-    for length, deep, *corner in zip(lengths, depths, *starts, strict=True):
-        beyond: tuple[Any, ...] = (..., *(slice(start, None) for start in corner))
-        covered = depth[beyond]
-        np.maximum(covered, deep, out=covered)
-        area = depth
-        for width in widths[::-1]:
-            area = area @ width
-        volume += length * float(area)
-    return volume
 
 
 def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
@@ -141,7 +118,7 @@ def volume_interval(
         contenders = _ever_on_frontier(have, columns)
         drawn_RNO = _resampled(contenders, generator, num_replicates)[..., columns]
         _require_numbers(drawn_RNO, reference)
-        volumes = [_swept(values_NO, reference) / box for values_NO in drawn_RNO]
+        volumes = [_volume(values_NO, reference) / box for values_NO in drawn_RNO]
         low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
     return VolumeInterval(
         value=hypervolume(matrix(have, objectives), reference_O=reference) / box,
@@ -170,16 +147,6 @@ def _resampled(points: Sequence[Point], generator: np.random.Generator, num_repl
     return np.stack([summary(point.values_SO[drawn_RS[point.seeds]]) for point in points], axis=1)
 
 
-def attained_share(values_K2: npt.ArrayLike, sets_SN2: Sequence[FloatArray]) -> FloatArray:
-    """Share of the sets (one per seed) that hold a point nowhere worse than each query. ValueError for no set."""
-    queries = np.asarray(values_K2, dtype=np.float64).reshape(-1, 2)
-    if not sets_SN2:
-        raise ValueError("Expected at least one seed's points, got none.")
-    reached_SK = [(points_N2[:, None] <= queries).all(axis=-1).any(axis=0) for points_N2 in sets_SN2]
-    share: FloatArray = np.mean(reached_SK, axis=0)
-    return share
-
-
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
     """Corners (P, 2) of the staircase above which at least ``num_seeds`` of the sets attain a pair, by first objective.
 
@@ -189,14 +156,13 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
     if not 1 <= num_seeds <= len(sets_SN2):
         raise ValueError(f"Expected 1 <= num_seeds <= {len(sets_SN2)} sets, got {num_seeds}.")
     finite = [points_N2[np.isfinite(points_N2).all(axis=1)] for points_N2 in sets_SN2]
-    first_X = np.unique(np.concatenate([points_N2[:, 0] for points_N2 in finite]))
-    if not first_X.size:
+    attaining = [points_N2 for points_N2 in finite if len(points_N2)]
+    if len(attaining) < num_seeds:
         return np.empty((0, 2))
-    reached_SX = [_lowest_so_far(points_N2, first_X) for points_N2 in finite]
-    second_X = np.sort(reached_SX, axis=0)[num_seeds - 1]
-    before_X = np.concatenate([[math.inf], second_X[:-1]])
-    corners = np.isfinite(second_X) & (second_X < before_X)
-    return np.stack([first_X[corners], second_X[corners]], axis=1)
+    owners = np.repeat(np.arange(len(attaining)), [len(points_N2) for points_N2 in attaining])
+    corners = moocore.eaf(np.concatenate(attaining), owners, percentiles=[100 * num_seeds / len(attaining)])[:, :2]
+    surface: FloatArray = corners[np.argsort(corners[:, 0])]
+    return surface
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
@@ -209,11 +175,3 @@ def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective
             if not np.isnan(values_O).any():
                 rows[seed].append(values_O)
     return [np.array(found, dtype=np.float64).reshape(-1, 2) for found in rows.values()]
-
-
-def _lowest_so_far(points_N2: FloatArray, first_X: FloatArray) -> FloatArray:
-    """Least second objective among points with at most each first one; inf before the first point."""
-    lowest_X = np.full(len(first_X), math.inf)
-    np.minimum.at(lowest_X, np.searchsorted(first_X, points_N2[:, 0]), points_N2[:, 1])
-    lowest: FloatArray = np.minimum.accumulate(lowest_X)
-    return lowest
