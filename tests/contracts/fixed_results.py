@@ -1,0 +1,99 @@
+"""What every method gives on small data from fixed seeds, in numbers that a rewrite must not change.
+
+python tests/contracts/fixed_results.py    writes fixed_results.json anew, where a change of results is meant
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairpate.app.methods import METHODS
+from fairpate.app.pipeline import run_pipeline
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.train import train_method
+from fairpate.config import DataConfig, RayConfig, load_config
+from fairpate.data import Dataset, load_dataset
+from fairpate.data.dataset import SPLIT_NAMES
+from fairpate.train_config import TrainConfig
+from student.predict import load_student
+from teachers.cluster import start_ray
+
+STORED = Path(__file__).with_name("fixed_results.json")
+PIPELINE = "run"
+SMALL = [
+    "seed=3",
+    "teachers={num_teachers: 12, fit: {epochs: 20, batch_size: 16, learning_rate: 0.01}}",
+    "aggregator={num_queries: 150, noise: seeded, gate: {max_disparity: 0.2, min_count: 10}}",
+    "aggregator.mechanism={threshold: 4, threshold_stddev_votes: 3, noise_stddev_votes: 2}",
+    "student={model: {name: logistic}, fit: {epochs: 30, learning_rate: 0.02}}",
+    "student.idp3={max_disparity: 0.2, min_count: 20}",
+    "ray.num_actors=1",
+]
+TARGET = [
+    "target={epsilon: 8, delta: 1.0e-4, accounting: rdp}",
+    "sgd={epochs: 5, learning_rate: 0.01}",
+    "dp_sgd={epochs: 8, batch_size: 200, learning_rate: 0.3}",
+    "f_ld={warmup_epochs: 3, epochs: 4}",
+    "pf_ld={warmup_epochs: 3, epochs: 4}",
+    "dp_oracle_learner={num_rounds: 6, min_share: 0.001}",
+    "randomised_response.num_rounds=5",
+]
+
+
+def two_labels() -> Dataset:
+    """The embedded digits, of which five and more are one label: small, and every method runs on them."""
+    ten = load_dataset(DataConfig())
+    splits = {name: dataclasses.replace(s := getattr(ten, name), y=(s.y >= 5).long()) for name in SPLIT_NAMES}
+    return dataclasses.replace(ten, **splits, label_names=("low", "high"))
+
+
+def result_of(name: str, out: Path) -> dict[str, Any]:
+    """Train ``name`` (a method, or ``run`` for the whole pipeline) in ``out`` and describe what came of it."""
+    if name == PIPELINE:
+        return _described(run_pipeline(load_config(None, [*SMALL, f"out={out}"]), Reporter(quiet=True)))
+    seeded = [f"{section}.noise=seeded" for section, field in TrainConfig.model_fields.items() if _has_noise(field)]
+    # A randomised student is measured by expectation where nothing is refused; refusals would draw labels.
+    overrides = [*SMALL, *TARGET, *seeded, "student.idp3=null", f"method={name}", f"out={out}"]
+    config = load_config(None, overrides, schema=TrainConfig)
+    return _described(train_method(config, Reporter(quiet=True), two_labels()))
+
+
+def _has_noise(field: Any) -> bool:
+    return "noise" in getattr(field.annotation, "model_fields", {}) and field.annotation.__name__ != "AggregatorConfig"
+
+
+def _described(run: RunDirectory) -> dict[str, Any]:
+    metrics, statement = (json.loads(path.read_text(encoding="utf-8")) for path in (run.metrics, run.statement))
+    weights = torch.cat([value.double().flatten() for value in load_student(run.student).network.state_dict().values()])
+    described = {
+        "accuracy": metrics["accuracy"],
+        "coverage": metrics["coverage"],
+        "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
+        "weights": [float(weights.sum()), float(weights.abs().sum()), float(weights.square().sum())],
+        **{key: value for key, value in statement.items() if key.startswith("epsilon")},
+    }
+    if run.labels.exists():
+        from fairpate.app.tables import read_labels
+
+        described["labels"] = np.bincount(read_labels(run.labels).labels, minlength=2).tolist()
+    return described
+
+
+def main() -> None:
+    """Make the stored numbers anew."""
+    torch.set_num_threads(1)
+    with start_ray(RayConfig()), tempfile.TemporaryDirectory() as folder:
+        results = {name: result_of(name, Path(folder) / name) for name in (PIPELINE, *METHODS)}
+    STORED.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
