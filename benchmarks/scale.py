@@ -152,7 +152,7 @@ def train(num_teachers: int, folder: Path, pool: RayPool, taken: Measurements) -
         num_teachers=num_teachers, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1, batch_size=8)
     )
     with taken.stage("shard", num_teachers=num_teachers):
-        shard_rows(assign_teachers(private.record_id, num_teachers, shard_key(0)), num_teachers)
+        shard_rows(assign_teachers(private.unit_id, num_teachers, shard_key(0)), num_teachers)
     for name in ("train", "find again"):
         with taken.stage(name, num_teachers=num_teachers):
             ensemble = train_ensemble(

@@ -102,7 +102,7 @@ def measure_training(case: Case, pool: RayPool, repeats: int) -> tuple[float, fl
     """Seconds of one Ray task per teacher, of a plain loop in this process, and of the pool."""
     split = synthetic_split(case)
     x, y = split.x.numpy(), split.y.numpy()
-    rows = shard_rows(assign_teachers(split.record_id, case.num_teachers, shard_key(0)), case.num_teachers)
+    rows = shard_rows(assign_teachers(split.unit_id, case.num_teachers, shard_key(0)), case.num_teachers)
 
     def one_task_per_teacher() -> None:
         shared_x, shared_y = ray.put(x), ray.put(y)

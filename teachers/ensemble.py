@@ -119,7 +119,7 @@ def train_ensemble(
         model=config.model, fit=config.fit, num_classes=num_classes, seed=seed, standardize=config.standardize
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
-    rows = shard_rows(assign_teachers(private.record_id, config.num_teachers, shard_key(seed)), config.num_teachers)
+    rows = shard_rows(assign_teachers(private.unit_id, config.num_teachers, shard_key(seed)), config.num_teachers)
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
         return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]

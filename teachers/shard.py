@@ -1,8 +1,9 @@
-"""Which teacher learns from which record: a keyed hash of the record's identifier.
+"""Which teacher learns from which record: a keyed hash of the identifier of the record's unit.
 
 PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher of a
-record is ``BLAKE2b(key, record_id) mod num_teachers``: it does not depend on any other record, so adding or removing
-a record changes exactly one shard. Shards are therefore ragged and may be empty; nothing here sees features or labels.
+record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
+a record changes exactly one shard. A unit's identifier says nothing about the sensitive attribute, so changing an
+attribute moves no record. Shards are ragged and may be empty; nothing here sees features or labels.
 """
 
 from __future__ import annotations
@@ -22,18 +23,16 @@ def shard_key(seed: int) -> bytes:
     return hashlib.blake2b(f"fairpate shard key {seed}".encode(), digest_size=32).digest()
 
 
-def assign_teachers(record_ids: Sequence[str], num_teachers: int, key: bytes) -> IntArray:
-    """The teacher, in ``range(num_teachers)``, of each record; shape (N,).
+def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> IntArray:
+    """The teacher, in ``range(num_teachers)``, of each record; shape (N,). Records of one unit have one teacher.
 
-    ValueError for fewer than one teacher, a key outside 16..64 bytes, or an identifier that appears twice.
+    ValueError for fewer than one teacher or a key outside 16..64 bytes.
     """
     if num_teachers < 1:
         raise ValueError(f"Expected num_teachers >= 1, got {num_teachers}.")
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
-    if len(set(record_ids)) != len(record_ids):
-        raise ValueError("Expected unique record_ids: the same person twice would touch two teachers unseen.")
-    digests = (hashlib.blake2b(record_id.encode(), key=key, digest_size=8).digest() for record_id in record_ids)
+    digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
     return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
 
 

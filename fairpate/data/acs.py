@@ -40,6 +40,8 @@ FILES = {
 }
 HIGH_INCOME_DOLLARS = 50_000
 NOT_APPLICABLE = "N"
+# What may be the attribute, and the survey weights that were computed from both.
+NOT_IN_IDS = ("SEX", "RAC1P", "PWGTP", "WGTP")
 GROUP_NAMES = {"SEX": ("male", "female"), "RAC1P": ("white", "black", "Asian", "other")}
 GROUP_CODES = {
     "SEX": {"1": 0, "2": 1},
@@ -80,13 +82,15 @@ def load(request: Request) -> Records:
     declared = ~np.isnan(income)
     table = keep_rows(table, declared)
     x, feature_names = encode(table, without_sensitive(CODEBOOK, sensitive, request.options), file.path)
+    record_ids, unit_ids = row_ids("acs", table, without=NOT_IN_IDS)
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=torch.from_numpy((income[declared] > HIGH_INCOME_DOLLARS).astype(np.int64)),
             z=codes(table, sensitive, GROUP_CODES[sensitive], file.path),
-            record_id=row_ids("acs", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("at most 50,000", "above 50,000"),
         group_names=GROUP_NAMES[sensitive],

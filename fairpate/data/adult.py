@@ -31,6 +31,8 @@ COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship",
     "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
 )  # fmt: skip
+# What may be the attribute, and the survey weight that was computed from both.
+NOT_IN_IDS = ("sex", "race", "fnlwgt")
 INCOMES = {"<=50K": 0, ">50K": 1}
 GROUPS = {
     "sex": ("Female", "Male"),
@@ -85,13 +87,15 @@ def load(request: Request) -> Records:
     sensitive = request.options["sensitive"]
     fields = without_sensitive(CODEBOOK, sensitive, request.options)
     x, feature_names = encode(table, fields, "adult")
+    record_ids, unit_ids = row_ids("adult", table, without=NOT_IN_IDS)
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=codes(table, "income", INCOMES, "adult"),
             z=codes(table, sensitive, {name: code for code, name in enumerate(GROUPS[sensitive])}, "adult"),
-            record_id=row_ids("adult", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=tuple(INCOMES),
         group_names=GROUPS[sensitive],

@@ -101,13 +101,15 @@ def load(request: Request) -> Records:
         read_table(read_bytes(file, request.data_dir), file.path, separator=";"), sensitive, file
     )
     x, feature_names = encode(table, _fields(request), file.path)
+    record_ids, unit_ids = row_ids("bank", table, without=tuple(GROUPS))
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=codes(table, "y", {"no": 0, "yes": 1}, file.path),
             z=_groups(table, sensitive, file),
-            record_id=row_ids("bank", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("no", "yes"),
         group_names=GROUPS[sensitive],

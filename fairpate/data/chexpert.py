@@ -66,7 +66,7 @@ def load(request: Request) -> Records:
         label_names=(f"{finding}: absent", f"{finding}: present"),
         group_names=RACES,
         sensitive_attribute="race",
-        unit_ids=tuple(_patient(path) for path in paths),
+        person_ids=tuple(_patient(path) for path in paths),
         pixels=pixels,
         notes=(f"{int((~known).sum())} frontal pictures of patients of another or unknown race left out",),
     )

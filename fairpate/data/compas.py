@@ -63,13 +63,15 @@ def load(request: Request) -> Records:
     table = read_table(content, file.path)
     table = keep_rows(table, _usual_filter(table, file.path))
     x, feature_names = encode(table, without_sensitive(CODEBOOK, "race", request.options), file.path)
+    record_ids, unit_ids = row_ids("compas", table.select(IDENTITY), without=["race"])
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=codes(table, "two_year_recid", {"0": 0, "1": 1}, file.path),
             z=codes(table, "race", RACES, file.path),
-            record_id=row_ids("compas", table.select(IDENTITY)),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("no new offence", "reoffends"),
         group_names=("African-American", "Caucasian", "Hispanic", "other"),

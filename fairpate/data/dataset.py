@@ -22,18 +22,22 @@ class Split:
     """N records: features ``x`` (N, ...), labels ``y`` (N,), groups ``z`` (N,), and a stable ``record_id`` each.
 
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and
-    ``z`` are ``int64``. Identifiers are unique within a data set and do not depend on row order.
+    ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
+    ``unit_id`` go to one teacher together: those that only ``z`` tells apart. Left empty, every record is a unit.
     """
 
     x: Tensor
     y: Tensor
     z: Tensor
     record_id: tuple[str, ...]
+    unit_id: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = {len(self.x), len(self.y), len(self.z), len(self.record_id)}
+        if not self.unit_id:
+            object.__setattr__(self, "unit_id", self.record_id)
+        sizes = {len(values) for values in (self.x, self.y, self.z, self.record_id, self.unit_id)}
         if len(sizes) != 1:
-            raise ValueError(f"Expected x, y, z and record_id of one length, got lengths {sorted(sizes)}.")
+            raise ValueError(f"Expected x, y, z, record_id and unit_id of one length, got lengths {sorted(sizes)}.")
 
     def __len__(self) -> int:
         return len(self.record_id)
@@ -41,8 +45,12 @@ class Split:
     def take(self, indices: Tensor | Sequence[int]) -> Split:
         """The records at ``indices``, in that order."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        ids = tuple(self.record_id[i] for i in index.tolist())
-        return Split(x=self.x[index], y=self.y[index], z=self.z[index], record_id=ids)
+        return self.take_with(self.x[index], index)
+
+    def take_with(self, x: Tensor, index: Tensor) -> Split:
+        """The records at ``index``, whose features the caller has taken: ``x``."""
+        ids, units = (tuple(names[i] for i in index.tolist()) for names in (self.record_id, self.unit_id))
+        return Split(x=x, y=self.y[index], z=self.z[index], record_id=ids, unit_id=units)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ class Records:
     """All N records of a data set before they are divided, and the public words for their codes.
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains.
-    ``unit_ids`` names the person behind each record where several records share one and a split must not part them.
+    ``person_ids`` names the person behind each record where several records share one and a split must not part them;
+    equal records are of one person then.
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
     features again where they may be mapped from a file, so that a split may be too.
     """
@@ -81,7 +82,7 @@ class Records:
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
     origins: tuple[Origin, ...] | None = None
-    unit_ids: tuple[str, ...] | None = None
+    person_ids: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     pixels: Pixels | None = None
 

@@ -38,13 +38,15 @@ def load(request: Request) -> Records:
     """All 253,680 answers, named by a content hash: many persons answered alike."""
     table = read_table(read_bytes(FILE, request.data_dir), FILE.path)
     x, feature_names = encode(table, without_sensitive(CODEBOOK, "Sex", request.options), FILE.path)
+    record_ids, unit_ids = row_ids("heart", table, without=["Sex"])
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=codes(table, "HeartDiseaseorAttack", NO_YES, FILE.path),
             z=codes(table, "Sex", NO_YES, FILE.path),
-            record_id=row_ids("heart", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("no", "heart disease"),
         group_names=("female", "male"),

@@ -1,32 +1,41 @@
 """Names for records, and keyed hashes of those names.
 
-A record's name depends on the record alone, never on the rows around it. Everything that is drawn for a record (its
-split, its colour) is a keyed hash of its name, so adding or removing another record changes nothing for it.
+A record's name depends on the record alone, never on the rows around it, and never on its sensitive attribute: methods
+that protect the attribute alone publish names, and divide records by them. Records that are equal but for the attribute
+are one *unit*: what is drawn for a record (its split, its teacher) is a keyed hash of its unit, so adding, removing or
+changing another record changes nothing for it. Only the counter that tells the members of a unit apart may shift.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 FIELD_SEPARATOR = "\x1f"
+Names = tuple[str, ...]
 
 
-def content_ids(prefix: str, rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """``prefix-<sha256 of the row's fields>`` for each row; exact duplicates are counted: ``-1``, ``-2``, ...
+def content_ids(prefix: str, rows: Iterable[Sequence[str]]) -> tuple[Names, Names]:
+    """Record and unit of each row: ``prefix-<sha256 of the row's fields>`` names the unit, and its first record.
 
-    Duplicates are interchangeable, so the counter does not depend on row order either.
+    Further records of a unit carry a counter, as :func:`counted`.
     """
-    seen: dict[str, int] = {}
+    digests = (hashlib.sha256(FIELD_SEPARATOR.join(row).encode()).hexdigest()[:20] for row in rows)
+    units = tuple(f"{prefix}-{digest}" for digest in digests)
+    return counted(units), units
+
+
+def counted(units: Iterable[str]) -> Names:
+    """A unique name per record: that of its unit, with ``-1``, ``-2``, ... behind the first of each unit."""
+    seen: Counter[str] = Counter()
     names = []
-    for row in rows:
-        digest = hashlib.sha256(FIELD_SEPARATOR.join(row).encode()).hexdigest()[:20]
-        copies = seen.get(digest, 0)
-        names.append(f"{prefix}-{digest}-{copies}" if copies else f"{prefix}-{digest}")
-        seen[digest] = copies + 1
+    for unit in units:
+        names.append(f"{unit}-{seen[unit]}" if seen[unit] else unit)
+        seen[unit] += 1
     return tuple(names)
 
 

@@ -58,19 +58,21 @@ def load(request: Request) -> Records:
     x, feature_names = encode(table, fields, FILE.path)
     high = numbers(table, "total_UPDRS", FILE.path) > HIGH_TOTAL_UPDRS
     subjects = tuple(f"subject-{name}" for name in column_of(table, "subject#", FILE.path).to_pylist())
+    record_ids, unit_ids = row_ids("parkinsons", table, without=["sex"])
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=torch.from_numpy(high.astype(np.int64)),
             z=codes(table, "sex", {"0": 0, "1": 1}, FILE.path),
-            record_id=row_ids("parkinsons", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("UPDRS at most 27.576", "UPDRS above 27.576"),
         group_names=("male", "female"),
         sensitive_attribute="sex",
         feature_names=feature_names,
-        unit_ids=subjects if request.options["split"] == "subject" else None,
+        person_ids=subjects if request.options["split"] == "subject" else None,
     )
 
 

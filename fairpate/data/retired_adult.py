@@ -42,13 +42,15 @@ def load(request: Request) -> Records:
     table = read_table(read_bytes(FILE, request.data_dir), FILE.path)
     x, feature_names = encode(table, without_sensitive(CODEBOOK, "gender", request.options), FILE.path)
     income = numbers(table, "income", FILE.path)
+    record_ids, unit_ids = row_ids("retired-adult", table, without=["gender"])
     return Records(
         kind="tabular",
         records=Split(
             x=x,
             y=torch.from_numpy((income > HIGH_INCOME_DOLLARS).astype(np.int64)),
             z=codes(table, "gender", {"Female": 0, "Male": 1}, FILE.path),
-            record_id=row_ids("retired-adult", table),
+            record_id=record_ids,
+            unit_id=unit_ids,
         ),
         label_names=("<=50K", ">50K"),
         group_names=("Female", "Male"),

@@ -1,9 +1,9 @@
 """Which record goes where: private, public, validation or test.
 
-Records are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the next
-test, and all others private. Sizes are exact, and since the private records are the tail of the ranking, adding or
-removing a private record moves no other record. The seed is public and the rule looks at no feature, label or group.
-Where records share a person (``unit_ids``) the person is ranked, and all of their records go together.
+Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the next test, and
+all others private. Since the private records are the tail of the ranking, adding or removing one moves no other record;
+and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A unit is one
+record, records that nothing but the group tells apart, or all records of one person: it is never parted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Mask = npt.NDArray[np.bool_]
 class SplitSizes:
     """Records per split; the private split takes the rest.
 
-    ``num_test`` null takes every record that may not train. With ``unit_ids`` the sizes are lower bounds: whole
-    persons are taken until each is reached. No size may depend on the records, or one of them would move others.
+    ``num_test`` null takes every record that may not train. Sizes are lower bounds: whole units are taken until each is
+    reached. No size may depend on the records, or one of them would move others.
     """
 
     num_public: int
@@ -43,7 +43,7 @@ class SplitSizes:
 def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
     ids = records.records.record_id
-    units = np.asarray(records.unit_ids or ids)
+    units = np.asarray(records.person_ids or records.records.unit_id)
     origins = np.asarray(records.origins or ("any",) * len(ids))
     ranks = _rank(units, seed=seed)
     free = np.ones(len(ids), dtype=bool)
@@ -60,8 +60,7 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
 def _taken(records: Records, index: torch.Tensor) -> Split:
     if records.pixels is None:
         return records.records.take(index)
-    split, ids = records.records, tuple(records.records.record_id[i] for i in index.tolist())
-    return Split(x=records.pixels.rows(index), y=split.y[index], z=split.z[index], record_id=ids)
+    return records.records.take_with(records.pixels.rows(index), index)
 
 
 def default_num_test(entry: DatasetEntry, records: Records) -> int | None:

@@ -23,7 +23,7 @@ from fairpate.data.entry import DataError
 from fairpate.data.files import sha256_of
 from fairpate.files import write_atomically
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "dataset.json"
 WORDS = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "feature_names", "notes")
 ROWS_PER_GROUP = 4096
@@ -111,6 +111,7 @@ def _check_split(path: Path, expected: str) -> None:
 def _to_table(split: Split, dataset: Dataset) -> pa.Table:
     columns: dict[str, Any] = {
         "record_id": pa.array(split.record_id, pa.string()),
+        "unit_id": pa.array(split.unit_id, pa.string()),
         "y": split.y.numpy(),
         "z": split.z.numpy(),
     }
@@ -129,7 +130,8 @@ def _from_table(table: pa.Table, kind: str, shape: tuple[int, ...]) -> Split:
             features[:, place] = table[f"x{place}"].to_numpy()
         x = torch.from_numpy(features)
     y, z = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("y", "z"))
-    return Split(x=x, y=y, z=z, record_id=tuple(table["record_id"].to_pylist()))
+    record_id, unit_id = (tuple(table[name].to_pylist()) for name in ("record_id", "unit_id"))
+    return Split(x=x, y=y, z=z, record_id=record_id, unit_id=unit_id)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

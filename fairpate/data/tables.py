@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from fairpate.data.entry import DataError, nearest
-from fairpate.data.identity import content_ids
+from fairpate.data.identity import Names, content_ids
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
@@ -60,9 +60,15 @@ def keep_rows(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
     return table.filter(pa.array(keep))
 
 
-def row_ids(prefix: str, table: pa.Table) -> tuple[str, ...]:
-    """A content hash per row over every column of ``table``, as :func:`fairpate.data.identity.content_ids`."""
-    return content_ids(prefix, zip(*(column.to_pylist() for column in table.columns), strict=True))
+def row_ids(prefix: str, table: pa.Table, *, without: Sequence[str]) -> tuple[Names, Names]:
+    """Record and unit of each row, from its content, as :func:`fairpate.data.identity.content_ids`.
+
+    ``without`` names every column that may be the sensitive attribute, or that was computed from one. They are left out
+    whichever attribute is in force, so that a division is the same for all of them.
+    """
+    require_columns(table, without, prefix)
+    public = table.drop_columns(list(without))
+    return content_ids(prefix, zip(*(column.to_pylist() for column in public.columns), strict=True))
 
 
 def _split_header(line: bytes, name: str, separator: str) -> list[str]:

@@ -2,23 +2,30 @@
 
 Research use only: never redistribute a face, never show one. Names with a missing or impossible field are left out
 and counted in the notes. The publisher's labels are estimates of a model, checked by a person.
+
+A file name tells the race, so records are named and ordered without it: by age, gender and date, and pictures that have
+these in common by their content.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
+from collections.abc import Mapping
 
 import torch
 
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile
 from fairpate.data.gradients import FEATURES
-from fairpate.data.images import IMAGE_SIZE, base_name, decode, open_pictures
+from fairpate.data.identity import counted
+from fairpate.data.images import IMAGE_SIZE, Pictures, base_name, decode, open_pictures
 
 # Codes as the publisher numbers them; the index is the code.
 GENDERS = ("male", "female")
 RACES = ("White", "Black", "Asian", "Indian", "Others")
-WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_\d+\.jpg(\.chip\.jpg)?")
+WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")
 ARCHIVE = SourceFile(
     path="utkface/UTKFace-64px.zip",
     extracted="utkface/UTKFace",
@@ -34,20 +41,23 @@ ARCHIVE = SourceFile(
 def load(request: Request) -> Records:
     """All faces with well-formed names, as (3, size, size)."""
     pictures = open_pictures(ARCHIVE, request.data_dir)
-    matches = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
-    labels = {name: (int(match["gender"]), int(match["race"])) for name, match in matches.items() if match}
-    if not labels:
+    found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
+    told = {name: match for name, match in found.items() if match}
+    if not told:
         raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
-    names = tuple(labels)
+    unit_of = {name: "utkface-" + "_".join(match.group("age", "gender", "date")) for name, match in told.items()}
+    names = _in_public_order(pictures, unit_of)
+    unit_ids = tuple(unit_of[name] for name in names)
     malformed = len(pictures.names) - len(names)
     pixels = decode(pictures, names, size=request.options["image_size"])
     return Records(
         kind="image",
         records=Split(
             x=pixels.x,
-            y=torch.tensor([labels[name][0] for name in names]),
-            z=torch.tensor([labels[name][1] for name in names]),
-            record_id=tuple(base_name(name) for name in names),
+            y=torch.tensor([int(told[name]["gender"]) for name in names]),
+            z=torch.tensor([int(told[name]["race"]) for name in names]),
+            record_id=counted(unit_ids),
+            unit_id=unit_ids,
         ),
         label_names=GENDERS,
         group_names=RACES,
@@ -55,6 +65,20 @@ def load(request: Request) -> Records:
         pixels=pixels,
         notes=(f"{malformed} pictures with malformed names left out",) if malformed else (),
     )
+
+
+def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str]:
+    """Names by unit, and within one by content; :class:`DataError` for a picture that is there twice."""
+    sizes = Counter(unit_of.values())
+    content_of = dict.fromkeys(unit_of, "")
+    shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
+    pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
+    place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}
+    for place, count in Counter(place_of.values()).items():
+        if count > 1:
+            copies = ", ".join(name for name in unit_of if place_of[name] == place)
+            raise DataError(f"{pictures.origin}: one picture {count} times: {copies}; remove the copies.")
+    return sorted(unit_of, key=place_of.__getitem__)
 
 
 ENTRY = DatasetEntry(

@@ -17,6 +17,7 @@ def split_of(x: torch.Tensor, prefix: str) -> Split:
         y=torch.arange(count) % 2,
         z=torch.arange(count) % 3,
         record_id=tuple(f"{prefix}-é-{i}" for i in range(count)),
+        unit_id=tuple(f"{prefix}-é-{i // 2}" for i in range(count)),
     )
 
 
@@ -45,7 +46,7 @@ def dataset_of(kind: str) -> Dataset:
 def assert_same(first: Dataset, second: Dataset) -> None:
     for name in SPLIT_NAMES:
         ours, theirs = first.splits[name], second.splits[name]
-        assert ours.record_id == theirs.record_id
+        assert (ours.record_id, ours.unit_id) == (theirs.record_id, theirs.unit_id)
         for field in ("x", "y", "z"):
             mine, other = getattr(ours, field), getattr(theirs, field)
             assert mine.dtype == other.dtype
@@ -86,8 +87,8 @@ def test_saving_again_first_withdraws_the_old_manifest(tmp_path: Path, monkeypat
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     save_dataset(dataset_of("tabular"), tmp_path)
     manifest = tmp_path / "dataset.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(DataError, match="expected format_version 1, got 2"):
+    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(DataError, match="expected format_version 2, got 3"):
         read_dataset(tmp_path)
 
 

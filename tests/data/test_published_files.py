@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,14 @@ def test_utkface(data_dir: Path) -> None:
     assert sum(map(sum, counts_of(dataset))) == 23_702
     assert dataset.private.x.shape[1:] == (3, 64, 64)
     assert [len(dataset.public), len(dataset.validation), len(dataset.test)] == [1500, 750, 1500]
-    name, group, label = dataset.test.record_id[0], int(dataset.test.z[0]), int(dataset.test.y[0])
-    assert name.split("_")[1:3] == [str(label), str(group)]
+    with zipfile.ZipFile(data_dir / "utkface" / "UTKFace-64px.zip") as archive:
+        races: dict[str, set[int]] = {}
+        for path in archive.namelist():
+            age, gender, race, date = (path.rpartition("/")[2].split("_") + [""] * 3)[:4]
+            if race.isdecimal() and date:
+                races.setdefault(f"utkface-{age}_{gender}_{date.partition('.')[0]}", set()).add(int(race))
+    assert all(int(z) in races[unit] for z, unit in zip(dataset.test.z, dataset.test.unit_id, strict=True))
+    assert [name.split("_")[1] for name in dataset.test.record_id] == [str(int(label)) for label in dataset.test.y]
 
 
 def test_mnist_files_are_the_official_ones(data_dir: Path) -> None:

@@ -68,7 +68,7 @@ def test_utkface_reads_names_and_counts_malformed_ones(tmp_path: Path) -> None:
     records = by_id(dataset)
     assert dataset.notes == ("3 pictures with malformed names left out",)
     assert len(records) == 80
-    label, group, x, _ = records["37_1_3_20170037.jpg.chip.jpg"]
+    label, group, x, _ = records["utkface-37_1_20170037"]
     assert (label, group) == (1, 3)
     assert x.shape == (3, 32, 32)
     assert (x.int() - 37).abs().max() <= 1

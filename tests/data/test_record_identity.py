@@ -17,19 +17,24 @@ ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "a", "é",
 @given(rows=ROWS, seed=st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
 def test_names_do_not_depend_on_row_order_and_are_unique(rows: list[tuple[str, str]], seed: int) -> None:
-    names = content_ids("t", rows)
-    shuffled = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
-    assert sorted(names) == sorted(content_ids("t", shuffled))
+    names, units = content_ids("t", rows)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    other_names, other_units = content_ids("t", [rows[i] for i in order])
+    assert sorted(names) == sorted(other_names)
+    assert [units[i] for i in order] == list(other_units)
     assert len(set(names)) == len(rows)
+    assert len(set(units)) == len(set(rows))
 
 
 def test_fields_are_kept_apart() -> None:
-    assert content_ids("t", [("ab", "c")]) != content_ids("t", [("a", "bc")])
+    assert content_ids("t", [("ab", "c")])[1] != content_ids("t", [("a", "bc")])[1]
 
 
 def test_a_name_is_the_sha256_of_the_row_and_duplicates_are_counted() -> None:
     digest = hashlib.sha256(b"1\x1fx").hexdigest()[:20]
-    assert content_ids("t", [("1", "x"), ("1", "x"), ("1", "x")]) == (f"t-{digest}", f"t-{digest}-1", f"t-{digest}-2")
+    names, units = content_ids("t", [("1", "x"), ("1", "x"), ("1", "x")])
+    assert names == (f"t-{digest}", f"t-{digest}-1", f"t-{digest}-2")
+    assert units == (f"t-{digest}",) * 3
 
 
 def test_a_keyed_hash_is_blake2b_under_the_purpose_and_seed() -> None:

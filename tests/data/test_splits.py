@@ -86,7 +86,7 @@ def test_seeds_give_different_divisions() -> None:
 
 def test_records_of_one_person_stay_together_and_sizes_are_lower_bounds() -> None:
     persons = tuple(f"p{i // 4}" for i in range(80))
-    splits = divide(records_of(names(80), unit_ids=persons), SIZES, seed=3)
+    splits = divide(records_of(names(80), person_ids=persons), SIZES, seed=3)
     persons_in = {name: {persons[int(i[1:])] for i in split.record_id} for name, split in splits.items()}
     assert sum(len(part) for part in persons_in.values()) == 20
     assert [len(splits[name]) for name in ("public", "validation", "test")] == [8, 4, 12]

@@ -84,6 +84,7 @@ def attribute_questions(dataset: Dataset) -> Dataset:
         y=private.z,
         z=torch.zeros_like(private.z),
         record_id=private.record_id,
+        unit_id=private.unit_id,
     )
     return replace(dataset, private=split, public=split, label_names=dataset.group_names, group_names=("everyone",))
 
@@ -115,7 +116,7 @@ def _ask_fair_teachers(training: Training) -> AskTeachers:
         if run.votes.exists():
             return ask_teachers(run, config, dataset, queries, reporter)
         private, count = dataset.private, config.teachers.num_teachers
-        rows_T = shard_rows(assign_teachers(private.record_id, count, shard_key(config.seed)), count)
+        rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(config.seed)), count)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         with reporter.stage("teachers") as advance:
             for teacher, rows in enumerate(rows_T):
