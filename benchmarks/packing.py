@@ -72,7 +72,9 @@ class Cell:
     def spec(self) -> TeacherSpec:
         """The teachers' configuration."""
         fit = FitConfig(epochs=self.epochs, batch_size=self.batch_size, precision=self.precision)
-        return TeacherSpec(model=self.architecture, fit=fit, num_classes=NUM_CLASSES, seed=0)
+        return TeacherSpec(
+            model=self.architecture, fit=fit, num_classes=NUM_CLASSES, seed=0, max_shard_size=self.records
+        )
 
     @property
     def architecture(self) -> ModelConfig:

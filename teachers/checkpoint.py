@@ -27,6 +27,7 @@ from teachers.train import Engine
 
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
 _DIGEST = "blake2b"
+_DEFINITION = 2  # raised whenever the same inputs train other teachers
 _HEADER_LENGTH = 8
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ def block_path(
         "num_classes": spec.num_classes,
         "seed": spec.seed,
         "standardize": spec.standardize,
+        "max_shard_size": spec.max_shard_size,
         "teachers": list(teacher_indices),
+        "definition": _DEFINITION,
         "engine": engine,
         "versions": [__version__, torch.__version__],
     }

@@ -8,10 +8,11 @@ does. Nothing here prices privacy: votes stay private until the aggregator relea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from fairpate.nn.models import build_architecture
 from fairpate.storage import Storage, name_of
 from teachers.checkpoint import ArrayWeights, block_path, is_intact, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
-from teachers.shard import assign_teachers, shard_key, shard_rows
+from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine, choose_engine, train_teachers
 from teachers.vote import Counts, VoteArray, count_block
@@ -37,6 +38,7 @@ Progress = Callable[[int, int], None]
 # teachers come in small blocks: a block is what a lost worker costs.
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
 _MAX_BLOCK_BYTES = 2**29
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,13 @@ class _Ballot:
     count_type: np.dtype[Any]
 
 
+class _TrainedBlock(NamedTuple):
+    """The weights, or None where the worker has stored them itself, and how many teachers diverged."""
+
+    weights: ArrayWeights | None
+    num_diverged: int
+
+
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
 
 
@@ -116,10 +125,18 @@ def train_ensemble(
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
     spec = TeacherSpec(
-        model=config.model, fit=config.fit, num_classes=num_classes, seed=seed, standardize=config.standardize
+        model=config.model,
+        fit=config.fit,
+        num_classes=num_classes,
+        seed=seed,
+        standardize=config.standardize,
+        max_shard_size=config.max_shard_size,
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
     rows = shard_rows(assign_teachers(private.unit_id, config.num_teachers, shard_key(seed)), config.num_teachers)
+
+    if config.max_shard_size is not None:
+        rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
         return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]
@@ -133,10 +150,18 @@ def train_ensemble(
     missing = _missing(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
     items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
-    for number, weights in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
-        if weights is not None:
-            save_block(blocks[missing[number]].checkpoint, weights)
+    num_diverged = 0
+    for number, block in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
+        if block.weights is not None:
+            save_block(blocks[missing[number]].checkpoint, block.weights)
+        num_diverged += block.num_diverged
         report.add(missing[number])
+    if num_diverged:
+        _log.warning(
+            "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
+            num_diverged,
+            config.num_teachers,
+        )
     return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
@@ -158,24 +183,39 @@ def collect_votes(
     return votes_QC
 
 
-def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str) -> ArrayWeights | None:
-    """The weights, or None where the worker has stored them itself."""
+def _trimmed(rows: list[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
+    """The shards as they are trained on. How many were larger is for the operator's log alone."""
+    num_larger = sum(len(row) > max_size for row in rows)
+    if num_larger:
+        _log.warning(
+            "%d shards had more than teachers.max_shard_size=%d records and were trimmed.", num_larger, max_size
+        )
+    return trim_shards(rows, record_ids, max_size, key)
+
+
+def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str) -> _TrainedBlock:
     block, arrays = item
-    shards = [Shard(x=torch.from_numpy(x.copy()), y=torch.from_numpy(y.copy())) for x, y in arrays]
+    shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in arrays]
+    diverged: list[int] = []
     trained = train_teachers(
-        shards, lessons.spec, teacher_indices=block.teacher_indices, engine=lessons.engine, device=device
+        shards,
+        lessons.spec,
+        teacher_indices=block.teacher_indices,
+        engine=lessons.engine,
+        device=device,
+        on_diverged=diverged.append,
     )
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
     if lessons.storage is None:
-        return weights
+        return _TrainedBlock(weights, len(diverged))
     lessons.storage.require_here()
     save_block(block.checkpoint, weights)
-    return None
+    return _TrainedBlock(None, len(diverged))
 
 
 def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Counts:
     weights = load_block(source) if isinstance(source, str) else source
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+    tensors = {name: torch.tensor(value) for name, value in weights.items()}
     return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
 
 

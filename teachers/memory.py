@@ -55,13 +55,15 @@ def stack_that_fits(train_step: Callable[[int], None], memory: Memory, num_teach
     """The most teachers, up to ``num_teachers``, that fit four fifths of ``memory`` side by side.
 
     ``train_step(k)`` trains k of them for a step. A line through the peaks of one and of two says how many fit; that
-    many are then tried, and fewer where the line was wrong. ValueError where one teacher does not fit.
+    many are then tried, and fewer where the line was wrong. The very first step also sets up libraries' workspaces, so
+    that it is made twice and a process's first answer is like its later ones. ValueError where one does not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
 
     def peak(count: int) -> float:
         return memory.peak_bytes(lambda: train_step(count))
 
+    peak(1)
     one = peak(1)
     if one > limit:
         raise ValueError(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
+_TRIM = b"fairpate trim"
 
 
 def shard_key(seed: int) -> bytes:
@@ -34,6 +35,21 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
         raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
     return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
+
+
+def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
+    """The shards with at most ``max_size`` rows each: those whose identifiers come first by a keyed hash, ascending.
+
+    Which rows stay depends on their own shard only. The hash is apart from the one that assigns records to teachers.
+    """
+
+    def rank(row: int) -> bytes:
+        return hashlib.blake2b(record_ids[row].encode(), key=key, person=_TRIM, digest_size=16).digest()
+
+    def trim(rows: IntArray) -> IntArray:
+        return rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
+
+    return [trim(rows) for rows in rows_T]
 
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:

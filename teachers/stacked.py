@@ -1,16 +1,19 @@
 """Many teachers as one program: parameters stacked along a first axis, one forward and backward pass for all.
 
 Dense layers become batched matrix products and convolutions grouped ones; any other architecture runs through
-``torch.func.vmap``. Shards are ragged: the teachers of a stack are sorted by the number of batches in an epoch, so
-those that still have one are a prefix, and a teacher that has none left takes no step; teachers with equally many
-batches stand side by side and share one optimiser. Rows that pad a batch carry weight 0. The result is that of the
-loop up to rounding. Shapes: T teachers, B records of a batch, F features, C classes.
+``torch.func.vmap``. The result is that of the loop up to rounding, and it is a function of a teacher's own shard, bit
+for bit: a teacher keeps its row of the stack, whatever computes runs on shapes made of public numbers, and every
+teacher has an optimiser state of its own. Shards are ragged: records of zeros without weight fill a batch up, and a
+teacher without a batch is computed on such records alone and not updated. The longest shard of a stack decides how many
+steps an epoch has, and a step leaves a teacher that has no batch in it as it was.
+
+Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -42,28 +45,24 @@ def train_stacked(
     *,
     device: torch.device,
     memory: Memory | None = None,
-) -> StackedWeights:
-    """As :func:`teachers.train.train_teachers`, on shards that are already standardised.
+) -> list[StackedWeights]:
+    """Each teacher's weights after training, on the CPU; arguments as :func:`teachers.train.train_teachers`.
 
-    ``memory`` None is that of a CUDA device; a CPU's is not asked.
+    Shards are already standardised. ``memory`` None is that of a CUDA device; a CPU's is not asked.
     """
-    by_size = sorted(range(len(shards)), key=lambda t: -len(shards[t].x))
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
 
     def rehearse(count: int) -> None:
-        largest = by_size[:count]
-        _Stack([shards[t] for t in largest], spec, [indices[t] for t in largest], device).rehearse()
+        _Stack([_public_shard(spec, shards[0])] * count, spec, indices[:count], device).rehearse()
 
-    size = _stack_size(shards, spec) if memory is None else stack_that_fits(rehearse, memory, len(shards))
-    trained: list[StackedWeights] = [{} for _ in shards]
-    for start in range(0, len(by_size), size):
-        members = by_size[start : start + size]
-        stack = _Stack([shards[t] for t in members], spec, [indices[t] for t in members], device)
+    size = _stack_size(spec, shards[0]) if memory is None else stack_that_fits(rehearse, memory, len(shards))
+    trained: list[StackedWeights] = []
+    for start in range(0, len(shards), size):
+        stack = _Stack(shards[start : start + size], spec, indices[start : start + size], device)
         stack.train()
-        for position, weights in zip(members, stack.weights(), strict=True):
-            trained[position] = weights
-    return stack_weights(trained)
+        trained += stack.weights()
+    return trained
 
 
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
 
 
 class _Stack:
-    """T teachers in training, sorted by falling shard size. Parameters live in tensors (T, ...)."""
+    """T teachers in training, each in its row. Parameters live in tensors (T, ...)."""
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, teachers: Sequence[int], device: torch.device):
         models = [initial_model(spec, teacher, shard) for teacher, shard in zip(teachers, shards, strict=True)]
@@ -89,33 +88,24 @@ class _Stack:
         self._template = models[0].to(device)
         states: list[StackedWeights] = [_trained_parameters(model) for model in models]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
-        self._fit = spec.fit
+        rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
+        self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
+        self._fit, self._device, self._shards = spec.fit, device, shards
         self._generators = [training_generator(spec, teacher) for teacher in teachers]
-        self._shards_x = [shard.x for shard in shards]
-        self._x = scale_bytes(torch.cat(self._shards_x).to(device))  # the shards end to end
-        self._layout = _BatchLayout([len(shard.y) for shard in shards], spec.fit.batch_size, self._x)
-        self._targets = _smoothed_one_hot(torch.cat([s.y for s in shards]), spec, self._x.dtype).to(device)
-        self._optimizers = [
-            Optimizer([value[start:stop] for value in self._parameters.values()], spec.fit)
-            for start, stop in self._layout.equals
-        ]
-        self._device = device
+        self._records = _Records(shards, spec, device)
+        self._steps = _steps_of_an_epoch([len(shard.y) for shard in shards], spec.largest_batch, self._records)
 
     def train(self) -> None:
         """All epochs."""
-        for epoch in range(self._fit.epochs if self._layout.batches else 0):
-            rows, x = self._shuffled_epoch()
+        for epoch in range(self._fit.epochs if self._steps else 0):
+            rows, changes = self._shuffled_epoch()
             learning_rate = epoch_learning_rate(self._fit, epoch)
-            for num_active, positions, weights_TB in self._layout.batches:
-                self._train_batch(rows[:num_active].gather(1, positions), x, weights_TB, learning_rate)
-        if not all(bool(value.isfinite().all()) for value in self._parameters.values()):
-            raise ValueError(f"Training diverged at learning_rate={self._fit.learning_rate}; lower it.")
+            for step in self._steps:
+                self._step(step, rows, changes, learning_rate)
 
     def rehearse(self) -> None:
-        """The first step, which is the largest: for who wants to know what it needs."""
-        for num_active, positions, weights_TB in self._layout.batches[:1]:
-            rows, x = self._shuffled_epoch()
-            self._train_batch(rows[:num_active].gather(1, positions), x, weights_TB, self._fit.learning_rate)
+        """One step, for whoever wants to know what it needs: all steps have the same shapes."""
+        self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
 
     def weights(self) -> list[StackedWeights]:
         """Each teacher's weights on the CPU."""
@@ -124,32 +114,100 @@ class _Stack:
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
-    def _shuffled_epoch(self) -> tuple[Tensor, Tensor]:
-        """Row numbers (T, longest shard) into all shards laid end to end, and those records, augmented."""
-        draws = [draw_epoch(x, self._fit, g) for x, g in zip(self._shards_x, self._generators, strict=True)]
-        rows = nn.utils.rnn.pad_sequence([order for order, _ in draws], batch_first=True)
-        x = self._x
+    def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
+        """Every teacher's rows in the order of an epoch (T, N + 1), and the augmentation of all records or None."""
+        draws = [draw_epoch(shard.x, self._fit, g) for shard, g in zip(self._shards, self._generators, strict=True)]
         changes = [change for _, change in draws if change is not None]
-        if changes:
-            x = apply_changes(x, self._fit.augment, torch.cat(changes).to(self._device))
-        return rows.to(self._device) + self._layout.offsets[:, None], x
+        return self._records.rows([order for order, _ in draws]), _with_filler(changes) if changes else None
 
-    def _train_batch(self, chosen_TB: Tensor, x: Tensor, weights_TB: Tensor, learning_rate: float) -> None:
-        """One step on the records ``chosen_TB`` of ``x``."""
-        batch_x = x.index_select(0, chosen_TB.flatten()).unflatten(0, chosen_TB.shape)
-        self._step(batch_x, self._targets[chosen_TB], weights_TB, learning_rate)
-
-    def _step(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, learning_rate: float) -> None:
+    def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
         """One step of every teacher that has this batch."""
-        num_active = len(x_TB)
-        active = {name: value[:num_active].detach().requires_grad_() for name, value in self._parameters.items()}
+        chosen_TB = rows.gather(1, step.positions_TB)
+        x_TB, targets_TBC = self._records.batch(chosen_TB, changes)
+        active = {name: value.detach().requires_grad_() for name, value in self._parameters.items()}
         with precision_of(self._fit, self._device):
             log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x_TB), dim=2)
-            loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
+            loss = -((targets_TBC * log_p_TBC).sum(dim=2) * step.weights_TB).sum()
         torch.autograd.backward(loss)
-        for (start, stop), optimizer in zip(self._layout.equals, self._optimizers, strict=True):
-            if start < num_active:
-                optimizer.step([_gradient(p)[start:stop] for p in active.values()], learning_rate)
+        gradients = [_gradient(parameter).unbind() for parameter in active.values()]
+        own = [gradient[t] for t in step.teachers for gradient in gradients]
+        count = len(gradients)
+        only = None if len(own) == count * len(x_TB) else [t * count + k for t in step.teachers for k in range(count)]
+        self._optimizer.step(own, learning_rate, only=only)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One batch of every teacher that has one, which are ``teachers``.
+
+    ``positions_TB`` count in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 where the batch is filled up.
+    """
+
+    teachers: Sequence[int]
+    positions_TB: Tensor
+    weights_TB: Tensor
+
+
+class _Records:
+    """The records of a stack end to end and, last, a record of zeros, with which batches are filled up.
+
+    A device holds them only where the configuration bounds their number: what it has room for must not follow private
+    sizes. Otherwise they stay here and come by the batch.
+    """
+
+    def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> None:
+        home = torch.device("cpu") if spec.max_shard_size is None else device
+        starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
+        self._starts, self.filler, self.longest = starts[:-1], starts[-1], max(len(shard.y) for shard in shards)
+        self._x = _with_filler([shard.x for shard in shards]).to(home)
+        self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(home)
+        self.dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
+        self._targets = _smoothed_classes(spec, self.dtype).to(device)
+        self._augment, self._home, self._device = spec.fit.augment, home, device
+
+    def rows(self, orders: Sequence[Tensor]) -> Tensor:
+        """Rows (T, N + 1) of shards in these orders; the end of a shorter one, and the last column, are the filler."""
+        shifted = [order + start for order, start in zip(orders, self._starts, strict=True)]
+        rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=self.filler)
+        return functional.pad(rows, (0, 1), value=self.filler)
+
+    def batch(self, chosen_TB: Tensor, changes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Records (T, B, ...), scaled and augmented, and their targets (T, B, C), on the device."""
+        chosen = chosen_TB.flatten()
+        at_home = chosen.to(self._home)
+        x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
+        if changes is not None:
+            x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
+        targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
+        return x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape)
+
+    def weights(self, inside_TB: Tensor, size_T: Tensor) -> Tensor:
+        """1 / size where ``inside_TB``, else 0, as the loss reads it."""
+        return (inside_TB.to(self.dtype) / size_T.clamp(min=1)[:, None]).to(self._device)
+
+
+def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records) -> list[_Step]:
+    bounds = [batch_bounds(size, batch_size) for size in sizes]
+    column = torch.arange(batch_size)
+    steps = []
+    for number in range(max(len(b) for b in bounds) - 1):
+        teachers = [t for t, b in enumerate(bounds) if len(b) > number + 1]
+        start, stop = torch.tensor([b[number : number + 2] if len(b) > number + 1 else (0, 0) for b in bounds]).T
+        inside = column < (stop - start)[:, None]
+        positions = torch.where(inside, start[:, None] + column, records.longest)
+        weights = records.weights(inside, stop - start)
+        steps.append(_Step(teachers=teachers, positions_TB=positions, weights_TB=weights))
+    return steps
+
+
+def _with_filler(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*parts, parts[0].new_zeros(1, *parts[0].shape[1:])])
+
+
+def _public_shard(spec: TeacherSpec, like: Shard) -> Shard:
+    """As many records of zeros as the configuration says a shard may have, or one batch of them."""
+    size = spec.max_shard_size or spec.largest_batch
+    return Shard(x=like.x.new_zeros(size, *like.x.shape[1:]), y=like.y.new_zeros(size))
 
 
 def _trained_parameters(model: nn.Module) -> StackedWeights:
@@ -160,43 +218,14 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
 
 
-class _BatchLayout:
-    """Where the records of each batch of an epoch stand in their teachers' shuffled shards.
-
-    ``batches`` holds, per step, how many teachers still have a batch, the positions (those teachers, B) of its
-    records, and weights (those teachers, B): 1 / batch size, or 0 for padding. ``equals`` holds the ranges of
-    teachers with equally many batches.
-    """
-
-    def __init__(self, sizes: Sequence[int], batch_size: int, like: Tensor):
-        starts = [0, *torch.tensor(sizes, dtype=torch.int64).cumsum(0).tolist()[:-1]]
-        self.offsets = torch.tensor(starts, device=like.device)
-        bounds = [batch_bounds(size, batch_size) for size in sizes]
-        self.batches = [
-            self._batch([b[step : step + 2] for b in bounds if len(b) > step + 1], like)
-            for step in range(len(bounds[0]) - 1)
-        ]
-        counts = [len(b) for b in bounds]
-        edges = [0, *(t for t in range(1, len(counts)) if counts[t] != counts[t - 1]), len(counts)]
-        self.equals = list(itertools.pairwise(edges))
-
-    @staticmethod
-    def _batch(ranges: list[list[int]], like: Tensor) -> tuple[int, Tensor, Tensor]:
-        start, stop = torch.tensor(ranges, device=like.device).T
-        size = stop - start
-        column = torch.arange(int(size.max()), device=like.device)
-        inside = column < size[:, None]
-        positions = torch.where(inside, start[:, None] + column, 0)
-        return len(ranges), positions, inside.to(like.dtype) / size[:, None]
+def _smoothed_classes(spec: TeacherSpec, dtype: torch.dtype) -> Tensor:
+    """The target of each class, then that of the filler: zeros."""
+    smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=dtype)
+    return functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
 
 
-def _smoothed_one_hot(y: Tensor, spec: TeacherSpec, dtype: torch.dtype) -> Tensor:
-    one_hot = functional.one_hot(y, spec.num_classes).to(dtype)
-    return one_hot * (1 - spec.fit.label_smoothing) + spec.fit.label_smoothing / spec.num_classes
-
-
-def _stack_size(shards: Sequence[Shard], spec: TeacherSpec) -> int:
-    num_parameters = sum(p.numel() for p in initial_model(spec, 0, shards[0]).parameters())
+def _stack_size(spec: TeacherSpec, like: Shard) -> int:
+    num_parameters = sum(p.numel() for p in initial_model(spec, 0, like).parameters())
     return max(_FEWEST_TEACHERS_AT_ONCE, _PARAMETERS_AT_ONCE // num_parameters)
 
 

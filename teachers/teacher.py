@@ -31,13 +31,22 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """What determines a teacher beside its shard; ``standardize`` scales inputs by the shard's own mean and spread."""
+    """What determines a teacher beside its shard, all of it public.
+
+    ``standardize`` scales inputs by the shard's own mean and spread. No shard has more than ``max_shard_size`` records.
+    """
 
     model: ModelConfig
     fit: FitConfig
     num_classes: int
     seed: int
     standardize: bool = False
+    max_shard_size: int | None = None
+
+    @property
+    def largest_batch(self) -> int:
+        """The most records that a batch can have."""
+        return min(self.fit.batch_size, self.max_shard_size or self.fit.batch_size)
 
 
 def head_of(spec: TeacherSpec) -> TeacherSpec:

@@ -82,7 +82,7 @@ def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
 
 
 def _tensor(queries: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(queries.copy())  # the object store's arrays are read-only
+    return torch.tensor(queries)  # a copy in torch's own memory: the object store's is read-only, and less aligned
 
 
 def _predict_one_by_one(

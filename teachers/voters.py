@@ -31,7 +31,7 @@ class Voter:
         torch.set_num_threads(torch_threads)
         self._spec, self._device = spec, device
         loaded = (load_block(source) if isinstance(source, str) else source for source in sources)
-        self._blocks = [{name: torch.from_numpy(value.copy()) for name, value in block.items()} for block in loaded]
+        self._blocks = [{name: torch.tensor(value) for name, value in block.items()} for block in loaded]
 
     def counts(self, queries: npt.NDArray[np.generic]) -> VoteArray:
         """How many of this actor's teachers chose each class, (Q, C)."""

@@ -26,6 +26,10 @@ Penalty = Callable[[nn.Module], Tensor]
 _RECORDS_AUGMENTED_AT_ONCE = 1024
 
 
+class DivergedError(ValueError):
+    """A loss that is not finite."""
+
+
 def fit(
     model: nn.Module,
     x: Tensor,
@@ -40,7 +44,7 @@ def fit(
 
     ``x`` (N, ...) holds bytes or floats; ``targets`` are classes (N,) ``int64`` or probabilities (N, C).
     ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ``penalty(model)`` joins the loss of every
-    step. ValueError if a loss is not finite.
+    step. :class:`DivergedError` if a loss is not finite.
     """
     if len(x) != len(targets):
         raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -65,7 +69,7 @@ def fit(
                 loss_sum += loss.detach() * len(batch_x)
             mean_loss = float(loss_sum) / len(x)
             if not math.isfinite(mean_loss):
-                raise ValueError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
+                raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
             if on_epoch is not None:
                 on_epoch(epoch, mean_loss)
     model.eval()

@@ -7,11 +7,10 @@ optimiser is constructed, which costs every short-lived worker process seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from fairpate.config import FitConfig
@@ -36,18 +35,18 @@ class Optimizer:
     def __init__(self, parameters: Iterable[Tensor], config: FitConfig):
         self._parameters = list(parameters)
         self._config = config
-        self._step_counts = [torch.zeros((), device=p.device) for p in self._parameters]
-        self._first_moments = [torch.zeros_like(p) for p in self._parameters]
+        self._first_moments = [torch.zeros_like(p) for p in self._parameters]  # of SGD, its momentum
         self._second_moments = [torch.zeros_like(p) for p in self._parameters] if config.optimizer == "adam" else []
-        self._momentum_buffers: list[Tensor | None] = [None] * len(self._parameters)
+        device = self._parameters[0].device if self._parameters else None
+        self._steps = torch.zeros(len(self._parameters), device=device)
+        self._step_counts = list(self._steps.unbind())
 
     @torch.no_grad()
-    def step(self, gradients: list[Tensor], learning_rate: float) -> None:
-        """One update."""
-        if self._config.optimizer == "adam":
-            self._adam(gradients, learning_rate)
-        else:
-            self._sgd(gradients, learning_rate)
+    def step(self, gradients: list[Tensor], learning_rate: float, *, only: Sequence[int] | None = None) -> None:
+        """One update of all parameters, or of those at the positions ``only``, and their state; one gradient each."""
+        update = self._adam if self._config.optimizer == "adam" else self._sgd
+        if self._parameters and (only is None or only):
+            update(gradients, learning_rate, only)
 
     def step_from_backward(self, learning_rate: float) -> None:
         """One update from what ``backward`` left in the parameters, which is then cleared; none counts as 0."""
@@ -55,15 +54,18 @@ class Optimizer:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _adam(self, gradients: list[Tensor], learning_rate: float) -> None:
-        adam(
-            self._parameters,
+    def _adam(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
+        if only is None:
+            self._steps += 1
+        else:
+            self._steps[list(only)] += 1
+        torch._fused_adam_(
+            _at(self._parameters, only),
             gradients,
-            self._first_moments,
-            self._second_moments,
+            _at(self._first_moments, only),
+            _at(self._second_moments, only),
             [],
-            self._step_counts,
-            fused=True,
+            _at(self._step_counts, only),
             amsgrad=False,
             beta1=ADAM_BETAS[0],
             beta2=ADAM_BETAS[1],
@@ -73,11 +75,11 @@ class Optimizer:
             maximize=False,
         )
 
-    def _sgd(self, gradients: list[Tensor], learning_rate: float) -> None:
+    def _sgd(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
         sgd(
-            self._parameters,
+            _at(self._parameters, only),
             gradients,
-            self._momentum_buffers,
+            list(_at(self._first_moments, only)),
             fused=True,
             weight_decay=self._config.weight_decay,
             momentum=self._config.momentum,
@@ -86,3 +88,7 @@ class Optimizer:
             nesterov=False,
             maximize=False,
         )
+
+
+def _at(values: list[Tensor], only: Sequence[int] | None) -> list[Tensor]:
+    return values if only is None else [values[position] for position in only]

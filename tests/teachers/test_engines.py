@@ -133,10 +133,20 @@ def test_a_teacher_without_records_keeps_its_initial_weights(engine: Any) -> Non
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_divergence_is_an_error(engine: Any) -> None:
-    shard = Shard(x=torch.full((4, 6), torch.nan), y=torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match="diverged"):
-        train_teachers([shard], _spec(), engine=engine)
+def test_a_teacher_that_diverges_is_one_without_records_and_the_operator_hears_of_it(
+    engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error would tell all who wait for the run what is in one shard."""
+    lost = Shard(x=torch.full((4, 6), torch.inf, dtype=torch.float64), y=torch.zeros(4, dtype=torch.int64))
+    empty = Shard(x=lost.x[:0], y=lost.y[:0])
+    shards, spec, heard = _tables(), _spec(standardize=True), []
+    trained = train_teachers([*shards, lost], spec, engine=engine, on_diverged=heard.append)
+    expected = train_teachers([*shards, empty], spec, engine=engine)
+    _assert_equal_weights(trained, expected, atol=0)
+    assert heard == [len(shards)]
+    assert not caplog.records
+    train_teachers([lost], spec, teacher_indices=[17], engine=engine)
+    assert "Teacher 17 diverged and keeps its initial weights" in caplog.text
 
 
 def test_the_engine_follows_model_and_device() -> None:

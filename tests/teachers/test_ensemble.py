@@ -199,3 +199,30 @@ def test_unknown_labels_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"labels in 0\.\.1, got 0\.\.2"):
         _train(tmp_path, split)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_bound_on_shards_trims_them_and_tells_the_operator_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: Any
+) -> None:
+    """Adding a record to a full shard changes its teacher or none; an error would tell that the shard is full."""
+    config = CONFIG.model_copy(update={"max_shard_size": 8, "engine": engine, "block_size": 1})
+    split, without = _split(), _split().take(range(1, 60))
+    sizes = np.bincount(assign_teachers(split.record_id, 7, shard_key(5)))
+    assert sizes.max() > 8 > sizes.min()
+    before, after = _train(tmp_path, split, config), _train(tmp_path, without, config)
+    assert f"{(sizes > 8).sum()} shards had more than teachers.max_shard_size=8 records" in caplog.text
+    touched = assign_teachers(split.record_id[:1], 7, shard_key(5)).tolist()
+    assert [t for t in range(7) if before.blocks[t] != after.blocks[t]] in ([], touched)
+    unbounded = _train(tmp_path, split, config.model_copy(update={"max_shard_size": None}))
+    assert not {block.checkpoint for block in unbounded.blocks} & {block.checkpoint for block in before.blocks}
+
+
+def test_teachers_that_diverge_vote_untrained_and_the_operator_hears_how_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = _split()
+    split.x[3] = torch.inf
+    votes = collect_votes(_train(tmp_path, split), QUERIES)
+    assert votes.sum(axis=1).tolist() == [7] * 40
+    assert "1 of 7 teachers diverged and vote with their initial weights" in caplog.text

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from fairpate.config import FitConfig, ModelConfig
 from teachers import stacked
 from teachers.memory import stack_that_fits
 from teachers.stacked import train_stacked
-from teachers.teacher import Shard, TeacherSpec
+from teachers.teacher import Shard, TeacherSpec, stack_weights
 
 CPU = torch.device("cpu")
 SPEC = TeacherSpec(model=ModelConfig(hidden=(8,)), fit=FitConfig(epochs=3, batch_size=8), num_classes=3, seed=4)
@@ -52,14 +53,14 @@ class SavedForBackward:
 def test_as_many_as_the_line_says_are_tried_and_taken() -> None:
     memory = MadeUp(1000, base=100, per_teacher=50)
     assert stack_that_fits(memory.step, memory, 100) == 14  # 100 + 14 * 50 = 800
-    assert memory.tried == [1, 2, 14]
+    assert memory.tried == [1, 1, 2, 14]
     assert stack_that_fits(memory.step, memory, 5) == 5
 
 
 def test_a_bend_in_the_line_is_found_by_trying() -> None:
     memory = MadeUp(1000, base=100, per_teacher=50, bend=6)
     assert stack_that_fits(memory.step, memory, 100) == 3
-    assert memory.tried == [1, 2, 14, 7, 3]
+    assert memory.tried == [1, 1, 2, 14, 7, 3]
 
 
 def test_the_smallest_stacks() -> None:
@@ -72,18 +73,29 @@ def test_the_smallest_stacks() -> None:
         stack_that_fits(nothing.step, nothing, 4)
 
 
+@pytest.mark.parametrize("max_shard_size", [None, 40])
+def test_how_many_fit_does_not_follow_private_sizes(max_shard_size: int | None) -> None:
+    spec = replace(SPEC, max_shard_size=max_shard_size)
+    peaks = []
+    for sizes in [(20, 3, 33), (0, 0, 0), (40, 40, 1), (1, 2, 40)]:
+        probe = SavedForBackward(1e12)
+        train_stacked(_shards(sizes), spec, range(3), device=CPU, memory=probe)
+        peaks.append(probe.peaks)
+    assert peaks == [peaks[0]] * 4
+
+
 def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = _shards((20, 3, 33, 8, 0, 17, 25))
-    whole = train_stacked(shards, SPEC, range(7), device=CPU)
+    whole = stack_weights(train_stacked(shards, SPEC, range(7), device=CPU))
     widths: list[int] = []
     train = stacked._Stack.train
     monkeypatch.setattr(stacked._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
     probe = SavedForBackward(1e12)
     train_stacked(shards, SPEC, range(7), device=CPU, memory=probe)
-    one, two, all_seven = probe.peaks
-    assert one < two < all_seven
+    first, one, two, all_seven = probe.peaks
+    assert first == one < two < all_seven
     memory = SavedForBackward((one + 2.5 * (two - one)) / 0.8)
-    parts = train_stacked(shards, SPEC, range(7), device=CPU, memory=memory)
+    parts = stack_weights(train_stacked(shards, SPEC, range(7), device=CPU, memory=memory))
     assert widths == [7, 3, 3, 1]
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, atol=1e-9, rtol=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teachers.shard import assign_teachers, shard_key, shard_rows
+from teachers.shard import assign_teachers, shard_key, shard_rows, trim_shards
 
 KEY = shard_key(0)
 identifiers = st.lists(st.text(max_size=8), unique=True, min_size=1, max_size=30)
@@ -81,3 +81,26 @@ def test_a_teacher_may_have_no_records() -> None:
 def test_impossible_requests_are_refused(record_ids: list[str], teachers: int, key: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         assign_teachers(record_ids, teachers, key)
+
+
+def test_a_shard_above_the_bound_keeps_a_keyed_choice_that_follows_from_its_own_records_alone() -> None:
+    ids = [f"record {i}" for i in range(40)]
+    rows = [np.arange(0, 30), np.arange(30, 40), np.arange(0)]
+    trimmed = trim_shards(rows, ids, 10, KEY)
+    assert [len(row) for row in trimmed] == [10, 10, 0]
+    assert set(trimmed[0]) < set(rows[0])
+    assert trimmed[0].tolist() == sorted(trimmed[0])
+    kept = {ids[row] for row in trimmed[0]}
+    shuffled = [f"record {i}" for i in reversed(range(30))]
+    assert {shuffled[row] for row in trim_shards([np.arange(30)], shuffled, 10, KEY)[0]} == kept
+    for key in (bytes(16), KEY[::-1]):
+        assert {ids[row] for row in trim_shards(rows, ids, 10, key)[0]} != kept
+    assert [row.tolist() for row in trim_shards(rows, ids, 30, KEY)] == [row.tolist() for row in rows]
+
+
+def test_a_record_more_replaces_at_most_one_that_stays() -> None:
+    ids = [f"record {i}" for i in range(31)]
+    before = set(trim_shards([np.arange(30)], ids, 10, KEY)[0])
+    after = set(trim_shards([np.arange(31)], ids, 10, KEY)[0])
+    assert len(after - before) <= 1
+    assert after - before <= {30}

@@ -1,0 +1,148 @@
+"""A teacher is a function of its own shard and of public numbers, bit for bit: by brute force over neighbouring data.
+
+One record is dropped, altered or added, or a whole shard is emptied or grown. Every other teacher must keep every bit
+of its weights, and cast the same votes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig
+from teachers import stacked
+from teachers.teacher import Shard, StackedWeights, TeacherSpec
+from teachers.train import train_teachers
+from teachers.vote import predict_votes
+
+SIZES = (37, 0, 64, 5, 33, 1, 16, 17, 40)
+TOUCHED = 2  # the largest shard, which was the first of its stack when stacks were sorted by size
+TABLE, PICTURES = (6,), (2, 8, 8)
+CHANGING = AugmentConfig(rotation_degrees=10, horizontal_flip=0.5, channel_swap=0.5, erase=0.5, elastic_fraction=0.1)
+
+Change = Callable[[Shard], Shard]
+CHANGES: dict[str, Change] = {
+    "a record less": lambda shard: Shard(x=shard.x[1:], y=shard.y[1:]),
+    "half of the records": lambda shard: Shard(x=shard.x[::2], y=shard.y[::2]),
+    "another record": lambda shard: Shard(x=torch.cat([shard.x[:1] * 3 + 1, shard.x[1:]]), y=shard.y),
+    "no records": lambda shard: Shard(x=shard.x[:0], y=shard.y[:0]),
+    "three times the records": lambda shard: Shard(x=shard.x.repeat(3, *[1] * (shard.x.ndim - 1)), y=shard.y.repeat(3)),
+    "a record that no training survives": lambda shard: Shard(
+        x=torch.cat([torch.full_like(shard.x[:1], torch.inf), shard.x[1:]]), y=shard.y
+    ),
+}
+ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.01}
+MOMENTUM: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine"}
+TABLES = [
+    ("logistic", torch.float32, ADAM, False),
+    ("logistic", torch.float32, MOMENTUM | {"label_smoothing": 0.1}, True),
+    ("mlp", torch.float32, ADAM, True),
+    ("mlp", torch.float32, MOMENTUM, False),
+    ("mlp", torch.float64, ADAM, False),
+    ("mlp", torch.float32, ADAM | {"precision": "bfloat16"}, False),
+]
+PICTURE_MODELS = [
+    ("logistic", ADAM | {"augment": CHANGING}, 16),
+    ("lenet", ADAM, 16),
+    ("cnn", MOMENTUM | {"augment": CHANGING}, 16),
+    ("cnn", ADAM | {"precision": "bfloat16"}, 16),
+]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+def shards_of(
+    shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32
+) -> list[Shard]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        Shard(
+            x=torch.randn(size, *shape, generator=generator, dtype=dtype),
+            y=torch.randint(0, 3, (size,), generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def spec_of(model: str, fit: dict[str, Any], *, standardize: bool = False) -> TeacherSpec:
+    settings = FitConfig(**{"epochs": 2, "batch_size": 16} | fit)
+    architecture = ModelConfig(name=model, hidden=(8, 5), width=4)
+    return TeacherSpec(model=architecture, fit=settings, num_classes=3, seed=11, standardize=standardize)
+
+
+def bits(weights: StackedWeights, teacher: int) -> dict[str, bytes]:
+    return {name: value[teacher].contiguous().numpy().tobytes() for name, value in weights.items()}
+
+
+def changed_teachers(left: StackedWeights, right: StackedWeights) -> set[int]:
+    return {t for t in range(len(next(iter(left.values())))) if bits(left, t) != bits(right, t)}
+
+
+def assert_only_one_changes(
+    shards: list[Shard], spec: TeacherSpec, change: Change, *, engine: Any = "stacked", device: str = "cpu"
+) -> None:
+    neighbours = [*shards[:TOUCHED], change(shards[TOUCHED]), *shards[TOUCHED + 1 :]]
+    before, after = (train_teachers(each, spec, engine=engine, device=device) for each in (shards, neighbours))
+    assert changed_teachers(before, after) == {TOUCHED}
+    queries = torch.randn(500, *shards[0].x.shape[1:], generator=torch.Generator().manual_seed(3)).numpy()
+    votes, neighbouring_votes = (predict_votes(each, spec, queries, device=device) for each in (before, after))
+    others = [t for t in range(len(shards)) if t != TOUCHED]
+    np.testing.assert_array_equal(votes[others], neighbouring_votes[others])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("model", "dtype", "fit", "standardize"), TABLES)
+def test_on_tables_a_record_reaches_its_own_teacher_only(
+    model: str, dtype: torch.dtype, fit: dict[str, Any], standardize: bool, change: str, device: str
+) -> None:
+    spec = spec_of(model, fit, standardize=standardize)
+    assert_only_one_changes(shards_of(TABLE, dtype=dtype), spec, CHANGES[change], device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("model", "fit", "batch_size"), PICTURE_MODELS)
+def test_on_pictures_a_record_reaches_its_own_teacher_only(
+    model: str, fit: dict[str, Any], batch_size: int, change: str, device: str
+) -> None:
+    shards = shards_of(PICTURES, (9, 0, 20, 5))
+    assert_only_one_changes(shards, spec_of(model, fit | {"batch_size": batch_size}), CHANGES[change], device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_so_it_does_in_an_architecture_that_is_stacked_by_vmap(device: str) -> None:
+    shards = shards_of((1, 16, 16), (9, 0, 21, 5))
+    assert_only_one_changes(shards, spec_of("tanh_cnn", ADAM), CHANGES["half of the records"], device=device)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_so_it_does_in_a_loop(model: str, change: str) -> None:
+    shape, sizes = (TABLE, SIZES) if model == "mlp" else (PICTURES, (9, 0, 20, 5))
+    assert_only_one_changes(shards_of(shape, sizes), spec_of(model, ADAM), CHANGES[change], engine="loop")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_so_it_does_in_stacks_of_which_the_last_is_not_full(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_PARAMETERS_AT_ONCE", 1)
+    monkeypatch.setattr(stacked, "_FEWEST_TEACHERS_AT_ONCE", 4)
+    assert_only_one_changes(shards_of(TABLE), spec_of("mlp", ADAM), CHANGES[change])
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 5), (0, 0, 1, 0), (3, 0, 40)])
+def test_so_it_does_among_teachers_without_records(sizes: tuple[int, ...]) -> None:
+    assert_only_one_changes(shards_of(TABLE, sizes), spec_of("mlp", ADAM), CHANGES["no records"])
+
+
+def test_at_a_rate_at_which_rounding_grows_no_vote_moves() -> None:
+    """Where shapes follow private sizes, a record less in one shard can change hundreds of another teacher's votes."""
+    shards = shards_of((20,), (150, 131, 129, 97, 96, 161))
+    spec = TeacherSpec(
+        model=ModelConfig(hidden=(32,)), fit=FitConfig(epochs=60, learning_rate=0.05), num_classes=3, seed=0
+    )
+    assert_only_one_changes(shards, spec, CHANGES["a record less"])
