@@ -98,7 +98,7 @@ def export(path: Path, out: Path) -> None:
 
 
 def _read(path: Path) -> tuple[LedgerTerms, LedgerState, Head]:
-    stored, state, head = read_ledger(path, noted_head(path))
+    stored, _, state, head = read_ledger(path, noted_head(path))
     return _terms_of(stored, path), state, head
 
 

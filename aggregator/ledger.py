@@ -3,28 +3,37 @@
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
 leaves. A crash in between wastes the reservation and never under-charges; a query asked again gets the stored
 outcome. An entry holds the reservations or the outcomes of one transaction, or one publication of what they cost.
-Entries are only ever appended, each with a digest over its predecessor's, and the last one is noted in a file beside
-the ledger once it is durable; so an edit, a gap or a lost end, a write-ahead log that was cut short included, is
-noticed and the ledger refuses to open. An older copy of the whole file with its note is not, and whoever opens one
-compares it with what was released.
+Entries are only ever appended, each with a digest over its predecessor's; the digest is keyed (HMAC-SHA256, the key
+lies in the ledger), because entries hold votes and whoever sees a plain digest can confirm a guess about them.
+
+The number and digest of the last entry also stand in a second file, the head, as soon as the entry is durable; an
+answer leaves only when the head is durable too. So an edit, a gap or a lost end is noticed, a write-ahead log that was
+removed or cut short included. A ledger without its head, or a head without its ledger, is refused. While a ledger is
+open its files are checked before and after every write: if one was removed, replaced or cut short, nothing more is
+written or answered. An older copy of all files together is not noticed here; :mod:`fairpate.app.ledgers` compares it
+with what was released.
 
 What the ledger is a ledger of (mechanism, gate, budget, teachers) is written when it is made and cannot change under
 it. The ledger prices nothing: it lists what happened, and the accountant prices that.
 
-SQLite in WAL mode with full synchronisation; one writer, held by a lock on the file that has the note. A write that
-fails ends the writing: what was committed stays, and the ledger must be opened again.
+SQLite in WAL mode with full synchronisation; one writer, held by a lock on the head. A write that fails ends the
+writing: what was committed stays, and the ledger must be opened again.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import fcntl
 import hashlib
+import hmac
 import json
 import os
+import secrets
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -34,10 +43,13 @@ from urllib.parse import quote
 import numpy as np
 
 from aggregator.mechanism import Outcome, outcome
+from fairpate.files import write_atomically
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray, MechanismParameters, Relation, Unit, UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+_UNKEYED_VERSION = 2
+_BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
 _CHECKPOINT_PAGES = (
     256  # a short write-ahead log is soon written over; one that grows costs the disk half as much again
 )
@@ -155,25 +167,20 @@ class Ledger:
     Any thread may read; writes must come one after another.
     """
 
-    def __init__(self, path: Path, terms: LedgerTerms) -> None:
-        """Open ``path``, or create it under ``terms``; every entry is verified and replayed before anything is written.
+    def __init__(self, path: Path, terms: LedgerTerms, *, create: bool = True) -> None:
+        """Open ``path``; every entry is verified and replayed before anything is written.
 
-        LedgerError if another process writes it, if it cannot be written, if its chain is broken, or if its terms
-        differ (both values are named).
+        With ``create``, a ledger under ``terms`` is made where no file of one is. LedgerError if there is none and it
+        must not be made, if a file of it is missing or not the one that belongs to it, if another process writes it, if
+        it cannot be written, if its chain is broken, or if its terms differ (both values are named).
         """
         self.path = path
         self.terms = terms
         self._failure: str | None = None
-        note = _lock(path)
-        self._note: int | None = note
+        self._head_file: int | None = None
         self._database: sqlite3.Connection | None = None
         try:
-            noted = _noted_head(path, os.pread(note, _NOTE_BYTES, 0))
-            if noted is None and not path.exists():
-                _create(path, terms)
-            stored, self._state, self._head = read_ledger(path, noted)
-            _check_terms(stored, terms)
-            self._database = _connect(path)
+            self._open(create=create)
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise LedgerError(
@@ -182,6 +189,24 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
+    def _open(self, *, create: bool) -> None:
+        with _folder_held(self.path, create=create):
+            if not os.path.lexists(self.path):
+                _complete_or_create(self.path, self.terms, create=create)
+            before = _identity(self.path)
+            if _version(self.path) == _UNKEYED_VERSION:
+                _migrate(self.path)
+                before = _identity(self.path)
+        self._head_file = _lock(head_path(self.path))
+        stored, self._chain, self._state, self._head = read_ledger(self.path, noted_head(self.path))
+        _check_terms(stored, self.terms)
+        self._database = _connect(self.path)
+        # The writer must have opened what was verified, not what was put in its place since.
+        last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+        if _identity(self.path) != before or (last is not None and Head(*last) != self._head):
+            raise LedgerError(f"{self.path}: was replaced while it was opened; open it again.")
+        self._files = _Files(self.path, self._head_file)
 
     def __enter__(self) -> Ledger:
         return self
@@ -192,13 +217,26 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Release the file and the lock; safe to call twice."""
+        """Release the files and the lock; safe to call twice."""
         if self._database is not None:
-            self._database.close()
+            if self._files.fault() is None:
+                self._database.close()
+            else:
+                _abandon(self._database)
             self._database = None
-        if self._note is not None:
-            os.close(self._note)
-            self._note = None
+        if self._head_file is not None:
+            os.close(self._head_file)
+            self._head_file = None
+
+    def check(self) -> None:
+        """LedgerError if a write would be refused: the ledger is closed, a write failed, or a file was changed.
+
+        Any thread may ask; nothing is written.
+        """
+        if self._failure is None and self._database is not None:
+            self._failure = self._files.fault()
+        if self._failure is not None or self._database is None:
+            raise LedgerError(f"{self.path}: writing ended ({self._failure or 'closed'}); open the ledger again.")
 
     def outcome(self, key: str) -> Outcome | None:
         """The committed outcome of a query, or None if it has none."""
@@ -208,6 +246,11 @@ class Ledger:
     def num_reservations(self) -> int:
         """How many queries were charged, open reservations included."""
         return len(self._state.keys)
+
+    @property
+    def num_outcomes(self) -> int:
+        """How many different queries have an outcome."""
+        return len(self._state.outcome_of)
 
     @property
     def votes_QC(self) -> IntArray:
@@ -268,54 +311,120 @@ class Ledger:
         self._state.publications.append(publication)
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
-        if self._failure is not None or self._database is None or self._note is None:
-            raise LedgerError(f"{self.path}: writing ended ({self._failure or 'closed'}); open the ledger again.")
+        self.check()
+        assert self._database is not None
+        assert self._head_file is not None
         text = _canonical(payload)
-        head = Head(self._head.number + 1, _link(self._head.digest, kind, text))
+        head = self._chain.after(self._head, kind, text)
         try:
             self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-            if kind != "reserve":
-                os.pwrite(self._note, _note_text(head), 0)
+            os.pwrite(self._head_file, _head_text(head), 0)
+            if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
+                os.fdatasync(self._head_file)
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
             raise LedgerError(
                 f"{self.path}: cannot be written ({error}); what was committed stays. Mend the disk, then start again."
             ) from error
+        self.check()
         self._head = head
 
 
-def read_ledger(path: Path, noted: Head | None = None) -> tuple[dict[str, Any], LedgerState, Head]:
-    """Terms as stored, state and head of a ledger whose every digest holds; nothing is written, not even beside it.
+class _Files:
+    """The files of an open ledger; none may be removed, replaced or cut short under its writer."""
 
-    ``noted`` is an entry that must be there. LedgerError otherwise, and for a file that is no ledger.
+    def __init__(self, path: Path, head_file: int) -> None:
+        self._paths = (path, _beside(path, "-wal"), _beside(path, "-shm"), head_path(path))
+        self._seen = tuple(self._look(file) for file in self._paths)
+        held = os.fstat(head_file)
+        if self._seen[-1][:2] != (held.st_dev, held.st_ino):
+            raise LedgerError(f"{head_path(path)}: was replaced while it was opened; open the ledger again.")
+
+    def fault(self) -> str | None:
+        """What was done to one of them, or None. None of them ever shrinks, for the log is written over in place."""
+        seen = []
+        for path, before in zip(self._paths, self._seen, strict=True):
+            try:
+                now = self._look(path)
+            except OSError as error:
+                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
+            if now[:2] != before[:2]:
+                return f"{path.name} was replaced; stop, and restore all its files from one copy"
+            if now[2] < before[2]:
+                return f"{path.name} was cut short; stop, and restore all its files from one copy"
+            seen.append(now)
+        self._seen = tuple(seen)
+        return None
+
+    @staticmethod
+    def _look(path: Path) -> tuple[int, int, int]:
+        found = path.lstat()
+        return found.st_dev, found.st_ino, found.st_size
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Digests of entries, keyed unless ``key`` is None, as they were before schema 3."""
+
+    key: bytes | None
+
+    def start(self, terms: str) -> Head:
+        """The head of the chain without entries."""
+        return Head(number=0, digest=self._link("", "terms", terms))
+
+    def after(self, head: Head, kind: str, text: str) -> Head:
+        """The head once this entry follows."""
+        return Head(number=head.number + 1, digest=self._link(head.digest, kind, text))
+
+    def _link(self, previous: str, kind: str, text: str) -> str:
+        message = f"{previous}\n{kind}\n{text}".encode()
+        if self.key is None:
+            return hashlib.sha256(message).hexdigest()
+        return hmac.digest(self.key, message, "sha256").hex()
+
+
+def read_ledger(path: Path, noted: Head | None) -> tuple[dict[str, Any], _Chain, LedgerState, Head]:
+    """Terms as stored, chain, state and head of a ledger whose every digest holds; nothing is written beside it.
+
+    ``noted`` is an entry that must be there. LedgerError otherwise, and for a file that is no ledger of this version.
     """
     state = LedgerState()
     try:
         with closing(open_read_only(path)) as database:
             database.execute("BEGIN")
-            terms, head = _read_header(database, path)
+            terms, chain = _read_header(database, path)
+            head = chain.start(terms)
             is_there = noted is None or noted == head
-            for head, kind, payload in _verified_entries(database, path, head):  # noqa: B020 - it walks the chain
+            for head, kind, text in _verified_entries(database, path, chain, head):  # noqa: B020 - it walks the chain
                 is_there = is_there or noted == head
-                state.apply(kind, payload)
+                state.apply(kind, json.loads(text))
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
     if noted is not None and not is_there:
         raise LedgerError(
-            f"{path}: holds {head.number} entries, and not the number {noted.number} that was written; restore it from "
-            "a copy."
+            f"{path}: holds {head.number} entries, and not the number {noted.number} that was written; restore it and "
+            f"{head_path(path).name}, with {path.name}-wal if there is one, from one copy."
         )
-    return json.loads(terms), state, head
+    return json.loads(terms), chain, state, head
 
 
-def noted_head(path: Path) -> Head | None:
-    """The last entry that the writer of ``path`` noted beside it; None without a note. LedgerError for a broken one."""
+def head_path(path: Path) -> Path:
+    """The file that holds the number and digest of the last entry of the ledger at ``path``."""
+    return path.with_suffix(".head")
+
+
+def noted_head(path: Path) -> Head:
+    """The last entry that the writer of ``path`` noted beside it. LedgerError if the file is missing or damaged."""
     try:
-        return _noted_head(path, _note_path(path).read_bytes())
-    except FileNotFoundError:
-        return None
+        text = head_path(path).read_text("ascii", "replace")
     except OSError as error:
-        raise LedgerError(f"{_note_path(path)}: cannot be read ({error}).") from error
+        if _beside(path, ".lock").exists():
+            raise LedgerError(f"{path}: was written by an earlier version; {_BRING_UP}.") from error
+        raise LedgerError(
+            f"{head_path(path)}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
+            "restore both from one copy."
+        ) from error
+    return _parse_head(head_path(path), text)
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
@@ -328,12 +437,37 @@ def open_read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
 
 
-def _lock(path: Path) -> int:
+def ledger_files(path: Path) -> list[Path]:
+    """The files there are that belong to a ledger at ``path``, its own and those of an earlier version included."""
+    names = [path, _beside(path, "-wal"), _beside(path, "-shm"), head_path(path), _beside(path, ".lock")]
+    return [name for name in names if os.path.lexists(name)]
+
+
+@contextmanager
+def _folder_held(path: Path, *, create: bool) -> Iterator[None]:
+    """One process at a time makes, completes or migrates a ledger in this folder."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(_note_path(path), os.O_RDWR | os.O_CREAT, 0o600)
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        os.fsync(descriptor)  # names must outlive a crash
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """The head of a ledger, open for its one writer."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{path}: is gone, and says how many entries the ledger must hold; restore both from one copy."
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -342,21 +476,113 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _create(path: Path, terms: LedgerTerms) -> None:
-    """An empty ledger, whole or not there at all."""
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600))
-    with closing(_connect(unfinished)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        database.execute("CREATE TABLE chain (version INTEGER, terms TEXT)")
-        database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
-        database.execute("INSERT INTO chain VALUES (?, ?)", (SCHEMA_VERSION, _canonical(asdict(terms))))
-        database.execute("COMMIT")
+def _complete_or_create(path: Path, terms: LedgerTerms, *, create: bool) -> None:
+    """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
+    left, unfinished = ledger_files(path), _beside(path, ".new")
+    if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
+        unfinished.replace(path)
+        return
+    if left or not create:
+        others = f", although {', '.join(file.name for file in left)} is there" if left else ""
+        raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
+    key = secrets.token_bytes(32)
+    _write_unfinished(unfinished, _canonical(asdict(terms)), key, [])
+    # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.
+    _write_head(path, _Chain(key).start(_canonical(asdict(terms))))
     unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)  # the name itself must outlive a crash
-    os.close(folder)
+
+
+def _write_unfinished(path: Path, terms: str, key: bytes, entries: Sequence[tuple[str, str]]) -> Head:
+    """A whole ledger with these entries (kind and payload) under a name that nobody opens; returns its head."""
+    for file in (path, _beside(path, "-wal"), _beside(path, "-shm")):
+        file.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    chain = _Chain(key)
+    head = chain.start(terms)
+    with closing(_connect(path)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
+        database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
+        for kind, text in entries:
+            head = chain.after(head, kind, text)
+            database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
+        database.execute("COMMIT")
+    return head
+
+
+def _empty_head(path: Path) -> Head:
+    with closing(open_read_only(path)) as database:
+        terms, chain = _read_header(database, path)
+    return chain.start(terms)
+
+
+def _migrate(path: Path) -> None:
+    """Bring a ledger of schema 2 to this one, every entry verified; the old file stays under another name.
+
+    Schema 2 had no key, and noted its last outcome in ``.lock``, which must be there: an empty one is that of a ledger
+    whose first outcome was never noted.
+    """
+    note = _lock(_beside(path, ".lock"))
+    try:
+        text = os.pread(note, _HEAD_BYTES, 0).decode("ascii", "replace")
+        noted = _parse_head(_beside(path, ".lock"), text) if text else None
+        terms, entries = _unkeyed_entries(path, noted)
+        if noted is None and sum(kind != "reserve" for kind, _ in entries) > 1:
+            raise LedgerError(f"{_beside(path, '.lock')}: was emptied; restore it and the ledger from one copy.")
+        with closing(_connect(path)):
+            pass  # brings the write-ahead log, which belongs to the old file alone, into it
+        if _beside(path, "-wal").exists():
+            raise LedgerError(f"{path}: another process reads this ledger; let it end, then try again.")
+        unfinished, kept = _beside(path, ".new"), path.with_suffix(".schema2.sqlite")
+        head = _write_unfinished(unfinished, terms, secrets.token_bytes(32), entries)
+        kept.unlink(missing_ok=True)
+        kept.hardlink_to(path)
+        _write_head(path, head)
+        unfinished.replace(path)
+        _beside(path, ".lock").unlink()
+    finally:
+        os.close(note)
+
+
+def _unkeyed_entries(path: Path, noted: Head | None) -> tuple[str, list[tuple[str, str]]]:
+    """Terms and verified entries of a ledger of schema 2. LedgerError if one does not verify."""
+    with closing(open_read_only(path)) as database:
+        database.execute("BEGIN")
+        (terms,) = database.execute("SELECT terms FROM chain").fetchone()
+        chain = _Chain(None)
+        verified = list(_verified_entries(database, path, chain, chain.start(terms)))
+    if noted is not None and noted not in [head for head, _, _ in verified]:
+        raise LedgerError(
+            f"{path}: holds {len(verified)} entries, and not the number {noted.number} that was written; restore it "
+            "from a copy."
+        )
+    return terms, [(kind, text) for _, kind, text in verified]
+
+
+def _version(path: Path) -> int | None:
+    try:
+        with closing(open_read_only(path)) as database:
+            (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+    return version if isinstance(version, int) else None
+
+
+def _abandon(database: sqlite3.Connection) -> None:
+    """Leave a connection open until the process ends: closing it would delete a log by name, restored ones included."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerError(f"{path}: is a link or no file; put the ledger itself there.")
+    return found.st_dev, found.st_ino
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -374,26 +600,27 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _read_header(database: sqlite3.Connection, path: Path) -> tuple[str, Head]:
-    """The terms and the head of the empty chain that starts from them."""
-    version, terms = database.execute("SELECT version, terms FROM chain").fetchone() or (None, "")
+def _read_header(database: sqlite3.Connection, path: Path) -> tuple[str, _Chain]:
+    """The terms, and the chain that starts from them."""
+    (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
     if version != SCHEMA_VERSION:
-        raise LedgerError(
-            f"{path}: expected ledger schema {SCHEMA_VERSION}, found {version}; use the version that wrote it, or "
-            "start a new run folder."
-        )
-    return terms, Head(number=0, digest=_link("", "terms", terms))
+        remedy = "use the version that wrote it, or start a new run folder"
+        if version == _UNKEYED_VERSION:
+            remedy = _BRING_UP
+        raise LedgerError(f"{path}: expected ledger schema {SCHEMA_VERSION}, found {version}; {remedy}.")
+    terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+    return terms, _Chain(bytes.fromhex(key))
 
 
 def _verified_entries(
-    database: sqlite3.Connection, path: Path, head: Head
-) -> Iterator[tuple[Head, EntryKind, dict[str, Any]]]:
+    database: sqlite3.Connection, path: Path, chain: _Chain, head: Head
+) -> Iterator[tuple[Head, EntryKind, str]]:
     """Every entry, its digest checked; LedgerError at the first that does not follow from the one before."""
     for number, kind, text, digest in database.execute("SELECT * FROM entries ORDER BY number"):
-        head = Head(number=head.number + 1, digest=_link(head.digest, kind, text))
+        head = chain.after(head, kind, text)
         if (number, digest) != (head.number, head.digest):
             raise LedgerError(f"{path}: entry {head.number} was changed or removed; restore the ledger from a copy.")
-        yield head, kind, json.loads(text)
+        yield head, kind, text
 
 
 def _check_terms(stored: dict[str, Any], terms: LedgerTerms) -> None:
@@ -406,23 +633,25 @@ def _check_terms(stored: dict[str, Any], terms: LedgerTerms) -> None:
             )
 
 
-def _note_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+_HEAD_BYTES = 128
 
 
-_NOTE_BYTES = 128
-
-
-def _note_text(head: Head) -> bytes:
+def _head_text(head: Head) -> bytes:
     return f"{head.number:020d} {head.digest}\n".encode()
 
 
-def _noted_head(path: Path, text: bytes) -> Head | None:
-    if not text:
-        return None
-    number, _, digest = text.decode("ascii", "replace").strip().partition(" ")
+def _write_head(path: Path, head: Head) -> None:
+    def write(unfinished: Path) -> None:
+        unfinished.touch(mode=0o600)
+        unfinished.write_bytes(_head_text(head))
+
+    write_atomically(head_path(path), write)
+
+
+def _parse_head(path: Path, text: str) -> Head:
+    number, _, digest = text.strip().partition(" ")
     if not number.isdecimal() or len(digest) != 64:
-        raise LedgerError(f"{_note_path(path)}: was changed; restore it and the ledger from a copy.")
+        raise LedgerError(f"{path}: was changed or cut short; restore it and the ledger from one copy.")
     return Head(number=int(number), digest=digest)
 
 
@@ -436,7 +665,3 @@ def _votes_from(text: str, num_queries: int) -> IntArray:
 
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-
-
-def _link(previous: str, kind: str, text: str) -> str:
-    return hashlib.sha256(f"{previous}\n{kind}\n{text}".encode()).hexdigest()

@@ -10,6 +10,7 @@ file notes every draw before it is made. After every kill the ledger is read, an
 - a query ever had two different answers, or two outcomes,
 - an answer that a client received is not in the ledger, with its charge,
 - a query was drawn more often than it was charged,
+- a copy of the ledger from which files were removed or cut short opens and lacks anything,
 - the ledger does not verify, or the service does not answer again within the time limit.
 
 The operating system survives a kill, so what is tested is the order of writes and not the disk's own promises.
@@ -22,6 +23,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -40,7 +42,7 @@ from aggregator import audit, mechanism, session
 from aggregator.actor import HttpServer
 from aggregator.api import Backend, ServiceSettings
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import OsEntropy
@@ -76,6 +78,7 @@ class Campaign:
     broken: list[str] = field(default_factory=list)
     restarts_s: list[float] = field(default_factory=list)
     points: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
 
     @property
     def ledger(self) -> Path:
@@ -110,6 +113,7 @@ def run(campaign: Campaign, *, kills: int, generator: random.Random) -> None:
         campaign.points[point] += 1
         _one_life(campaign, point, generator.randrange(2**32))
         check(campaign)
+        check_losses(campaign, generator)
         if number % 25 == 24:
             print(f"{number + 1} kills, {len(campaign.heard)} answers heard", flush=True)
     _one_life(campaign, "", generator.randrange(2**32))
@@ -120,7 +124,9 @@ def _one_life(campaign: Campaign, point: str, seed: int) -> None:
     """One process of the service, from its start to its end, under load."""
     generator = random.Random(seed)
     die_at = (POINTS.index(point), generator.randrange(1, 40)) if point in POINTS else None
-    server: Any = _PROCESSES.Process(target=serve, args=(campaign.folder, campaign.port, die_at), daemon=True)
+    server: Any = _PROCESSES.Process(
+        target=serve, args=(campaign.folder, campaign.port, die_at, not campaign.heard), daemon=True
+    )
     started_s = time.monotonic()
     server.start()
     if point == "while it starts":
@@ -180,10 +186,10 @@ def ask_on(campaign: Campaign, seed: int, stop: threading.Event) -> None:
                     campaign.broken.append(f"{reply.key} had two answers")
 
 
-def serve(folder: Path, port: int, die_at: tuple[int, int] | None) -> None:
+def serve(folder: Path, port: int, die_at: tuple[int, int] | None, may_create: bool) -> None:
     """The service, in a process that is going to be killed."""
     _arrange(folder / "witness", die_at)
-    ledger = Ledger(folder / "ledger.sqlite", TERMS)
+    ledger = Ledger(folder / "ledger.sqlite", TERMS, create=may_create)
     backend = Backend(
         ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
     )
@@ -262,6 +268,33 @@ def check(campaign: Campaign) -> None:
             raise BrokenPromiseError(f"{key} was drawn {times} times and charged {charged[key]} times")
 
 
+def check_losses(campaign: Campaign, generator: random.Random) -> None:
+    """Take files from a copy of what the kill left: it is refused, or it still holds every charge and every answer."""
+    if not campaign.ledger.exists():
+        return
+    copy = campaign.folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    for file in ledger_files(campaign.ledger):
+        shutil.copy(file, copy)
+    lost = generator.sample(sorted(copy.iterdir()), generator.randint(1, 2))
+    for file in lost:
+        if generator.random() < 0.5:
+            file.unlink()
+        else:
+            os.truncate(file, generator.randrange(file.stat().st_size + 1))
+    before = audit.rows(campaign.ledger)
+    try:
+        with Ledger(copy / campaign.ledger.name, TERMS, create=False):
+            pass
+    except LedgerError:
+        campaign.losses["refused"] += 1
+        return
+    campaign.losses["nothing lost"] += 1
+    if audit.rows(copy / campaign.ledger.name) != before:
+        raise BrokenPromiseError(f"Without {[file.name for file in lost]} the ledger opens and has forgotten charges.")
+
+
 def _settled(rows: Sequence[audit.Row]) -> dict[str, tuple[str, int | None]]:
     settled: dict[str, tuple[str, int | None]] = {}
     for row in rows:
@@ -283,6 +316,7 @@ def summary(campaign: Campaign) -> dict[str, Any]:
         "left open, and charged": sum(row.verdict == "open" for row in rows),
         "restart, median seconds": round(statistics.median(campaign.restarts_s), 3),
         "restart, longest seconds": round(max(campaign.restarts_s), 3),
+        **{f"files taken: {found}": count for found, count in sorted(campaign.losses.items())},
         "promises broken": len(campaign.broken),
     }
 

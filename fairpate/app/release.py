@@ -7,6 +7,7 @@ and stated with the rest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,7 +66,7 @@ def release_labels(
     """Ask the aggregator every query, and write labels and statement. However often it runs, one release results."""
     keys, source = _keys(queries), noise_source(config)
     terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
-    with _open_ledger(run, terms, dict(zip(queries.record_id, keys, strict=True))) as ledger:
+    with open_ledger(run, terms, queries, create=True) as ledger:
         session = AggregatorSession(ledger, source=source)
         result = _pose(votes, keys, queries, session, config, dataset, on_progress)
         if not result.replies:
@@ -194,20 +195,40 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     return [abandoned + by_query[0], *by_query[1:]] if by_query else []
 
 
-def _open_ledger(run: RunDirectory, terms: LedgerTerms, key_of: dict[str, str]) -> Ledger:
-    if run.labels.exists() and not run.ledger.exists():
+def open_ledger(run: RunDirectory, terms: LedgerTerms, queries: Split, *, create: bool) -> Ledger:
+    """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
+
+    With ``create``, and only while nothing was released, a missing one is made. RunDirectoryError for a ledger that
+    lacks something, LedgerError as :class:`Ledger`.
+    """
+    released = sorted(run.public.iterdir()) if run.public.exists() else []
+    if released and not run.ledger.exists():
         raise RunDirectoryError(
-            f"{run.ledger}: gone, although {run.labels} was released from it; restore it, or start a new run folder."
+            f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
+            "start a new run folder."
         )
-    ledger = Ledger(run.ledger, terms)
-    lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
-    if lost:
+    ledger = Ledger(run.ledger, terms, create=create and not released)
+    try:
+        _check_released(run, ledger, queries)
+    except BaseException:
         ledger.close()
-        raise RunDirectoryError(
-            f"{run.ledger}: lacks {len(lost)} labels that were released; restore the ledger and the public records of "
-            "this run, or start a new run folder."
-        )
+        raise
     return ledger
+
+
+def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
+    """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
+    key_of = dict(zip(queries.record_id, _keys(queries), strict=True))
+    lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
+    stated = 0
+    if run.statement.exists():
+        stated = json.loads(run.statement.read_text(encoding="utf-8"))["queries_posed"]
+    if lost or ledger.num_outcomes < stated:
+        lacks = f"{len(lost)} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
+        raise RunDirectoryError(
+            f"{run.ledger}: lacks {lacks} that were released; restore the ledger's files and the public records of "
+            "this run from one copy, or start a new run folder."
+        )
 
 
 def _released(run: RunDirectory) -> Sequence[tuple[str, int]]:

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
 from aggregator.api import Backend, ServiceSettings
-from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
-from fairpate.app.release import choose_queries, ledger_terms, noise_source
+from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
 from fairpate.config import RayConfig, RunConfig
@@ -52,7 +51,8 @@ def open_backend(root: Path, config: RunConfig) -> Backend:
             checkpoint_dir=checkpoint_folder(config, run.teachers),
             pool=pool,
         )
-    ledger = Ledger(run.ledger, ledger_terms(config, dataset, ensemble=ensemble.digest))
+    terms = ledger_terms(config, dataset, ensemble=ensemble.digest)
+    ledger = open_ledger(run, terms, choose_queries(dataset, config), create=False)
     voters = Voters(ensemble, config.ray)
 
     def close() -> None:

@@ -1,7 +1,9 @@
 """A short version of benchmarks/crash_campaign.py: the same program, fewer kills."""
 
+import contextlib
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,7 @@ def test_killed_again_and_again_no_promise_is_broken():
     assert (told["kills"], told["promises broken"]) == (20, 0)
     assert told["answers heard"] > 200
     assert told["left open, and charged"] > 0
+    assert told["files taken: refused"] > 5
 
 
 @pytest.fixture
@@ -61,3 +64,13 @@ def test_a_broken_promise_is_seen(campaign):
             module.check(state)
         state.broken[:], state.heard = before[0], before[1]
         (state.folder / "witness").write_text(before[2])
+
+
+def test_a_charge_that_is_forgotten_without_its_log_is_seen(campaign, monkeypatch):
+    module, state = campaign
+    module.check_losses(state, random.Random(1))
+    assert state.losses["refused"] == 1
+    monkeypatch.setattr(module, "Ledger", lambda *_, **__: contextlib.nullcontext())  # opens whatever is missing
+    monkeypatch.setattr(module.audit, "rows", lambda path: ["charge"] if path == state.ledger else [])
+    with pytest.raises(module.BrokenPromiseError, match="forgotten charges"):
+        module.check_losses(state, random.Random(1))

@@ -9,7 +9,7 @@ import stat
 import numpy as np
 import pytest
 
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
 from aggregator.mechanism import Outcome
 from fairpate.types import Budget, GateRule, MechanismParameters
 
@@ -45,6 +45,13 @@ def edit(path, statement):
     with database:
         database.execute(statement)
     database.close()
+
+
+def copy_of(path, copy):
+    """The files of a ledger, as a crash would leave them now."""
+    for file in ledger_files(path):
+        if not file.name.endswith("-shm"):
+            file.with_name(file.name.replace(path.stem, copy.stem)).write_bytes(file.read_bytes())
 
 
 def test_a_reservation_is_durable_and_charged_before_it_has_an_outcome(path):
@@ -86,6 +93,7 @@ def test_a_query_is_drawn_once(path):
         "DELETE FROM entries",
         "UPDATE chain SET terms = replace(terms, '30', '31')",
         "UPDATE chain SET version = 1",
+        "UPDATE chain SET key = replace(key, substr(key, 1, 4), '0000')",
         "DROP TABLE entries",
     ],
 )
@@ -104,15 +112,12 @@ def test_a_write_ahead_log_that_was_cut_short_is_noticed(path, tmp_path):
     with Ledger(path, TERMS) as ledger:
         for number in range(5):
             ask(ledger, f"key{number}")
-        for end in ("", "-wal", ".lock"):  # as a crash leaves them: nothing is checkpointed yet
-            copy.with_name(copy.name + end).write_bytes(path.with_name(path.name + end).read_bytes())
+        copy_of(path, copy)  # as a crash leaves them: nothing is checkpointed yet
     wal = copy.with_name(copy.name + "-wal")
-    whole = wal.read_bytes()
+    whole, database = wal.read_bytes(), copy.read_bytes()
     with Ledger(copy, TERMS) as ledger:
         assert ledger.num_reservations == 5
-    empty = tmp_path / "empty.sqlite"
-    Ledger(empty, TERMS).close()
-    copy.write_bytes(empty.read_bytes())
+    copy.write_bytes(database)
     wal.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(LedgerError, match=r"was written|cannot be read"):
         Ledger(copy, TERMS)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, query_key
 from fairpate.app.pipeline import run_pipeline
@@ -214,14 +214,38 @@ def test_a_ledger_that_is_gone_or_of_an_older_day_is_not_replaced(finished, tmp_
     for damage in ("gone", "older"):
         copy = tmp_path / damage
         shutil.copytree(folder.root, copy)
-        (copy / "private/ledger.sqlite").unlink()
-        (copy / "private/ledger.sqlite.lock").unlink()
+        for file in ledger_files(copy / "private/ledger.sqlite"):
+            file.unlink()
         if damage == "older":
             Ledger(copy / "private/ledger.sqlite", open_terms(folder)).close()
         released = (copy / "public/labels.parquet").read_bytes()
         with pytest.raises(RunDirectoryError, match=r"ledger\.sqlite"):
             run(config.model_copy(update={"out": copy}))
         assert (copy / "public/labels.parquet").read_bytes() == released
+
+
+@pytest.mark.parametrize("kept", ["labels.parquet", "statement.json", "student.safetensors", "report.html"])
+def test_no_ledger_is_made_where_anything_was_released(finished, tmp_path, kept):
+    folder, config = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.root, copy)
+    for file in [*ledger_files(copy / "private/ledger.sqlite"), *(copy / "public").iterdir()]:
+        if file.name != kept:
+            file.unlink()
+    with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: gone, although .*{kept} was released"):
+        run(config.model_copy(update={"out": copy}))
+    assert not ledger_files(copy / "private/ledger.sqlite")
+
+
+def test_an_older_ledger_that_lacks_only_refusals_is_noticed_too(finished, tmp_path):
+    folder, config = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.root, copy)
+    statement = read_json(copy / "public/statement.json")
+    statement["queries_posed"] += 1  # as if one more had been refused since
+    (copy / "public/statement.json").write_text(json.dumps(statement))
+    with pytest.raises(RunDirectoryError, match=r"lacks 1 of \d+ queries"):
+        run(config.model_copy(update={"out": copy}))
 
 
 def test_votes_on_other_records_are_not_used(finished, tmp_path):
@@ -376,8 +400,8 @@ def test_a_reservation_that_a_crash_left_open_raises_the_stated_epsilon(finished
     copy = tmp_path / "copy"
     copy.mkdir()
     shutil.copytree(folder.root, copy, dirs_exist_ok=True)
-    for path in ("private/ledger.sqlite", "private/ledger.sqlite.lock", "public/labels.parquet"):
-        (copy / path).unlink()
+    for file in [*ledger_files(copy / "private/ledger.sqlite"), *(copy / "public").iterdir()]:
+        file.unlink()
     votes = read_votes(folder.votes)
     queries = choose_queries(load_dataset(config.data), config)
     key = query_key(queries.x[0].numpy(), int(queries.z[0]))

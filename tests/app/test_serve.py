@@ -1,6 +1,7 @@
 """A finished run, served: its ledger goes on, its teachers stay, and losing them never changes or loses an answer."""
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,10 +15,13 @@ import torch
 
 from aggregator.actor import HttpServer
 from aggregator.api import ServiceSettings
+from aggregator.ledger import Ledger, ledger_files
 from aggregator.session import VotesUnavailableError
 from fairpate.app import cli
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
+from fairpate.app.release import ledger_terms
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.serve import VoteCounter, open_backend, public_pool
 from fairpate.app.tables import read_labels, read_votes
 from fairpate.data import load_dataset
@@ -83,6 +87,19 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
         np.testing.assert_array_equal(count(questions[:5]), expected[:5])
     finally:
         voters.close()
+
+
+def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
+    run, config = finished
+    terms = ledger_terms(config, load_dataset(config.data), ensemble=read_votes(run.votes).ensemble)
+    for damage in ("gone", "lacks"):
+        copy = RunDirectory(root=shutil.copytree(run.root, tmp_path / damage))
+        for file in ledger_files(copy.ledger):
+            file.unlink()
+        if damage == "lacks":
+            Ledger(copy.ledger, terms).close()
+        with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: {damage}"):
+            open_backend(copy.root, config)
 
 
 def test_what_the_run_released_is_answered_again_for_free(finished, url):
