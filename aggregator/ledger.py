@@ -626,6 +626,11 @@ def _verified_entries(
 def _check_terms(stored: dict[str, Any], terms: LedgerTerms) -> None:
     asked = json.loads(_canonical(asdict(terms)))
     for name in (column.name for column in fields(terms)):
+        if stored.get(name) != asked[name] and name == "ensemble":  # a digest of private shards: not to be shown
+            raise LedgerError(
+                "The ledger was opened for other teachers (ensemble) and cannot go on with these; restore the private "
+                "records, settings and library versions of this run, or start a new run folder."
+            )
         if stored.get(name) != asked[name]:
             raise LedgerError(
                 f"The ledger was opened with {name} = {stored.get(name)} and cannot go on with {asked[name]}; "

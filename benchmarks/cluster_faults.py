@@ -103,24 +103,26 @@ class Run:
         return sum(int(line.rpartition(LOST)[2]) for line in self.lines if LOST in line)
 
     def result(self) -> dict[str, str]:
-        """Digests of all that must be the same whatever happened."""
+        """Digests of all that must be the same whatever happened; keys, of the ledger and of names, are drawn anew."""
         out = self.folder / "run"
         paths = [*sorted((self.folder / "teachers").glob("*.safetensors")), out / "private" / "votes.parquet"]
         paths += [out / "public" / name for name in ("labels.parquet", "statement.json")]
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+        digests = {path.name.rpartition("-")[0] or path.name: _sha256(path.read_bytes()) for path in paths}
         student = load_file(out / "public" / "student.safetensors")  # its header has no fixed order
-        digests["student"] = hashlib.sha256(
-            repr([(k, v.tobytes()) for k, v in sorted(student.items())]).encode()
-        ).hexdigest()
+        digests["student"] = _sha256(repr([(k, v.tobytes()) for k, v in sorted(student.items())]).encode())
         with contextlib.closing(sqlite3.connect(out / "private" / "ledger.sqlite")) as ledger:
-            entries = ledger.execute("SELECT number, kind, payload, digest FROM entries ORDER BY number").fetchall()
-        return digests | {"ledger": hashlib.sha256(repr(entries).encode()).hexdigest()}
+            entries = ledger.execute("SELECT number, kind, payload FROM entries ORDER BY number").fetchall()
+        return digests | {"ledger": _sha256(repr(entries).encode())}
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
                 self.lines.append(line.rstrip())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def in_training(run: Run) -> bool:

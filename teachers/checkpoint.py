@@ -60,6 +60,16 @@ def block_path(
     return join(folder, f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors")
 
 
+def keyed_name(name: str, key: str) -> str:
+    """What a block of this name is called where others may list names: without ``key`` it confirms no guess of a shard.
+
+    A plain name hashes whole shards, so whoever knows all records of them but one could try that one.
+    """
+    start = name.rpartition("-")[0]
+    sealed = hashlib.blake2b(name.encode(), key=key.encode(), digest_size=16).hexdigest()
+    return f"{start}-{sealed}.safetensors"
+
+
 def save_block(location: Location, weights: ArrayWeights) -> None:
     """Write ``weights`` so that ``location`` holds all of them or does not exist; a new local folder gets mode 0700."""
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}

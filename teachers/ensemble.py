@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fairpate.config import TeachersConfig
 from fairpate.nn.models import build_architecture
-from fairpate.storage import Storage, name_of
-from teachers.checkpoint import ArrayWeights, block_path, is_intact, load_block, save_block
+from fairpate.storage import Storage, join
+from teachers.checkpoint import ArrayWeights, block_path, is_intact, keyed_name, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
 from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards
 from teachers.teacher import Shard, TeacherSpec
@@ -43,9 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Teachers that are trained and stored together."""
+    """Teachers that are trained and stored together. ``content`` names what determines them; private, as shards are."""
 
     teacher_indices: tuple[int, ...]
+    content: str
     checkpoint: str
 
 
@@ -67,8 +68,8 @@ class Ensemble:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with any teacher's shard, model, training, seed or library."""
-        names = "\n".join(name_of(block.checkpoint) for block in self.blocks)
+        """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
+        names = "\n".join(block.content for block in self.blocks)
         return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
 
     def sources(self) -> Iterator[str | ArrayWeights]:
@@ -141,11 +142,14 @@ def train_ensemble(
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
         return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]
 
+    def block(teachers: tuple[int, ...]) -> Block:
+        content = block_path("", shards(teachers), spec, teachers, engine)
+        # The storage's marker is read by whoever may read checkpoints; names are seen by whoever may list them.
+        name = content if storage is None else keyed_name(content, storage.identity)
+        return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
+
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks = tuple(
-        Block(teacher_indices=teachers, checkpoint=block_path(folder, shards(teachers), spec, teachers, engine))
-        for teachers in _split(config.num_teachers, size)
-    )
+    blocks = tuple(block(teachers) for teachers in _split(config.num_teachers, size))
     report = _Counter(blocks, on_progress)
     missing = _missing(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))

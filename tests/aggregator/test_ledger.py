@@ -176,3 +176,12 @@ def test_there_is_one_writer(path):
 def test_only_its_owner_may_read_it(path):
     Ledger(path, TERMS).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_other_teachers_are_refused_without_showing_what_names_them(path):
+    """The name is a digest of private shards."""
+    Ledger(path, TERMS).close()
+    with pytest.raises(LedgerError, match=r"other teachers \(ensemble\)") as refused:
+        Ledger(path, dataclasses.replace(TERMS, ensemble="c0ffee"))
+    assert "c0ffee" not in str(refused.value)
+    assert "= teachers" not in str(refused.value)

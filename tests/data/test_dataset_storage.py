@@ -99,7 +99,7 @@ def test_a_flipped_byte_is_noticed(place: float, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 0x10
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"private\.parquet: damaged: expected sha256"):
+    with pytest.raises(DataError, match=r"private\.parquet: damaged: not what was saved"):
         read_dataset(tmp_path)
 
 
@@ -107,12 +107,12 @@ def test_a_truncated_file_is_noticed(tmp_path: Path) -> None:
     save_dataset(dataset_of("image"), tmp_path)
     path = tmp_path / "test.parquet"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"test\.parquet: damaged: expected sha256"):
+    with pytest.raises(DataError, match=r"test\.parquet: damaged: not what was saved"):
         read_dataset(tmp_path)
 
 
 def test_a_missing_split_is_noticed(tmp_path: Path) -> None:
     save_dataset(dataset_of("image"), tmp_path)
     (tmp_path / "public.parquet").unlink()
-    with pytest.raises(DataError, match=r"public\.parquet: damaged: expected sha256 \w+, found no file"):
+    with pytest.raises(DataError, match=r"public\.parquet: damaged: no file"):
         read_dataset(tmp_path)

@@ -122,10 +122,22 @@ def test_workers_that_share_a_storage_read_and_write_it_themselves(tmp_path: Pat
     ensemble = _train(storage, pool=pool)
     assert ensemble.digest == _train(tmp_path / "local").digest
     assert list(ensemble.sources()) == [block.checkpoint for block in ensemble.blocks]
-    for block in _train(tmp_path / "local").blocks:
-        assert Path(block.checkpoint).read_bytes() == (tmp_path / "shared" / Path(block.checkpoint).name).read_bytes()
+    for local, shared in zip(_train(tmp_path / "local").blocks, ensemble.blocks, strict=True):
+        assert Path(local.checkpoint).read_bytes() == Path(shared.checkpoint).read_bytes()
     assert _train(storage, pool=again) == ensemble
     assert (pool.num_computed, again.num_computed) == (4 + 4, 4)  # four looks, then four blocks or none
+
+
+def test_names_in_a_shared_storage_confirm_no_guess_of_a_shard(tmp_path: Path) -> None:
+    """Whoever may list names, and guesses all shards right, cannot compute them; the storage's owner finds them."""
+    names = [
+        {Path(block.checkpoint).name for block in _train(open_storage(str(tmp_path / folder))).blocks}
+        for folder in ("first", "second", "first")
+    ]
+    guessed = {block.content for block in _train(tmp_path / "guessed").blocks}
+    assert names[0] == names[2]
+    assert not names[0] & names[1]
+    assert not guessed & (names[0] | names[1])
 
 
 def test_a_storage_that_is_another_folder_on_a_worker_is_refused(tmp_path: Path) -> None:
