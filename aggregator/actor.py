@@ -24,6 +24,7 @@ NAMESPACE = "fairpate"
 _BIND_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
+_REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 _BACKLOG = 2048
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class AggregatorActor:
         self._server: HttpServer | None = None
         self._failure = ""
         try:
-            self._backend = open_backend(*arguments)
+            self._backend = _open_patiently(lambda: open_backend(*arguments))
             self._server = HttpServer(self._backend, settings)
         except UserError as error:  # kept for whoever asks, for Ray would print a traceback of it
             self._failure = str(error)
@@ -81,6 +82,22 @@ class AggregatorActor:
             self._server.stop()
         if self._backend is not None:
             self._backend.close()
+
+
+def _open_patiently(open_backend: Callable[[], Backend]) -> Backend:
+    """The backend; a process that takes the place of one that died tries again while the disk may still come back."""
+    import ray
+
+    limit_s = _REOPEN_TIMEOUT_S if ray.get_runtime_context().was_current_actor_reconstructed else 0.0
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return open_backend()
+        except UserError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            _log.warning("The service cannot start again yet: %s", error)
+            time.sleep(_REOPEN_PAUSE_S)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,11 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -27,7 +26,9 @@ from aggregator import metrics, wire
 from aggregator.desk import Desk
 from aggregator.door import OPEN_PATHS, Door
 from aggregator.faults import FaultError, fault, validation_faults
-from aggregator.ledger import Charge, Ledger, LedgerError
+from aggregator.health import Health
+from aggregator.ledger import Ledger, LedgerError
+from aggregator.mechanism import Outcome
 from aggregator.questions import CountVotes, PublicPool
 from aggregator.session import (
     AggregatorSession,
@@ -38,10 +39,8 @@ from aggregator.session import (
     sanitised_epsilon,
 )
 from aggregator.tokens import Caller, QuotaRule, Quotas, TokenBook
+from aggregator.writer import Books, OpenBooks, Snapshot, Writer
 from fairpate import __version__
-from fairpate.privacy import accountant
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
-from fairpate.types import MechanismParameters
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2
@@ -50,12 +49,20 @@ Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's conte
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """What a service answers from. ``close`` ends teachers and ledger."""
+    """What a service answers from.
+
+    ``close`` ends the teachers; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
+    failed write; None: that takes a new start. ``voters_answer`` tells, without waiting, whether what votes is there;
+    ``try_vote`` votes on something public, or raises, and is called after a vote that failed.
+    """
 
     ledger: Ledger
     session: AggregatorSession
     pool: PublicPool
     count_votes: CountVotes
+    reopen: OpenBooks | None = None
+    voters_answer: Callable[[], bool] = lambda: True
+    try_vote: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -64,6 +71,7 @@ class ServiceSettings:
     """How a service is reached.
 
     ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
+    ``health_interval_s``: how often readiness is looked at.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +79,7 @@ class ServiceSettings:
     tokens: TokenBook = field(default_factory=TokenBook)
     quota: QuotaRule = field(default_factory=QuotaRule)
     answer_step_s: float = 0.01
+    health_interval_s: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
@@ -80,12 +89,19 @@ class ServiceSettings:
 
 
 def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
-    """The service as an ASGI application; closing it waits for the queries under way."""
+    """The service as an ASGI application; closing it waits for the queries under way and closes the ledger."""
     backend.pool.hash_all()
     counters = metrics.ServiceMetrics()
+    writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
+    health = Health(
+        writer,
+        voters_answer=backend.voters_answer,
+        try_vote=backend.try_vote or (lambda: backend.count_votes([backend.pool.question(0)])),
+        interval_s=settings.health_interval_s,
+    )
     desk = Desk(
-        backend.session,
-        stored=backend.ledger.outcome,
+        writer,
+        health,
         count_votes=backend.count_votes,
         answer_step_s=settings.answer_step_s,
         on_group=counters.count_group,
@@ -93,8 +109,10 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watch = asyncio.create_task(health.watch())
         yield
-        desk.close()
+        watch.cancel()
+        await asyncio.to_thread(writer.close)
 
     app = FastAPI(
         title="FairPATE aggregator",
@@ -105,8 +123,9 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
         responses={status: {"model": wire.Faults} for status in (400, 401, 403, 413, 422)},
     )
-    _add_analyst_routes(app, backend, desk, Quotas(settings.quota), counters)
-    _add_operator_routes(app, backend, desk)
+    _add_analyst_routes(app, backend.pool, writer, desk, Quotas(settings.quota), counters)
+    _add_operator_routes(app, backend.pool, writer)
+    _add_health_routes(app, health)
     _add_error_bodies(app)
     _declare_tokens(app)
     app.add_middleware(Door, tokens=settings.tokens)
@@ -115,20 +134,17 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
 
 
 def _add_analyst_routes(
-    app: FastAPI, backend: Backend, desk: Desk, quotas: Quotas, counters: metrics.ServiceMetrics
+    app: FastAPI, pool: PublicPool, writer: Writer, desk: Desk, quotas: Quotas, counters: metrics.ServiceMetrics
 ) -> None:
-    pool, ledger = backend.pool, backend.ledger
     bodies = wire.bodies_for(pool)
-    health = Health()
 
     async def pose(request: Request, body: Any) -> Response:
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
-        new = {question.query.key for question in questions if ledger.outcome(question.query.key) is None}
+        new = {question.query.key for question in questions if desk.stored(question.query.key) is None}
         _charge_quota(quotas, request.scope["state"]["caller"], len(new))
-        with health:
-            replies = await desk.ask(questions)
+        replies = await desk.ask(questions)
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return _json({"replies": rows, "budget_crossed_at": crossed})
@@ -140,7 +156,7 @@ def _add_analyst_routes(
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": wire.Faults}})
     async def look_up(key: Key) -> Response:
         """The stored reply to a query; free, and never drawn again."""
-        outcome = ledger.outcome(key)
+        outcome = desk.stored(key)
         if outcome is None:
             raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
         return _json(wire.reply_json(key, outcome))
@@ -148,10 +164,10 @@ def _add_analyst_routes(
     async def estimate(body: Any) -> Response:
         """What queries, or a number of new ones, would cost; nothing is asked."""
         keys = {wire.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
-        stored = sum(ledger.outcome(key) is not None for key in keys)
+        snapshot = writer.snapshot
+        stored = sum(desk.stored(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)
-        now, afterwards = await desk.call(lambda session: (session.budget_status(), session.estimate(new)))
-        budgets = {"now": budget_json(now), "afterwards": budget_json(afterwards)}
+        budgets = {"now": budget_json(snapshot.budget_status()), "afterwards": budget_json(snapshot.budget_status(new))}
         return _json({"new_queries": new, "stored_replies": stored, **budgets})
 
     estimate.__annotations__["body"] = bodies.estimate
@@ -160,68 +176,68 @@ def _add_analyst_routes(
     @app.get("/v1/budget", response_model=wire.Budget)
     async def budget() -> Response:
         """The budget's limits and what is spent of it, data-independent."""
-        return _json(budget_json(await desk.call(lambda session: session.budget_status())))
+        return _json(budget_json(writer.snapshot.budget_status()))
 
     @app.get("/v1/statement", response_model=wire.Statement)
     async def statement() -> Response:
         """The privacy claim that may be published, and the public facts of this service."""
-        return _json(
-            statement_json(backend, *await desk.call(lambda session: (session.budget_status(), session.published())))
-        )
-
-    @app.get("/healthz", response_model=wire.Health, responses={503: {"model": wire.Health}})
-    async def healthz() -> Response:
-        """Whether the last queries could be answered."""
-        return _json({"status": "failing" if health.failing else "ok"}, status=503 if health.failing else 200)
+        return _json(statement_json(pool, writer.snapshot))
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
         """Counters for Prometheus; none depends on votes."""
-        text = counters.render(await desk.call(lambda session: session.budget_status()))
+        text = counters.render(writer.snapshot.budget_status())
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-def _add_operator_routes(app: FastAPI, backend: Backend, desk: Desk) -> None:
-    terms = backend.ledger.terms
+def _add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None:
+    target_delta = writer.books.ledger.terms.budget.delta
 
     @app.get("/v1/operator/ledger", response_model=wire.LedgerPage)
     async def ledger(page: Annotated[wire.PageOfLedger, Query()]) -> Response:
         """Charges with the step that refused, and the data-dependent price of all of them. Do not publish."""
-        charges = await desk.call(lambda _: backend.ledger.charges)
-        entries = [_entry_json(charge, backend.pool) for charge in charges[page.start : page.start + page.limit]]
-        epsilon = await asyncio.to_thread(
-            _epsilon_data_dependent, charges, terms.mechanism, target_delta=terms.budget.delta
-        )
-        return _json({"total": len(charges), "entries": entries, "epsilon_data_dependent": wire.finite(epsilon)})
+        snapshot = writer.snapshot
+        books, total = snapshot.books, snapshot.num_charges
+        start, stop = min(page.start, total), min(page.start + page.limit, total)
+        charged = enumerate(books.ledger.charged(start, stop), start)
+        entries = [
+            _entry_json(number, key, pool.group_names[group], outcome) for number, (key, group, outcome) in charged
+        ]
+        epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
+        return _json({"total": total, "entries": entries, "epsilon_data_dependent": wire.finite(epsilon)})
 
     @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": wire.Faults}})
     async def publication() -> Response:
         """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
         try:
-            price, posed = await desk.call(lambda session: (session.publish(), backend.ledger.num_reservations))
+            price, posed = await writer.call(lambda session: (session.publish(), writer.books.ledger.num_reservations))
         except PublicationError as error:
             raise FaultError(409, "publication", "refused", str(error)) from error
-        epsilon = sanitised_epsilon(price, target_delta=terms.budget.delta)
+        epsilon = sanitised_epsilon(price, target_delta=target_delta)
         return _json(
             {
                 "epsilon_sanitised": epsilon,
                 "order": price.release.order,
-                "delta": terms.budget.delta,
+                "delta": target_delta,
                 "queries_posed": posed,
             }
         )
 
 
-class Health:
-    """Whether asking failed the last time it was tried."""
+def _add_health_routes(app: FastAPI, health: Health) -> None:
+    @app.get("/livez", response_model=wire.Health)
+    async def livez() -> Response:
+        """Whether the process answers: if not, start it again."""
+        return _json({"status": "ok", "reasons": []})
 
-    failing = False
+    async def readyz() -> Response:
+        """Whether a new query can be expected to be answered now; the reasons why not."""
+        reasons = health.reasons()
+        status = {"status": "failing" if reasons else "ok", "reasons": reasons}
+        return _json(status, status=503 if reasons else 200)
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.failing = kind is not None
+    for path in ("/readyz", "/healthz"):
+        app.get(path, response_model=wire.Health, responses={503: {"model": wire.Health}})(readyz)
 
 
 def budget_json(status: BudgetStatus) -> dict[str, Any]:
@@ -237,15 +253,15 @@ def budget_json(status: BudgetStatus) -> dict[str, Any]:
     }
 
 
-def statement_json(backend: Backend, status: BudgetStatus, published: SanitisedRdp | None) -> dict[str, Any]:
+def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     """A :class:`wire.Statement`."""
-    terms, pool = backend.ledger.terms, backend.pool
+    terms, status = snapshot.terms, snapshot.budget_status()
     return {
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
         "epsilon_data_independent": wire.finite(status.epsilon_data_independent),
-        "epsilon_sanitised": sanitised_epsilon(published, target_delta=status.delta),
+        "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
         "queries_posed": status.queries_posed,
         "noise": terms.noise,
         "tuning_accounted": False,
@@ -259,23 +275,14 @@ def statement_json(backend: Backend, status: BudgetStatus, published: SanitisedR
     }
 
 
-def _entry_json(charge: Charge, pool: PublicPool) -> dict[str, Any]:
-    reservation, outcome = charge.reservation, charge.outcome
+def _entry_json(number: int, key: str, group: str, outcome: Outcome | None) -> dict[str, Any]:
     return {
-        "number": reservation.number,
-        "key": reservation.key,
-        "group": pool.group_names[reservation.group],
+        "number": number,
+        "key": key,
+        "group": group,
         "verdict": "open" if outcome is None else outcome.verdict,
         "label": None if outcome is None else outcome.label,
     }
-
-
-def _epsilon_data_dependent(charges: Sequence[Charge], mechanism: MechanismParameters, *, target_delta: float) -> float:
-    touched = [c.reservation.votes for c in charges if c.outcome is None or c.outcome.is_charged]
-    if not touched:
-        return 0.0
-    event = accountant.ConfidentGnmaxVotes(votes_QC=np.array(touched, dtype=np.int64), **dataclasses.asdict(mechanism))
-    return accountant.epsilon_data_dependent([event], target_delta=target_delta).epsilon
 
 
 def _charge_quota(quotas: Quotas, caller: Caller, num_new: int) -> None:

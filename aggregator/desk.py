@@ -1,7 +1,7 @@
-"""The desk in front of the one writer: requests that wait at the same time are asked together.
+"""In front of the one writer: requests that wait at the same time are asked together.
 
-The session is called from one thread, one group of requests after another, so that concurrent clients share a durable
-transaction, and so that requests answered together leave together. Stored replies are read without waiting.
+The writer is called for one group of requests after another, so that concurrent clients share a durable transaction,
+and so that requests answered together leave together. Stored replies are read without waiting.
 
 How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
 ``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
@@ -11,44 +11,43 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
+from aggregator.health import Health
+from aggregator.ledger import LedgerError
 from aggregator.mechanism import Outcome
 from aggregator.questions import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
+from aggregator.writer import Writer
 from fairpate.types import IntArray
 
-ResultT = TypeVar("ResultT")
 Reply = Outcome | OverBudget
 _MAX_QUERIES_TOGETHER = 1024
 
 
 class Desk:
-    """Asks a session on behalf of concurrent requests. To be used from one event loop; :meth:`close` at the end."""
+    """Asks a session on behalf of concurrent requests. To be used from one event loop."""
 
     def __init__(
         self,
-        session: AggregatorSession,
+        writer: Writer,
+        health: Health,
         *,
-        stored: Callable[[str], Outcome | None],
         count_votes: CountVotes,
         answer_step_s: float,
         on_group: Callable[[], None] = lambda: None,
     ) -> None:
-        self.stored = stored
-        self._session = session
+        self._writer, self._health = writer, health
         self._count_votes = count_votes
         self._answer_step_s = answer_step_s
         self._on_group = on_group
         self._line: list[tuple[Sequence[Question], asyncio.Future[Sequence[Reply]]]] = []
         self._server: asyncio.Task[None] | None = None
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
-    def close(self) -> None:
-        """Wait for the group under way and end the thread."""
-        self._writer.shutdown()
+    def stored(self, key: str) -> Outcome | None:
+        """The stored outcome of a query, or None if it has none."""
+        return self._writer.books.ledger.outcome(key)
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Reply]:
         """One reply per question, in order. A request with a new query waits for the end of its step.
@@ -70,17 +69,13 @@ class Desk:
         finally:
             await asyncio.sleep(until_next_step(loop.time() - came_in_s, self._answer_step_s))
 
-    async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        """``function(session)`` on the writer's thread, between two groups."""
-        return await asyncio.get_running_loop().run_in_executor(self._writer, function, self._session)
-
     async def _serve(self) -> None:
         while self._line:
             group = self._take_group()
             self._on_group()
             questions = [question for asked, _ in group for question in asked]
             try:
-                replies = await self.call(lambda session, asked=questions: self._ask_together(session, asked))  # type: ignore[misc]
+                replies = await self._writer.call(lambda session, asked=questions: self._ask_together(session, asked))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait
                 for _, answered in group:
                     if not answered.done():
@@ -106,10 +101,22 @@ class Desk:
         for question in questions:
             by_key.setdefault(question.query.key, question)
 
+        voted = False
+
         def vote(queries: Sequence[Query]) -> IntArray:
+            nonlocal voted
+            voted = True
             return self._count_votes([by_key[query.key] for query in queries])
 
-        replies = session.ask([question.query for question in by_key.values()], vote)
+        try:
+            replies = session.ask([question.query for question in by_key.values()], vote)
+        except (LedgerError, sqlite3.Error):
+            raise
+        except Exception:
+            self._health.votes_failed = True
+            raise
+        if voted:
+            self._health.votes_failed = False
         return dict(zip(by_key, replies, strict=True))
 
 

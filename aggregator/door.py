@@ -15,7 +15,7 @@ from aggregator.faults import FaultError
 from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
 
 MAX_BODY_BYTES = 16 * 2**20
-OPEN_PATHS = ("/healthz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
 OPERATOR_PREFIX = "/v1/operator/"
 
 

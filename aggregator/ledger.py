@@ -262,6 +262,11 @@ class Ledger:
         """Every reservation in the order it was made, open ones included."""
         return self._state.charges()
 
+    def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None]]:
+        """Key, group and outcome of the reservations ``start`` to ``stop - 1``; open ones have no outcome."""
+        state = self._state
+        return list(zip(state.keys[start:stop], state.groups[start:stop], state.outcomes[start:stop], strict=True))
+
     @property
     def publications(self) -> Sequence[Publication]:
         """What was published of prices, in order."""

@@ -124,6 +124,10 @@ class AggregatorSession:
             closed=filter_.room(num_new_queries + 1) <= num_new_queries,
         )
 
+    def room(self, wanted: int) -> int:
+        """How many of ``wanted`` new queries the budget may have room for, as far as can be said without votes."""
+        return self._filter.room(wanted)
+
     def publish(self) -> SanitisedRdp:
         """What may be published of the price of all votes so far, as the terms planned it; charged and stored.
 

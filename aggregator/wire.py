@@ -100,9 +100,10 @@ class Faults(_Body):
 
 
 class Health(_Body):
-    """Whether queries are being answered."""
+    """Whether new queries are being answered, and what is missing if not."""
 
     status: Literal["ok", "failing"]
+    reasons: list[Literal["busy", "disk", "ledger", "votes", "unknown"]]
 
 
 class PageOfLedger(_Body):

@@ -1,12 +1,17 @@
 """Teachers that stay: Ray actors that keep their blocks of weights and vote whenever they are asked.
 
 One call per actor carries a whole batch of queries; there is never a call per teacher. An actor that dies is started
-again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without
-all teachers is never returned.
+again, reads its teachers and votes again, which changes nothing because a vote is a pure function. So is one that
+hangs: every actor is asked for signs of life, which it gives beside its work, and is ended when none comes. A vote
+without all teachers is never returned.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,9 @@ from teachers.vote import VoteArray, count_block
 
 _VOTE_TIMEOUT_S = 60.0
 _MAX_RESTARTS, _MAX_RETRIES = -1, 3
+_PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
+_BESIDE_WORK = "signs of life"
+_log = logging.getLogger(__name__)
 
 
 class Voter:
@@ -40,6 +48,9 @@ class Voter:
             counts += count_block(block, self._spec, queries, device=self._device)
         return counts
 
+    def ping(self) -> None:
+        """Give a sign of life."""
+
 
 class Voters:
     """All teachers of an ensemble on a bounded number of actors; use inside :func:`teachers.cluster.start_ray`.
@@ -47,15 +58,24 @@ class Voters:
     PoolError where the cluster is too small.
     """
 
-    def __init__(self, ensemble: Ensemble, config: RayConfig, *, timeout_s: float = _VOTE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        config: RayConfig,
+        *,
+        timeout_s: float = _VOTE_TIMEOUT_S,
+        hang_timeout_s: float = _HANG_TIMEOUT_S,
+    ) -> None:
         import ray
 
-        actor_class: Any = ray.remote(
-            num_cpus=config.num_cpus,
-            num_gpus=config.num_gpus,
-            max_restarts=_MAX_RESTARTS,
-            max_task_retries=_MAX_RETRIES,
-        )(Voter)
+        options: dict[str, Any] = {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "max_restarts": _MAX_RESTARTS,
+            "max_task_retries": _MAX_RETRIES,
+            "concurrency_groups": {_BESIDE_WORK: 1},
+        }
+        actor_class: Any = ray.remote(**options)(Voter)
         self._num_teachers, self._timeout_s = ensemble.num_teachers, timeout_s
         # References, kept here, so that an actor that is started again, maybe on another node, finds its teachers.
         self._sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
@@ -65,6 +85,11 @@ class Voters:
             actor_class.remote(ensemble.spec, config.torch_threads, device, *self._sources[i::num_actors])
             for i in range(num_actors)
         ]
+        self._watch = VoterWatch(self.actors, hang_timeout_s=hang_timeout_s)
+
+    def are_answering(self) -> bool:
+        """Whether every actor gave a sign of life lately; known without waiting."""
+        return self._watch.all_answer
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
         """``votes_QC`` of every teacher on features (Q, ...). PoolError unless all of them voted in time."""
@@ -84,6 +109,69 @@ class Voters:
         """End the actors."""
         import ray
 
+        self._watch.close()
         for actor in self.actors:
             ray.kill(actor)
         self.actors, self._sources = [], []
+
+
+class VoterWatch:
+    """A thread that asks voters for signs of life and starts again those that hang; :meth:`close` ends it.
+
+    A voter that has not answered yet since it was started is starting, however long that takes, and does not hang.
+    """
+
+    def __init__(self, actors: Sequence[Any], *, hang_timeout_s: float, interval_s: float = _PING_INTERVAL_S) -> None:
+        self._voters = [_WatchedVoter(actor, hang_timeout_s) for actor in actors]
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
+        self._thread.start()
+
+    @property
+    def all_answer(self) -> bool:
+        """Whether every voter answers."""
+        return all(voter.answers for voter in self._voters)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            for voter in self._voters:
+                voter.look()
+
+
+class _WatchedVoter:
+    def __init__(self, actor: Any, hang_timeout_s: float) -> None:
+        self.answers = False
+        self._actor, self._hang_timeout_s = actor, hang_timeout_s
+        self._ping: Any = None
+        self._asked_s = 0.0
+
+    def look(self) -> None:
+        """Take in the last sign of life, ask for another, end the voter if it hangs."""
+        import ray
+
+        if self._ping is None:
+            # Not retried: the call fails while the actor is started again, and that is no sign of hanging.
+            self._ping = self._actor.ping.options(concurrency_group=_BESIDE_WORK, max_task_retries=0).remote()
+            self._asked_s = time.monotonic()
+        if ray.wait([self._ping], timeout=0)[0]:
+            self.answers, self._ping = _succeeded(self._ping), None
+        elif self.answers and time.monotonic() > self._asked_s + self._hang_timeout_s:
+            _log.warning("A voter gave no sign of life for %g s and is started again.", self._hang_timeout_s)
+            self.answers, self._ping = False, None
+            ray.kill(self._actor, no_restart=False)
+
+
+def _succeeded(reference: Any) -> bool:
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError:
+        return False
+    return True

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
 from aggregator.api import Backend, ServiceSettings
+from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
@@ -51,20 +52,24 @@ def open_backend(root: Path, config: RunConfig) -> Backend:
             checkpoint_dir=checkpoint_folder(config, run.teachers),
             pool=pool,
         )
-    terms = ledger_terms(config, dataset, ensemble=ensemble.digest)
-    ledger = open_ledger(run, terms, choose_queries(dataset, config), create=False)
+    terms, queries = ledger_terms(config, dataset, ensemble=ensemble.digest), choose_queries(dataset, config)
+
+    def open_books() -> tuple[Ledger, AggregatorSession]:
+        ledger = open_ledger(run, terms, queries, create=False)
+        return ledger, AggregatorSession(ledger, source=noise_source(config))
+
+    ledger, session = open_books()
+    public = public_pool(dataset, config)
     voters = Voters(ensemble, config.ray)
-
-    def close() -> None:
-        voters.close()
-        ledger.close()
-
     return Backend(
         ledger=ledger,
-        session=AggregatorSession(ledger, source=noise_source(config)),
-        pool=public_pool(dataset, config),
+        session=session,
+        pool=public,
         count_votes=VoteCounter(read_votes(run.votes), voters.votes),
-        close=close,
+        reopen=open_books,
+        voters_answer=voters.are_answering,
+        try_vote=lambda: voters.votes(public.features[:1]),
+        close=voters.close,
     )
 
 

@@ -56,9 +56,14 @@ def tokens_of_both_roles():
 
 
 def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3):
-    ledger = Ledger(path, terms)
-    session = AggregatorSession(ledger, source=SeededSource(seed))
-    return Backend(ledger=ledger, session=session, pool=POOL, count_votes=count_votes, close=ledger.close)
+    def open_books():
+        ledger = Ledger(path, terms)
+        return ledger, AggregatorSession(ledger, source=SeededSource(seed))
+
+    ledger, session = open_books()
+    return Backend(
+        ledger=ledger, session=session, pool=POOL, count_votes=count_votes, reopen=open_books, close=ledger.close
+    )
 
 
 @contextlib.contextmanager

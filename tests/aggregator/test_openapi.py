@@ -8,7 +8,8 @@ from schemathesis import GenerationMode
 from serving import OPERATOR, running, tokens_of_both_roles
 
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
-WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /healthz", "GET /metrics", "POST /v1/operator/publication")
+WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics", "POST /v1/operator/publication")
+WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz")
 CASES = [(route, mode) for route in WITH_INPUT for mode in GenerationMode]
 CASES += [(route, GenerationMode.POSITIVE) for route in WITHOUT]
 

@@ -1,10 +1,13 @@
 """A finished run, served: its ledger goes on, its teachers stay, and losing them never changes or loses an answer."""
 
+import concurrent.futures
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import sys
+import time
 
 import httpx
 import numpy as np
@@ -36,16 +39,28 @@ def finished(small_config, tmp_path_factory, ray_session):
 
 
 @pytest.fixture(scope="module")
-def url(finished):
-    """The run's aggregator on a port of this machine, with teachers in their actors."""
+def served(finished):
+    """The run's aggregator on a port of this machine, with teachers in their actors: (URL, voters)."""
     run, config = finished
     backend = open_backend(run.root, config)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    server = HttpServer(backend, ServiceSettings(port=port))
-    yield f"http://127.0.0.1:{port}"
+    server = HttpServer(backend, ServiceSettings(port=port, health_interval_s=0.2))
+    yield f"http://127.0.0.1:{port}", backend.close.__self__
     server.stop()
     backend.close()
+
+
+@pytest.fixture
+def url(served):
+    return served[0]
+
+
+def until(condition, *, timeout_s=60.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -100,6 +115,35 @@ def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
             Ledger(copy.ledger, terms).close()
         with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: {damage}"):
             open_backend(copy.root, config)
+
+
+def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
+    """A stopped process is no dead one: Ray alone would wait for it for ever."""
+    url, voters = served
+    with httpx.Client(base_url=url, timeout=120) as http:
+        until(lambda: http.get("/readyz").status_code == 200)
+        before = http.get("/v1/budget").json()["queries_posed"]
+        pid = ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                asked = other.submit(http.post, "/v1/queries", json={"queries": [{"id": 110}, {"id": 111}]})
+                until(lambda: http.get("/readyz").status_code == 503)
+                for path in ("/livez", "/metrics", "/v1/budget", "/v1/statement"):
+                    assert http.get(path, timeout=2).status_code == 200
+                assert http.get("/readyz").json()["reasons"] == ["votes"]
+                assert http.get("/v1/budget").json()["queries_posed"] == before
+                answered = asked.result(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: http.get("/readyz").status_code == 200)
+        again = http.post("/v1/queries", json={"queries": [{"id": 110}, {"id": 111}]})
+        assert again.status_code == 200
+        assert answered.status_code in (200, 503)
+        assert answered.status_code == 503 or answered.json() == again.json()
+        assert http.get("/v1/budget").json()["queries_posed"] == before + 2
+        assert ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid())) != pid
 
 
 def test_what_the_run_released_is_answered_again_for_free(finished, url):
