@@ -63,7 +63,7 @@ def measure_overhead(num_cells: int, seconds: float, slots: int) -> None:
             begun = time.perf_counter()
             compare(sweep, cells, Path(folder) / "sweep", QUIET, compute=sleep)
             ended = time.perf_counter()
-            written = [path.stat().st_mtime for path in (Path(folder) / "sweep" / "parts").iterdir()]
+            written = [path.stat().st_mtime for path in (Path(folder) / "sweep" / "private" / "parts").iterdir()]
     loop = bare / slots
     print(f"{num_cells} cells of {seconds:g} s, {slots} at the same time")
     print(f"bare loop        {bare:8.2f} s, divided by {slots}: {loop:.2f} s")

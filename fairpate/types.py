@@ -21,6 +21,11 @@ STOPPED_BY_VOTES = (
     "prices so many, depend on those votes and leak."
 )
 """What a statement remarks where ``accept_leak`` allowed that."""
+TELLS_SIZE = (
+    "The sampling rate was set for the real number of private records, and so it tells that number, which counts as "
+    "public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
+)
+"""What a statement about records remarks where no size was declared."""
 
 IntArray = npt.NDArray[np.int64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]

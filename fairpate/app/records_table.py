@@ -19,11 +19,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fairpate.evaluation.metrics import nan_to_none
-from fairpate.evaluation.rows import Row
+from fairpate.evaluation.rows import FAILED, Row
 from fairpate.files import write_atomically
 from fairpate.types import RunRecord, UserError
 
-__all__ = ["SCHEMA", "RecordsTableError", "Row", "read_rows", "read_table", "strict", "write_rows", "write_table"]
+__all__ = [
+    "SCHEMA",
+    "RecordsTableError",
+    "Row",
+    "publishable",
+    "read_rows",
+    "read_table",
+    "strict",
+    "write_rows",
+    "write_table",
+]
 
 SCHEMA = pa.schema(
     [
@@ -44,11 +54,13 @@ SCHEMA = pa.schema(
         pa.field("error", pa.string(), nullable=False),
         pa.field("command", pa.string(), nullable=False),
         pa.field("minutes", pa.float64()),
+        pa.field("has_guarantee", pa.bool_()),
     ]
 )
+_ADDED = frozenset({"has_guarantee"})  # columns that tables of earlier versions lack; null there
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
-_CELL = ("digest", "method", "data", "seed", "command", "error")
+_CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
 _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in {"method", "data", "seed", "config"})
 
 
@@ -88,14 +100,39 @@ def read_table(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
-        missing = [name for name in SCHEMA.names if name not in table.column_names]
+        missing = [name for name in SCHEMA.names if name not in table.column_names and name not in _ADDED]
     except FileNotFoundError:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
         raise RecordsTableError(f"{path}: cannot be read ({error}); {_GIVE_ONE}, or {_MAKE_AGAIN}.") from error
     if missing:
         raise RecordsTableError(f"{path}: no table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
+    for name in _ADDED.difference(table.column_names):
+        table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
     return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
+    """What may be published of ``table``, a table of ``SCHEMA``.
+
+    Prices that depend on votes are left out, and without ``unprotected`` every row of a run without privacy guarantee,
+    failed ones included. Rows that are left tell neither how long a run took nor why it failed.
+    """
+    has_guarantee = pc.and_(pc.fill_null(table["has_guarantee"], True), _is_finite(table["epsilon"]))
+    may_be_seen = pc.or_(has_guarantee, unprotected)
+    kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
+    replaced = {
+        "minutes": pa.nulls(len(kept), pa.float64()),
+        "error": pc.if_else(pc.equal(kept["status"], "failed"), FAILED, ""),
+    }
+    for name, values in replaced.items():
+        kept = kept.set_column(SCHEMA.names.index(name), SCHEMA.field(name), values)
+    return kept
+
+
+def _is_finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """False for infinity; a failed run has no value, and passes."""
+    return pc.invert(pc.fill_null(pc.is_inf(column), False))
 
 
 def strict(value: Any) -> Any:
@@ -127,6 +164,7 @@ def _row(values: dict[str, Any]) -> Row:
         digest=values["digest"],
         command=values["command"],
         error=values["error"],
+        has_guarantee=values["has_guarantee"] is not False,
         minutes=minutes,
         record=record,
         **identity,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fairpate.app.methods import METHODS
 from fairpate.app.methods.training import Method, Training
 from fairpate.app.pipeline import assess, student_card
 from fairpate.app.progress import Reporter
-from fairpate.app.rundir import RunDirectory, config_digest, create_run_directory, write_json
+from fairpate.app.rundir import RunDirectory, config_digest, create_run_directory, determining_values, write_json
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.baselines.method import Price, Trained, price
 from fairpate.config import ConfigError
@@ -40,7 +41,7 @@ from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.privacy.accountant import Event
 from fairpate.train_config import TrainConfig
-from fairpate.types import RunRecord, Unit
+from fairpate.types import TELLS_SIZE, RunRecord, Unit
 from student.predict import Student, StudentCard, load_student, save_student
 from student.train import PublicRecords, train_student
 
@@ -204,9 +205,15 @@ def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingSt
         noise=trained.noise,
         events=trained.events,
         not_protected=_NOT_PROTECTED[cost.unit],
-        remarks=trained.remarks,
+        remarks=(*trained.remarks, *size_remarks(config, trained.events, cost.unit)),
         epsilon_as_published=trained.epsilon_as_published,
     )
+
+
+def size_remarks(config: TrainConfig, events: Sequence[Event], unit: Unit) -> tuple[str, ...]:
+    """Where records come and go their number is private, but a sampling rate that is set for it tells it."""
+    samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
+    return (TELLS_SIZE,) if samples and unit == "record" and config.dp_sgd.num_records is None else ()
 
 
 def _record(config: TrainConfig, statement: dict[str, Any], headline: Evaluation) -> RunRecord:
@@ -222,7 +229,7 @@ def _record(config: TrainConfig, statement: dict[str, Any], headline: Evaluation
         accuracy=headline.accuracy,
         coverage=headline.coverage,
         disparity=headline.disparity,
-        config=config.model_dump(mode="json"),
+        config=determining_values(config),
     )
 
 

@@ -27,7 +27,7 @@ from fairpate.evaluation.page import (
     table,
 )
 from fairpate.evaluation.public_page import GAP_NAMES
-from fairpate.types import GateRule, Relation, Unit
+from fairpate.types import TELLS_SIZE, GateRule, Relation, Unit
 
 _NOT_STATED = "not stated by the publisher"
 
@@ -152,7 +152,7 @@ class Card:
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
-        if privacy.tells_size:
+        if privacy.tells_size and TELLS_SIZE not in privacy.remarks:
             limits.append("The sampling rate tells the number of private records, or the one declared: it is public.")
         if not privacy.tuning_accounted:
             limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")

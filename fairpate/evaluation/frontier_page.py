@@ -66,7 +66,8 @@ class FrontierReport:
     """What the page shows: rows of a comparison, and how choices and intervals are made.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted, and so are rows without privacy unless ``publish_unprotected``. ``num_replicates`` bootstrap replicates
+    and counted, and so are rows without privacy unless ``publish_unprotected``. Why a run failed only the operator
+    reads. ``num_replicates`` bootstrap replicates
     come from a generator with ``bootstrap_seed``.
     """
 
@@ -90,8 +91,8 @@ class FrontierReport:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows without a record."""
-        return [row for row in self.rows if row.record is None]
+        """Rows without a record that this page may show."""
+        return [row for row in self.shown if row.record is None]
 
     def points(self) -> list[Point]:
         """The finished rows joined over seeds."""
@@ -112,7 +113,12 @@ def frontier_report(report: FrontierReport) -> str:
     for number, privacy in enumerate(sorted({panel.privacy for panel in panels})):
         own = {panel: found for panel, found in panels.items() if panel.privacy == privacy}
         body += _class_section(report, number, privacy, own, series, index_of, list(panels))
-    body += every_point(points, series, on_frontier(points)) + failures(report.failed) + _reading(report) + _dialog()
+    body += (
+        every_point(points, series, on_frontier(points))
+        + failures(report.failed, with_causes=report.for_operator)
+        + _reading(report)
+        + _dialog()
+    )
     document = page(
         title=f"{report.title} · frontier",
         body=body,
@@ -344,12 +350,14 @@ def _reading(report: FrontierReport) -> str:
         if any(row.is_private for row in report.shown)
         else ""
     )
+    failed = "<li>That a run failed is outside every guarantee.</li>" if report.failed else ""
     return section(
         "How to read this",
         "",
         '<div class="promises"><ul>'
         "<li>Each ε holds for the unit, relation and δ of its section. Sections share no axis.</li>"
         "<li>Disparity, accuracy and coverage were measured on test records; they are outside every guarantee.</li>"
+        f"{failed}"
         "<li>Choosing a configuration by these results costs privacy that no ε here includes.</li>"
         "<li>Where an objective is undefined in one run, its configuration is on no frontier that uses it.</li>"
         f"{marked}"

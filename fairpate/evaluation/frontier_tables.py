@@ -18,7 +18,7 @@ from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_series, do
 from fairpate.evaluation.frontier_charts import TITLES, Look, class_label, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import card, cards, count, epsilon_text, percent, section
-from fairpate.evaluation.rows import Row
+from fairpate.evaluation.rows import FAILED, Row
 from fairpate.evaluation.selection import FIRST, SelectionRule, Setting, Threshold, best_error, left_out_by, select
 
 _MOST_COLUMNS = 5
@@ -106,12 +106,13 @@ def every_point(points: Sequence[Point], series: Mapping[str, Look], members: se
     )
 
 
-def failures(failed: Sequence[Row]) -> str:
-    """Runs without a result, each with its cause and command."""
+def failures(failed: Sequence[Row], *, with_causes: bool) -> str:
+    """Runs without a result, each with its command; causes are for the operator, for they may quote private values."""
     if not failed:
-        return section("Failed runs", "None.")
+        return section("Failed runs", "None of the runs shown.")
     rows = "".join(
-        f"<tr><td>{escape(row.method)}</td><td>{escape(row.data)}, seed {row.seed}</td><td>{escape(row.error)}"
+        f"<tr><td>{escape(row.method)}</td><td>{escape(row.data)}, seed {row.seed}</td>"
+        f"<td>{escape(row.error if with_causes else FAILED)}"
         f"<details><summary>command</summary><pre><code>{escape(row.command)}</code></pre></details></td></tr>"
         for row in failed
     )

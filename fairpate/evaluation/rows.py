@@ -9,6 +9,8 @@ from typing import Any, Literal
 from fairpate.types import RunRecord
 
 Status = Literal["ok", "failed"]
+FAILED = "failed"
+"""All that is published of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,9 @@ class Row:
 
     ``digest`` identifies the configuration. ``record`` is None exactly where the run failed, and then ``error`` says
     why in one line; ``method``, ``data``, ``seed`` and ``config`` are known in both cases. ``command`` makes the run
-    again in a shell. ``minutes`` is wall-clock time of the run alone, NaN where it is not known.
+    again in a shell. ``minutes`` is wall-clock time of the run alone, NaN where it is not known. ``has_guarantee``:
+    whether the configuration guarantees any privacy, whatever became of the run. Time and error depend on private
+    records: a published row has no time, and ``FAILED`` for every error.
     """
 
     digest: str
@@ -29,6 +33,7 @@ class Row:
     minutes: float
     record: RunRecord | None = None
     error: str = ""
+    has_guarantee: bool = True
 
     def __post_init__(self) -> None:
         if (self.record is None) != bool(self.error):
@@ -50,8 +55,8 @@ class Row:
 
     @property
     def is_unprotected(self) -> bool:
-        """Whether the row is of a run that promises nothing."""
-        return self.record is not None and math.isinf(self.record.epsilon)
+        """Whether the row is of a run without privacy guarantee."""
+        return not self.has_guarantee or (self.record is not None and math.isinf(self.record.epsilon))
 
     @property
     def _names(self) -> tuple[str, str, int]:

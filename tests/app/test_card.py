@@ -16,7 +16,7 @@ from fairpate.app.card import described_event, write_card
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.train import train_method
+from fairpate.app.train import size_remarks, train_method
 from fairpate.baselines.sf_pate import AttributeQueries
 from fairpate.config import load_config
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
@@ -24,6 +24,7 @@ from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLa
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.train_config import TrainConfig
+from fairpate.types import TELLS_SIZE
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SMALL = [
@@ -124,6 +125,24 @@ def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirector
         assert any("number of private records" in limit for limit in card["limits"]) == tells
         assert any("but for the number" in item for item in card["not_publishable"]) == tells
         assert not any(limit.startswith("Not protected") for limit in card["limits"])
+    assert json.loads(trained.statement.read_text())["remarks"] == [TELLS_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("declared", "unit", "sampling_rate", "tells"),
+    [
+        (None, "record", 0.2, True),
+        (500, "record", 0.2, False),
+        (None, "record", 1.0, False),
+        (None, "sensitive attribute", 0.2, False),
+    ],
+)
+def test_a_statement_remarks_that_its_sampling_rate_tells_the_size(
+    declared: int | None, unit: Any, sampling_rate: float, tells: bool
+) -> None:
+    config = load_config(None, [f"dp_sgd.num_records={declared or 'null'}"], schema=TrainConfig)
+    event = PoissonGaussians(count=5, noise_multiplier=2.0, sampling_rate=sampling_rate)
+    assert size_remarks(config, (event,), unit) == ((TELLS_SIZE,) if tells else ())
 
 
 GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 1.0}

@@ -1,5 +1,6 @@
 """From a sweep to cells: how many, with which settings, and what is said of those that cannot run."""
 
+import hashlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,16 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
         again = load_config(DEMO, [*words[6::2], "method=fairpate"], schema=TrainConfig)
         assert config_digest(again) == cell.digest
     assert "--set aggregator.gate.max_disparity=.inf" in found[1].command
+
+
+def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) -> None:
+    weights = tmp_path / "alice" / "resnet18.pth"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    (cell,) = cells(settings={"student.model": {"name": "resnet18", "weights": str(weights)}})
+    assert "alice" not in cell.command
+    assert "student.model.weights.path=resnet18.pth" in cell.command
+    assert hashlib.sha256(b"weights").hexdigest() in cell.command
 
 
 def test_every_fault_of_every_cell_is_named_where_it_was_written() -> None:

@@ -8,9 +8,11 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import ray
 from rich.console import Console
@@ -21,7 +23,7 @@ from fairpate.app.compare.report import summarise_comparison, write_frontier_rep
 from fairpate.app.compare.run import Comparison, compare, run_cell
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.progress import Reporter
-from fairpate.app.records_table import Row, read_rows
+from fairpate.app.records_table import Row, read_rows, write_rows
 from fairpate.app.rundir import RunDirectoryError
 from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig
@@ -122,7 +124,7 @@ def test_only_what_is_missing_runs(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
+    (tmp_path / "private" / "parts").mkdir(parents=True)
     (tmp_path / "trouble").touch()
     troubled = run(tmp_path, counted)
     printed = io.StringIO()
@@ -133,11 +135,12 @@ def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> 
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
+    (tmp_path / "private" / "parts").mkdir(parents=True)
     (tmp_path / "trouble").touch()
     troubled = run(tmp_path, counted)
     (failure,) = troubled.failed
     assert failure.error == "ValueError: epsilon 2 is not for us"
+    assert [row.error for row in troubled.rows] == ["", "failed", ""]
     assert failure.config["target"]["epsilon"] == 2
     assert "--set target.epsilon=2.0" in failure.command
     assert [row.status for row in troubled.rows] == ["ok", "failed", "ok"]
@@ -145,7 +148,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> 
     mended = run(tmp_path, counted)
     assert not mended.failed
     assert len(ran(tmp_path)) == 4
-    assert not list((tmp_path / "failed").iterdir())
+    assert not list(mended.folder.failed.iterdir())
 
 
 def hanging(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
@@ -225,7 +228,7 @@ def test_prices_of_votes_and_results_without_privacy_are_the_operators(tmp_path:
     assert not run(tmp_path / "strict", priced, **values).changed
     root = tmp_path / "strict"
     public = [path for path in root.rglob("*.parquet") if "private" not in path.parts]
-    assert sorted(path.parent.name for path in public) == ["parts", "strict"]
+    assert [path.relative_to(root) for path in public] == [Path("results.parquet")]
     assert all(not row.is_private and not row.is_unprotected for path in public for row in read_rows(path))
     assert stat.S_IMODE((root / "private").stat().st_mode) == 0o700
 
@@ -247,6 +250,83 @@ def test_turning_publication_off_takes_back_what_has_no_privacy_and_runs_nothing
 
 def refused(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
     raise ValueError("ran again")
+
+
+def diverging(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    if cell.method in ("sgd", "pf_ld"):
+        raise FloatingPointError("Training diverged at record 4711 of 1234.")
+    return [measured(cell, 2.0)]
+
+
+SECRETS = (b"4711 of 1234", b"Training diverged", b"FloatingPointError")
+
+
+def published_bytes(root: Path) -> dict[str, bytes]:
+    """Every file of a sweep outside of `private/` folders and its own settings; Parquet as text."""
+    files = [path for path in root.rglob("*") if path.is_file() and "private" not in path.parts]
+    return {
+        str(path.relative_to(root)): (
+            json.dumps(pq.read_table(path).to_pylist()).encode() if path.suffix == ".parquet" else path.read_bytes()
+        )
+        for path in files
+    }
+
+
+def test_why_a_run_failed_and_how_long_one_took_are_the_operators(tmp_path: Path) -> None:
+    comparison = run(tmp_path, diverging, methods=["sgd", "pf_ld", "dp_sgd"], grid={})
+    write_frontier_reports(comparison, title="sweep")
+    for name, content in published_bytes(tmp_path).items():
+        assert not any(secret in content for secret in SECRETS), name
+    rows = {row.method: row for row in comparison.rows}
+    assert rows.keys() == {"pf_ld", "dp_sgd"}, "not even that a run without privacy failed is published"
+    assert rows["pf_ld"].error == "failed"
+    assert all(math.isnan(row.minutes) for row in comparison.rows)
+    told = {row.method: row for row in comparison.operators_rows}
+    assert "diverged at record 4711" in told["sgd"].error
+    assert told["dp_sgd"].minutes == 0.0
+    public, private = (tmp_path / name for name in ("report.html", "private/report.html"))
+    assert "1 run without a result" in public.read_text()
+    assert "That a run failed is outside every guarantee." in public.read_text()
+    assert "2 runs without a result" in private.read_text()
+    assert "diverged at record 4711" in private.read_text()
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(summarise_comparison(comparison), crop=False)
+    assert printed.getvalue().count("diverged at record 4711") == 2
+
+
+def test_what_is_left_out_does_not_tell_whether_it_failed(tmp_path: Path) -> None:
+    pages = []
+    for compute in (diverging, priced):
+        root = tmp_path / compute.__name__
+        write_frontier_reports(run(root, compute, methods=["sgd"], grid={}), title="sweep")
+        pages.append((root / "report.html").read_text())
+    assert "Left out: 1 row without privacy; for the operator: sgd." in pages[0]
+    assert pages[0] == pages[1]
+
+
+def test_what_an_earlier_version_kept_in_the_open_is_taken_back(tmp_path: Path) -> None:
+    sweep = sweep_of(methods=["sgd", "dp_sgd", "pate"], grid={})
+    cells = cells_of(sweep, folder=Path())
+    for name in ("parts", "failed", "private/parts"):
+        (tmp_path / name).mkdir(parents=True)
+    cause = replace(measured(cells[0], 1.0), record=None, error="ValueError: record 4711 diverged", has_guarantee=False)
+    write_rows([cause], tmp_path / "failed" / f"{cells[0].digest}.parquet")
+    write_rows([cause], tmp_path / "results.parquet")
+    (tmp_path / "report.html").write_text("record 4711 diverged")
+    slow = replace(measured(cells[1], 2.0), minutes=12.34)
+    write_rows([slow], tmp_path / "parts" / f"{cells[1].digest}.parquet")
+    secret = measured(cells[2], 1.25, data_dependent=True)
+    write_rows([measured(cells[2], 2.0)], tmp_path / "parts" / f"{cells[2].digest}.parquet")
+    write_rows([secret], tmp_path / "private" / "parts" / f"{cells[2].digest}.parquet", private=True)
+    folder = open_sweep_folder(tmp_path, sweep)
+    assert not (tmp_path / "report.html").exists()
+    assert folder.finished(cells) == {cells[1].digest, cells[2].digest}
+    comparison = run(tmp_path, diverging, methods=["sgd", "dp_sgd", "pate"], grid={})
+    assert epsilons(comparison.rows) == [2.0, 2.0]
+    assert [row.record and row.record.epsilon for row in comparison.operators_rows] == [None, 2.0, 2.0, 1.25]
+    assert comparison.operators_rows[1].minutes == 12.34
+    for name, content in published_bytes(tmp_path).items():
+        assert not any(secret in content for secret in (b"4711", b"12.34")), name
 
 
 def test_what_is_left_out_is_said_and_the_operators_page_is_marked(tmp_path: Path) -> None:
@@ -351,10 +431,8 @@ def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
 
     monkeypatch.setattr("fairpate.app.compare.votes.collect_vote_batch", refused)
     comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={})
-    assert [(row.method, row.error) for row in comparison.rows] == [
-        ("dp_sgd", ""),
-        ("pate", "RuntimeError: no teacher came"),
-    ]
+    assert [(row.method, row.error) for row in comparison.rows] == [("dp_sgd", ""), ("pate", "failed")]
+    assert [row.error for row in comparison.failed] == ["RuntimeError: no teacher came"]
 
 
 def test_a_cell_needs_no_ray_and_clears_what_a_dead_worker_began(tmp_path: Path) -> None:
@@ -365,7 +443,7 @@ def test_a_cell_needs_no_ray_and_clears_what_a_dead_worker_began(tmp_path: Path)
     assert row.record is not None
     assert row.record.epsilon <= 2
     assert row.minutes > 0
-    assert row.config["out"] is None
+    assert "out" not in row.config
 
 
 def test_progress_is_a_table_on_a_terminal_and_lines_in_a_log() -> None:

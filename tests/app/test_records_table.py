@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairpate.app.records_table import RecordsTableError, Row, read_rows, write_rows
+from fairpate.app.records_table import RecordsTableError, Row, publishable, read_rows, read_table, write_rows
 from fairpate.types import RunRecord
 
 
@@ -59,7 +59,7 @@ def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
 def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: Path) -> None:
     write_rows([measured(), failed()], tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
-    cell = {"digest", "status", "error", "command", "minutes"}
+    cell = {"digest", "status", "error", "command", "minutes", "has_guarantee"}
     assert set(table.column_names) == set(RunRecord.__dataclass_fields__) | cell
     assert table["disparity"].to_pylist() == [None, None]
     assert table["config"].to_pylist()[0] == '{"target": {"epsilon": 3.0}}'
@@ -73,6 +73,25 @@ def test_a_price_that_depends_on_votes_enters_a_private_table_only(tmp_path: Pat
     write_rows([secret], tmp_path / "private.parquet", private=True)
     assert stat.S_IMODE((tmp_path / "private.parquet").stat().st_mode) == 0o600
     assert read_rows(tmp_path / "private.parquet") == [secret]
+
+
+def test_a_published_table_tells_neither_time_nor_cause_and_leaves_out_what_has_no_privacy(tmp_path: Path) -> None:
+    unprotected = measured(epsilon=math.inf)
+    rows = [measured(), failed(), unprotected, replace(failed(), has_guarantee=False)]
+    write_rows([*rows, measured(epsilon_is_data_dependent=True)], tmp_path / "private.parquet", private=True)
+    table = read_table(tmp_path / "private.parquet")
+    assert table["minutes"].to_pylist()[0] == 0.5
+    for benchmark, kept in ((False, rows[:2]), (True, rows)):
+        public = publishable(table, unprotected=benchmark).to_pylist()
+        assert [row["epsilon"] for row in public] == [row.record and row.record.epsilon for row in kept]
+        assert [row["error"] for row in public] == ["failed" if row.error else "" for row in kept]
+        assert {row["minutes"] for row in public} == {None}
+
+
+def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    write_rows([measured()], tmp_path / "new.parquet")
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["has_guarantee"]), tmp_path / "old.parquet")
+    assert read_rows(tmp_path / "old.parquet") == [measured()]
 
 
 def test_configurations_are_strict_json(tmp_path: Path) -> None:

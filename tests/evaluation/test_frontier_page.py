@@ -77,7 +77,6 @@ def test_the_page_is_one_well_formed_file_that_may_fetch_nothing(public):
     assert "http" not in policy
     assert "unsafe-eval" not in policy
     assert "Two <data> sets" in page.words
-    assert "no <noise> fits" in page.words
 
 
 def test_each_privacy_class_has_a_section_that_names_it(public):
@@ -134,10 +133,12 @@ def test_every_point_carries_its_configuration_and_commands(public):
     assert buttons == set(range(len(model["points"])))
 
 
-def test_failed_runs_are_listed_with_cause_and_command(public):
+def test_failed_runs_are_listed_with_their_command_and_for_the_operator_with_their_cause(public, comparison):
     words = Nesting(public).words
     assert "1 run without a result" in words
     assert "fairpate train dp_fermi --epsilon 0.1" in words
+    assert "no <noise> fits" not in words
+    assert "no <noise> fits" in Nesting(written(comparison(), for_operator=True)).words
 
 
 def test_seeded_noise_is_said(comparison):
@@ -176,7 +177,7 @@ def test_a_comparison_without_a_finished_run_is_a_page_too():
     failed = Row(
         digest="x", method="pate", data="adult", seed=0, config={}, command="c", minutes=math.nan, error="broken"
     )
-    assert "broken" in Nesting(written([failed])).words
+    assert "pateadult, seed 0failed" in Nesting(written([failed])).words
 
 
 def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):

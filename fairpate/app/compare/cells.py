@@ -29,6 +29,7 @@ from fairpate.train_config import TrainConfig
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 _PLACES = ("out", "storage", "ray", "data.data_dir", "teachers.engine", "teachers.block_size")
+_WEIGHTS = ".weights.path"
 _SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out"}
 
 
@@ -52,7 +53,10 @@ class Cell:
 
     @cached_property
     def command(self) -> str:
-        """A shell command that computes the same: only what differs from where `fairpate train` starts is named."""
+        """A shell command that computes the same: only what differs from where `fairpate train` starts is named.
+
+        It is published, so it names files of weights without their folders; the checksum says which file is meant.
+        """
         name = self.config.data.name
         start = flattened(_start(name).model_dump(mode="json"))
         now = flattened(self.config.model_dump(mode="json"))
@@ -62,6 +66,7 @@ class Cell:
             if path not in start or now[path] != start[path]
             if path not in ("method", "data.name") and not path.startswith(_PLACES)
         }
+        changed |= {path: Path(value).name for path, value in changed.items() if path.endswith(_WEIGHTS) and value}
         overrides = [f"--set {shlex.quote(f'{path}={_yaml(value)}')}" for path, value in changed.items()]
         return " ".join(["fairpate train", self.method, "--data", shlex.quote(name), *overrides])
 

@@ -1,19 +1,21 @@
 """The folder of a sweep: one part file per finished cell, and what is assembled from them.
 
-    parts/DIGEST.parquet           a finished cell, whole or absent
-    failed/DIGEST.parquet          the cause of one that failed when it was last tried
     results.parquet, report.html,
-    figures/                       assembled from them; may be published
-    private/ (mode 0700)           teachers, votes; parts, table and page with prices that depend on votes and with
-                                   results that have no privacy
+    figures/                       assembled from the parts; may be published
+    private/ (mode 0700)           teachers and votes; the operator's table and page; and
+        parts/DIGEST.parquet       a finished cell, whole or absent
+        failed/DIGEST.parquet      the cause of one that failed when it was last tried
     runs/                          the cells' run directories, each with its own private and public part
 
-A cell is finished when its main part is there, found by the digest in its name; no table has to be read for that.
+What is published of a cell is what its statement covers, its metrics and its settings. How long a run took and what an
+error said depend on private records: they stay under ``private/``, and so does every trace of a cell whose results do.
+A cell is finished when its part is there, found by the digest in its name; no table has to be read for that.
 """
 
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,15 @@ import pyarrow.parquet as pq
 import yaml
 
 from fairpate.app.compare.cells import Cell
-from fairpate.app.records_table import SCHEMA, RecordsTableError, Row, read_table, write_rows, write_table
+from fairpate.app.records_table import (
+    SCHEMA,
+    RecordsTableError,
+    Row,
+    publishable,
+    read_table,
+    write_rows,
+    write_table,
+)
 from fairpate.app.rundir import RunDirectoryError, write_text
 from fairpate.compare_config import SweepConfig
 
@@ -53,13 +63,23 @@ class SweepFolder:
         return self.private / "votes"
 
     @property
+    def parts(self) -> Path:
+        """The rows of each finished cell."""
+        return self.private / "parts"
+
+    @property
+    def failed(self) -> Path:
+        """The row of each cell that failed."""
+        return self.private / "failed"
+
+    @property
     def results(self) -> Path:
         """The public table."""
         return self.root / "results.parquet"
 
     @property
     def private_results(self) -> Path:
-        """The operator's table: the public rows, prices that depend on votes, results without privacy."""
+        """The operator's table: every row, with its run time and with the cause of a failure."""
         return self.private / "results.parquet"
 
     @property
@@ -87,24 +107,18 @@ class SweepFolder:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
-        """The digests of finished cells; those of a cell without privacy may lie where an earlier sweep put them."""
-        public = _stems(self.root / "parts")
-        anywhere = public | _stems(self.private / "parts")
-        return {cell.digest for cell in cells if cell.digest in (public if cell.is_private else anywhere)}
+        """The digests of finished cells."""
+        there = _stems(self.parts)
+        return {cell.digest for cell in cells if cell.digest in there}
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Keep the rows of a finished cell: first what is private, last what makes it count as finished."""
-        secret = [row for row in rows if row.is_private or (row.is_unprotected and not self.publish_unprotected)]
-        public = [row for row in rows if row not in secret]
-        if secret:
-            write_rows(secret, self.private / "parts" / f"{cell.digest}.parquet", private=True)
-        if public:
-            write_rows(public, self.root / "parts" / f"{cell.digest}.parquet")
-        (self.root / "failed" / f"{cell.digest}.parquet").unlink(missing_ok=True)
+        """Keep the rows of a finished cell."""
+        write_rows(rows, self.parts / f"{cell.digest}.parquet", private=True)
+        (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
 
     def add_failure(self, cell: Cell, row: Row) -> None:
         """Keep the cause; the cell stays unfinished."""
-        write_rows([row], self.root / "failed" / f"{cell.digest}.parquet")
+        write_rows([row], self.failed / f"{cell.digest}.parquet", private=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
         """Whether the tables are those of exactly these cells, all finished; no row is read for that."""
@@ -112,30 +126,17 @@ class SweepFolder:
         return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
-        """Write both tables for these cells: of those that have no result, the cause.
+        """Write both tables for these cells: of those that have no result, that they failed.
 
-        Parts without privacy move to where ``publish_unprotected`` has them. Rows that a table holds already are taken
-        from there, so that only new parts are read.
+        Rows that the operator's table holds already are taken from there, so that only new parts are read.
         """
-        self._move_unprotected(cells)
         digests = [cell.digest for cell in cells]
-        public = _gathered(digests, self.root / "parts", known=self.results)
-        finished = set(public["digest"].to_pylist())
-        failed = _gathered([digest for digest in digests if digest not in finished], self.root / "failed")
-        rows = _in_order(digests, pa.concat_tables([public, failed]))
-        private = _gathered(digests, self.private / "parts", known=self.private_results)
-        is_public = pc.is_in(private["digest"], pa.array(sorted(finished), pa.string()))
-        secret = private.filter(pc.or_(private["epsilon_is_data_dependent"], pc.invert(is_public)))
-        write_table(rows, self.results)
-        write_table(pa.concat_tables([rows, secret]), self.private_results, private=True)
-
-    def _move_unprotected(self, cells: Sequence[Cell]) -> None:
-        folders = [self.private / "parts", self.root / "parts"]
-        source, target = folders if self.publish_unprotected else reversed(folders)
-        there = _stems(source)
-        for name in (f"{cell.digest}.parquet" for cell in cells if not cell.is_private and cell.digest in there):
-            write_table(read_table(source / name), target / name, private=not self.publish_unprotected)
-            (source / name).unlink()
+        done = _gathered(digests, self.parts, known=self.private_results)
+        finished = set(done["digest"].to_pylist())
+        failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
+        rows = _in_order(digests, pa.concat_tables([done, failed]))
+        write_table(rows, self.private_results, private=True)
+        write_table(publishable(rows, unprotected=self.publish_unprotected), self.results)
 
     def _is_public(self, cell: Cell) -> bool:
         return cell.is_private or self.publish_unprotected
@@ -147,15 +148,34 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     RunDirectoryError for a folder that holds something else.
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
-    if root.exists() and any(root.iterdir()) and not (root / "parts").is_dir():
+    if root.exists() and any(root.iterdir()) and not (folder.parts.is_dir() or (root / "parts").is_dir()):
         raise RunDirectoryError(f"{root}: not empty and no sweep; give another folder with --out.")
-    for path in (root / "parts", root / "failed", root / "runs"):
-        path.mkdir(parents=True, exist_ok=True)
+    (root / "runs").mkdir(parents=True, exist_ok=True)
     folder.private.mkdir(mode=0o700, exist_ok=True)
     folder.private.chmod(0o700)
-    for path in (folder.votes, folder.private / "parts"):
+    for path in (folder.votes, folder.parts, folder.failed):
         path.mkdir(exist_ok=True)
+    _take_back_parts(folder)
     return folder
+
+
+def _take_back_parts(folder: SweepFolder) -> None:
+    """Move what earlier versions kept in the open, run times and causes of failures, to where it is private.
+
+    Tables and pages that show it are deleted, and assembled anew. An interrupted move is simply done again.
+    """
+    for name, target in (("parts", folder.parts), ("failed", folder.failed)):
+        source = folder.root / name
+        if not source.is_dir():
+            continue
+        for path in (folder.results, folder.report, folder.private_results, folder.private_report):
+            path.unlink(missing_ok=True)
+        for path in source.glob("*.parquet"):
+            kept = target / path.name
+            secret = [read_table(kept).filter(pc.field("epsilon_is_data_dependent"))] if kept.exists() else []
+            write_table(pa.concat_tables([read_table(path), *secret]), kept, private=True)
+            path.unlink()
+        shutil.rmtree(source)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows, strict
-from fairpate.app.rundir import RunDirectory, create_run_directory
+from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig, TasksConfig
@@ -57,23 +57,24 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What may be published; a cell that failed has a row too."""
+        """What may be published; a cell that failed has a row too, without its cause."""
         return read_rows(self.folder.results)
 
     @cached_property
     def operators_rows(self) -> list[Row]:
-        """The same, prices that depend on votes, and results without privacy."""
+        """The same with run times and causes, prices that depend on votes, and results without privacy."""
         return read_rows(self.folder.private_results)
 
     @property
     def withheld(self) -> list[Row]:
         """Results without privacy that only the operator may see."""
-        return [row for row in self.operators_rows if row.is_unprotected and not self.folder.publish_unprotected]
+        unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
+        return [] if self.folder.publish_unprotected else unprotected
 
     @property
     def failed(self) -> list[Row]:
-        """The cells that have no result."""
-        return [row for row in self.rows if row.record is None]
+        """The cells that have no result, with the cause: for the operator."""
+        return [row for row in self.operators_rows if row.record is None]
 
 
 def compare(
@@ -223,19 +224,24 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
 
 
 def _fail(cell: Cell, cause: str, folder: SweepFolder, table: SweepTable) -> None:
-    error = " ".join(cause.split())
-    row = Row(
+    row = failure(cell, cause)
+    folder.add_failure(cell, row)
+    table.add(cell, row)
+
+
+def failure(cell: Cell, cause: str) -> Row:
+    """The operator's row of a cell that failed."""
+    return Row(
         digest=cell.digest,
         method=cell.method,
         data=cell.data,
         seed=cell.config.seed,
-        config=strict(cell.config.model_dump(mode="json")),
+        config=strict(determining_values(cell.config)),
         command=cell.command,
         minutes=math.nan,
-        error=error,
+        error=" ".join(cause.split()),
+        has_guarantee=cell.is_private,
     )
-    folder.add_failure(cell, row)
-    table.add(cell, row)
 
 
 def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
@@ -248,16 +254,15 @@ def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
         command=cell.command,
         minutes=minutes,
         record=record,
+        has_guarantee=cell.is_private,
     )
 
 
 def _read_record(path: Path, cell: Cell) -> RunRecord:
-    """The record of a run, under the name that the sweep gives its data set and without the run's own folder."""
+    """The record of a run, under the name that the sweep gives its data set and without the places where it ran."""
     values = json.loads(path.read_text(encoding="utf-8"))
     epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
-    return replace(
-        RunRecord(**values), epsilon=epsilon, data=cell.data, config=strict(cell.config.model_dump(mode="json"))
-    )
+    return replace(RunRecord(**values), epsilon=epsilon, data=cell.data, config=strict(determining_values(cell.config)))
 
 
 @lru_cache(maxsize=1)

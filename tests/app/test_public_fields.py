@@ -1,0 +1,212 @@
+"""Every file and field that small runs publish, against a list: a new one has to be considered before it is published.
+
+What belongs on the list: what the statement of the run covers (released labels, the student, the statement itself),
+metrics on test records, which are outside the guarantee and say so, and public settings. What does not: run times,
+messages, paths, machines, and counts of private records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+
+from fairpate.app.card import write_card
+from fairpate.app.compare.cells import cells_of
+from fairpate.app.compare.folder import open_sweep_folder
+from fairpate.app.compare.report import write_frontier_reports
+from fairpate.app.compare.run import Comparison, failure, run_cell
+from fairpate.app.pipeline import run_pipeline
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory
+from fairpate.compare_config import SweepConfig
+from fairpate.config import parse_config
+from fairpate.evaluation.frontier_page import FrontierReport
+from fairpate.evaluation.report import PublicReport
+
+GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
+GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
+EVALUATION = {
+    *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
+    *("rates_GC", "confusion_GYC"),
+    *(f"groups.{name}" for name in GROUPS),
+    *(f"gaps.*.{name}" for name in GAP),
+}
+SPREAD = {"low", "mean", "high", "n_undefined"}
+RULE = {"max_disparity", "min_count", "cold_start", "gap"}
+METRICS = {
+    *EVALUATION,
+    *(f"without_refusals.{name}" for name in EVALUATION),
+    *(
+        f"orders.orders.{name}"
+        for name in ("accuracy", "coverage", "final_gap", "max_gap", "max_gap_from", "coverage_G")
+    ),
+    "orders.num_records",
+    *(f"orders.rule.{name}" for name in RULE),
+    *(
+        f"orders.{name}.{end}"
+        for name in ("accuracy", "coverage", "final_gap", "max_gap", "coverage_G")
+        for end in SPREAD
+    ),
+}
+CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
+COUNTS = {"queries_posed", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
+EVENT = {"count", "noise_multiplier", "sampling_rate", "relation", "unit"}
+STATEMENT = {
+    *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_published"}),
+    *(f"events.{name}" for name in EVENT),
+}
+RECORD = {
+    *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
+    *("accuracy", "coverage", "disparity"),
+}
+ROW = RECORD | {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
+STUDENT = {"format", "input_shape", "label_names", "group_names", "sensitive_attribute", "num_members", "mixing"}
+CARD = {
+    *("format", "publishable", "not_publishable", "limits", "protects"),
+    *(
+        f"model.{name}"
+        for name in ("method", "architecture", "input_shape", "classes", "groups", "sensitive_attribute")
+    ),
+    *("model.sha256", "model.made_by", *(f"model.reject_option.{name}" for name in RULE)),
+    *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "epsilon_sanitised", "not_protected"}),
+    "privacy.tells_size",
+    *(f"data.{name}" for name in ("name", "task", "publisher", "address", "licence", "split_seed")),
+    *(f"use.{name}" for name in ("intended", "out_of_scope", "contact")),
+    *(f"evaluation.{name}" for name in EVALUATION),
+    *(f"refusals.{name}" for name in ("num_orders", "accuracy", "coverage")),
+    *(f"refusals.unrefused.{name}" for name in EVALUATION),
+}
+PLACES = ("out", "storage", "ray", "data_dir", "engine", "block_size", "path")
+RUN_FILES = {"labels.parquet", "student.safetensors", "statement.json", "metrics.json", "report.html"}
+CARD_FILES = {"card.html", "card.json"}
+TRAIN = {
+    "target.epsilon": 2,
+    "target.accounting": "rdp",
+    "dp_sgd": {"epochs": 1, "batch_size": 200},
+    "sgd": {"epochs": 1},
+    "student": {"model": {"name": "mlp", "hidden": [16]}, "idp3": {"max_disparity": 0.05, "min_count": 10}},
+    "data": {"num_test": 60},
+}
+
+
+def fields(value: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of all leaves; entries of a list share one name, and so do those of ``gaps``."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            name = "*" if path.endswith("gaps") else name
+            yield from fields(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for item in value:
+            yield from fields(item, path)
+    else:
+        yield path
+
+
+def unlisted(value: Any, listed: set[str], *, settings: tuple[str, ...] = ()) -> set[str]:
+    """Fields that are not listed; those below ``settings`` are a configuration, in which places are not."""
+    found = set(fields(value))
+    of_settings = {name for name in found if name.startswith(settings)} if settings else set()
+    places = {name for name in of_settings if any(part in PLACES for part in name.split("."))}
+    return (found - of_settings - listed) | places
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def student_card(run: RunDirectory) -> Any:
+    with safe_open(run.student, framework="pt") as file:
+        metadata = file.metadata()
+    assert set(metadata) == {"card"}
+    return json.loads(metadata["card"])
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_session: None) -> RunDirectory:
+    gate = "student.idp3={max_disparity: 0.1, min_count: 10}"
+    return run_pipeline(small_config(tmp_path_factory.mktemp("public") / "run", gate), Reporter(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """A cell that may be published, one that may not, and one that failed; none of them needs Ray."""
+    values = {"data_sets": ["color_digits"], "methods": ["dp_sgd", "sgd", "f_ld", "pf_ld"], "settings": TRAIN}
+    asked = parse_config(values, SweepConfig)
+    cells = cells_of(asked, folder=Path())
+    folder = open_sweep_folder(tmp_path_factory.mktemp("public") / "sweep", asked)
+    for cell in cells[:2]:
+        folder.add(cell, run_cell(cell, folder.run(cell), None))
+    for cell in cells[2:]:
+        folder.add_failure(cell, failure(cell, "ValueError: 4711 private records"))
+    folder.assemble(cells)
+    comparison = Comparison(folder=folder, changed=True)
+    write_frontier_reports(comparison, title="sweep")
+    return comparison
+
+
+def test_a_pipeline_publishes_what_is_listed(pipeline: RunDirectory) -> None:
+    assert names(pipeline.public) == RUN_FILES
+    assert pq.read_table(pipeline.labels).column_names == ["record_id", "group", "label"]
+    statement = CLAIM | COUNTS | {"epsilon_data_independent", "epsilon_sanitised"}
+    assert not unlisted(read_json(pipeline.statement), statement)
+    assert not unlisted(read_json(pipeline.metrics), METRICS)
+    assert not unlisted(student_card(pipeline), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))
+
+
+def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:
+    folders = sorted((sweep.folder.root / "runs").iterdir())
+    assert [folder.name.partition("-")[0] for folder in folders] == ["dp_sgd", "sgd"]
+    protected, unprotected = (RunDirectory(root=folder) for folder in folders)
+    assert not unprotected.public.exists()
+    assert names(protected.public) == (RUN_FILES - {"labels.parquet", "report.html"}) | {"record.json"}
+    assert not unlisted(read_json(protected.statement), STATEMENT)
+    assert not unlisted(read_json(protected.metrics), METRICS)
+    assert not unlisted(read_json(protected.record), RECORD, settings=("config.",))
+    assert not unlisted(student_card(protected), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))
+
+
+def test_cards_publish_what_is_listed(pipeline: RunDirectory, sweep: Comparison) -> None:
+    trained = next(sweep.folder.root.glob("runs/dp_sgd-*"))
+    for root in (pipeline.root, trained):
+        _, plain = write_card(root)
+        assert names(plain.parent) >= CARD_FILES
+        assert not unlisted(read_json(plain), CARD, settings=("data.options",))
+        for path in CARD_FILES:
+            (plain.parent / path).unlink()
+
+
+def test_a_sweep_publishes_what_is_listed(sweep: Comparison) -> None:
+    root = sweep.folder.root
+    assert names(root) == {"results.parquet", "report.html", "figures", "private", "runs"}
+    table = pq.read_table(sweep.folder.results)
+    assert set(table.column_names) == ROW
+    assert table["method"].to_pylist() == ["dp_sgd", "pf_ld"]
+    assert table["minutes"].to_pylist() == [None, None]
+    assert table["error"].to_pylist() == ["", "failed"]
+    for config in table["config"].to_pylist():
+        assert not unlisted({"config": json.loads(config)}, set(), settings=("config.",))
+    assert b"4711" not in (root / "results.parquet").read_bytes()
+    assert "4711 private" not in sweep.folder.report.read_text()
+    assert "4711 private" in sweep.folder.private_report.read_text()
+
+
+def test_pages_are_made_of_what_is_listed() -> None:
+    """A page shows what its record holds, and nothing else reaches it."""
+    assert {field.name for field in dataclasses.fields(PublicReport)} == {
+        *("title", "statement", "mechanism", "gate", "num_private_records", "num_teachers", "num_public_records"),
+        *("epsilon_course_Q", "outcomes", "answered_GC", "evaluations", "reject_option"),
+    }
+    assert {field.name for field in dataclasses.fields(FrontierReport)} == {
+        *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed")
+    }
