@@ -18,7 +18,7 @@ from typing import Any
 
 from aggregator.api import Backend, ServiceSettings, build_app
 from aggregator.tokens import is_loopback
-from fairpate.types import UserError
+from fairpate.types import UsageError, UserError
 
 NAMESPACE = "fairpate"
 _BIND_TIMEOUT_S = 30.0
@@ -31,6 +31,10 @@ _log = logging.getLogger(__name__)
 
 class ServiceError(UserError, RuntimeError):
     """A service that cannot start or went away; the message says what to do."""
+
+
+class ExposureError(ServiceError, UsageError):
+    """A service that would be open to everybody."""
 
 
 class HttpServer:
@@ -184,7 +188,7 @@ def find_service(name: str) -> Any | None:
 def check_exposure(settings: ServiceSettings) -> None:
     """ServiceError for a host that others reach while no token is configured."""
     if settings.tokens.is_empty and not is_loopback(settings.host):
-        raise ServiceError(
+        raise ExposureError(
             f"--host {settings.host}: others could reach it, and no token is configured; set FAIRPATE_ANALYST_TOKEN "
             "and FAIRPATE_OPERATOR_TOKEN or give token files, or listen on 127.0.0.1."
         )

@@ -23,7 +23,7 @@ from aggregator.ledger import Ledger, LedgerTerms
 from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries
 from fairpate.privacy.filters import RenyiFilter
-from fairpate.types import BudgetKind, IntArray
+from fairpate.types import Budget, BudgetKind, IntArray
 
 FloatArray = npt.NDArray[np.float64]
 _ORDERS_A = np.array(DEFAULT_ORDERS)
@@ -176,9 +176,34 @@ def open_filter(ledger: Ledger) -> BudgetFilter:
     if budget.kind == "query_count":
         assert budget.max_queries is not None
         return CountFilter(ledger, budget.max_queries)
-    assert budget.epsilon is not None
-    renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+    renyi = _renyi(budget)
     return VotesFilter(ledger, renyi) if budget.kind == "data_dependent" else PriceFilter(ledger, renyi)
+
+
+def _renyi(budget: Budget) -> RenyiFilter:
+    assert budget.epsilon is not None
+    return RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+
+
+def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
+    """How many of ``wanted`` queries a new ledger under ``terms`` has room for; all, where only votes can tell."""
+    budget = terms.budget
+    if budget.kind == "query_count":
+        assert budget.max_queries is not None
+        return min(wanted, budget.max_queries)
+    if budget.kind == "data_dependent":
+        return wanted
+    return min(wanted, _renyi(budget).max_queries(accountant.rdp([_queries(terms, 1)], _ORDERS_A)))
+
+
+def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
+    """Whether a publication has room beside so many queries; true where that depends on votes."""
+    if terms.publication is None or terms.budget.kind != "data_independent":
+        return True
+    renyi, per_query_A = _renyi(terms.budget), accountant.rdp([_queries(terms, 1)], _ORDERS_A)
+    order = renyi.best_order(per_query_A) == _ORDERS_A
+    left = (renyi.limit_A - num_queries * per_query_A)[order]
+    return bool(np.all(accountant.rdp([terms.publication], _ORDERS_A[order]) <= left))
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:

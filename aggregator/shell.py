@@ -8,6 +8,7 @@ from __future__ import annotations
 import cmd
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from rich.table import Table
 
 from aggregator.client import AggregatorClient, Question
 from aggregator.wire import Budget, Reply
-from fairpate.types import UserError
+from fairpate.names import nearest
+from fairpate.types import UsageError, UserError
 
-_HISTORY_LENGTH = 1000
+_HISTORY_LENGTH, _LONGEST_RANGE, _MOST_QUESTIONS = 1000, 30, 1_000_000
 
 
-class CommandError(UserError, ValueError):
+class CommandError(UsageError, ValueError):
     """A command that was not understood; the message shows how it is written."""
 
 
@@ -62,7 +64,8 @@ class QueryShell(cmd.Cmd):
 
     def default(self, line: str) -> None:
         """An unknown command."""
-        raise CommandError(f"{line.split()[0]}: unknown command; one of {', '.join(_commands(self))}.")
+        word = line.split()[0]
+        raise CommandError(f"{word}: unknown command{nearest(word, _commands(self))}.")
 
     def emptyline(self) -> bool:
         """An empty line does nothing."""
@@ -124,7 +127,10 @@ def parse_questions(text: str) -> list[Question]:
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
         return _parse_json(stripped)
-    questions: list[Question] = [number for word in stripped.split() for number in parse_range(word)]
+    ranges = [parse_range(word) for word in stripped.split()]
+    if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
+        raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
+    questions: list[Question] = [number for numbers in ranges for number in numbers]
     if not questions:
         raise CommandError('Expected a number, a range such as 0:20, or {"features": [...], "group": "..."}.')
     return questions
@@ -133,8 +139,10 @@ def parse_questions(text: str) -> list[Question]:
 def parse_range(word: str) -> Sequence[int]:
     """``17`` or ``0:500`` (the end is left out) as numbers. CommandError otherwise."""
     start, colon, stop = word.partition(":")
-    if not start.isdecimal() or (colon and not stop.isdecimal()):
-        raise CommandError(f"{word}: expected a number or a range such as 0:500.")
+    if not start.isdecimal() or (colon and not stop.isdecimal()) or len(word) > _LONGEST_RANGE:
+        raise CommandError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+    if colon and not int(start) < int(stop):
+        raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 
@@ -169,14 +177,18 @@ def _commands(shell: QueryShell) -> list[str]:
 
 
 def _load_history(path: Path | None) -> None:
+    """Best effort, as is saving: a home that cannot be read or written is no reason to refuse a question."""
     readline = _readline()
-    if readline is not None and path is not None and path.exists():
-        readline.read_history_file(path)
+    if readline is not None and path is not None:
+        with suppress(OSError):
+            readline.read_history_file(path)
 
 
 def _save_history(path: Path | None) -> None:
     readline = _readline()
-    if readline is not None and path is not None:
+    if readline is None or path is None:
+        return
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
         readline.set_history_length(_HISTORY_LENGTH)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fairpate.types import UserError
+from fairpate.types import UsageError
 
 Role = Literal["analyst", "operator"]
 MIN_TOKEN_CHARACTERS = 24
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
-class TokenError(UserError, ValueError):
+class TokenError(UsageError, ValueError):
     """A token that cannot be used; the message names where it came from and the remedy, never the token."""
 
 

@@ -30,6 +30,7 @@ from aggregator.ledger import Ledger, LedgerError, LedgerTerms
 from aggregator.session import AggregatorSession
 from fairpate.privacy import accountant
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.types import UserError
 
 ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]

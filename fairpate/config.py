@@ -6,7 +6,6 @@ starts. A configuration is frozen: what ran is what is written beside the result
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, overload
@@ -15,16 +14,18 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fairpate.types import Budget, BudgetKind, GateRule, MechanismParameters, UserError
+from fairpate.names import nearest
+from fairpate.types import Budget, BudgetKind, GateRule, MechanismParameters, UsageError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 IMAGENET = "imagenet"
 BACKBONES = ("resnet18", "resnet50", "densenet121")
+_ECHO_LENGTH = 120
 
 
-class ConfigError(UserError, ValueError):
+class ConfigError(UsageError, ValueError):
     """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
 
 
@@ -388,7 +389,15 @@ def _describe(fault: Any, schema: type[Section]) -> str:
     path = ".".join(str(part) for part in fault["loc"]) or "config"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
-    return f"{path}: {fault['msg']} (got {fault['input']!r})."
+    if fault["type"] in ("missing", "missing_keyword_only_argument"):
+        return f"{path}: missing; add it."
+    return f"{path}: {fault['msg']} (got {_echo(fault['input'])})."
+
+
+def _echo(value: Any) -> str:
+    """The value as it was given, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _ECHO_LENGTH else f"{text[:_ECHO_LENGTH]}..."
 
 
 def _suggestion(location: tuple[Any, ...], schema: type[Section]) -> str:
@@ -397,7 +406,12 @@ def _suggestion(location: tuple[Any, ...], schema: type[Section]) -> str:
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
         # A mapping of named sections: the name is free, its section is known.
-        section = field.annotation if field is not None else next(reversed(get_args(section)), None)
+        section = _section_in(field.annotation) if field is not None else next(reversed(get_args(section)), None)
     names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
-    close = difflib.get_close_matches(str(location[-1]), list(names), n=1)
-    return f"; did you mean {close[0]}" if close else f"; known: {', '.join(names)}" if names else ""
+    return nearest(location[-1], names) if names else ""
+
+
+def _section_in(annotation: Any) -> Any:
+    """The section that may also be left out, or what stands there."""
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    return parts[0] if len(parts) == 1 and type(None) in get_args(annotation) else annotation

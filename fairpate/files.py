@@ -1,4 +1,4 @@
-"""Files that are whole or absent, also after a crash or a loss of power.
+"""Files that are whole or absent, also after a crash or a loss of power; and whether a place can be written at all.
 
 A file is written under a temporary name in its own folder, brought to the disk, and renamed; then the folder is
 brought to the disk too. Knows nothing of what is written.
@@ -8,8 +8,50 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from fairpate.types import UsageError
+
+
+class PlaceError(UsageError, OSError):
+    """A place that nothing can be written to; the message names the option, the path and the remedy."""
+
+
+def check_output_folder(path: Path, option: str) -> None:
+    """PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind."""
+    _check_place(path, option)
+    if path.exists() and not path.is_dir():
+        raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
+
+
+def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()) -> None:
+    """PlaceError unless a file can be written at ``path``, whose folder must exist, and ends in one of ``suffixes``."""
+    if suffixes and path.suffix not in suffixes:
+        raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
+    _check_place(path, option)
+    if path.is_dir():
+        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a name.")
+    if path.exists() and not path.is_file():  # a device would be replaced
+        raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
+    if not path.parent.is_dir():
+        raise PlaceError(f"{option}: {path.parent} is no folder; make it, or give another path.")
+
+
+def _check_place(path: Path, option: str) -> None:
+    """Writes a file without a name into the nearest folder that exists: permissions alone do not tell."""
+    try:
+        with suppress(FileNotFoundError):
+            path.lstat()  # a name that is too long, or no name at all
+        there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+        folder = there if there.is_dir() or there != path else there.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PlaceError(f"{option}: {str(path)!r} cannot be written ({reason}); give another path.") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

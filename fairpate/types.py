@@ -38,7 +38,14 @@ Relation = Literal["add or remove one", "replace one"]
 
 
 class UserError(Exception):
-    """What its user can mend: the message names the field or file, the value and the remedy."""
+    """What its user can fix: the message names the field or file, the value and the remedy."""
+
+
+class UsageError(UserError):
+    """A request that no machine could carry out as it is written: an option, a name, a configuration.
+
+    A command ends with exit code 2 for it, and with 1 where the request is sound and something else failed.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

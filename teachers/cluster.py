@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -40,15 +41,34 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     watch: AbstractContextManager[object] = nullcontext()
     if os.environ.get("RAY_ADDRESS"):
-        _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
+        with _own_sigterm():
+            _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
         watch = HeadWatch(ray.get_runtime_context().gcs_address)
     else:
-        ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+        with _own_sigterm():
+            ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
     try:
         with watch:
             yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM: Ray puts its own there, which ends in a stack of C++ on the terminal."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit as ending:
+        if ending.code == signal.SIGTERM:  # it came while Ray's handler was there
+            handler(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def is_ray_worker() -> bool:

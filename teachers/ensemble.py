@@ -135,7 +135,6 @@ def train_ensemble(
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
     rows = shard_rows(assign_teachers(private.unit_id, config.num_teachers, shard_key(seed)), config.num_teachers)
-
     if config.max_shard_size is not None:
         rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
 
@@ -155,10 +154,10 @@ def train_ensemble(
     report.add(*(position for position in range(len(blocks)) if position not in missing))
     items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
     num_diverged = 0
-    for number, block in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
-        if block.weights is not None:
-            save_block(blocks[missing[number]].checkpoint, block.weights)
-        num_diverged += block.num_diverged
+    for number, done in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
+        if done.weights is not None:
+            save_block(blocks[missing[number]].checkpoint, done.weights)
+        num_diverged += done.num_diverged
         report.add(missing[number])
     if num_diverged:
         _log.warning(

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "fairpate",
     "fairpate.types",
+    "fairpate.names",
     "fairpate.config",
     "fairpate.train_config",
     "fairpate.compare_config",
@@ -18,9 +19,10 @@ BASE = {
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
-    "fairpate.files": set(),
+    "fairpate.names": set(),
+    "fairpate.files": {"fairpate.types"},
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
-    "fairpate.config": {"fairpate.types"},
+    "fairpate.config": {"fairpate.types", "fairpate.names"},
     "fairpate.train_config": {"fairpate.types", "fairpate.config"},
     "fairpate.compare_config": {"fairpate.config"},
     "fairpate.privacy": BASE,

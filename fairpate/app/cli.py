@@ -1,7 +1,9 @@
 """The command line: parse, build, run, close.
 
-What a user can mend ends in one message on standard error that names the field, the value and the remedy, and a
-non-zero exit; only a defect of ours shows a traceback.
+What a user can fix ends in one message on standard error that names the field, the value and the remedy. Exit codes:
+2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write to), 1 where
+something else failed (a file of data, a damaged run, a service, a cluster), 130 and 143 for an interrupt and SIGTERM.
+Only a defect of ours shows a traceback.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
+from typer.core import TyperArgument, TyperCommand
 
 from fairpate import __version__
+from fairpate.app.terminal import TerminatedError, discard_output, ended_by_signals, terminal
 from fairpate.config import (
     BACKBONES,
     Config,
@@ -29,7 +35,9 @@ from fairpate.config import (
     load_values,
     parse_config,
 )
+from fairpate.files import check_output_file, check_output_folder
 from fairpate.train_config import TrainConfig
+from fairpate.types import UsageError, UserError
 
 app = typer.Typer(
     help="Private and fair learning from many teachers, with an epsilon that is true.",
@@ -53,7 +61,7 @@ OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The lo
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
-MethodName = Annotated[str, typer.Argument(help="sgd, dp_sgd, fair_dp_sgd, pate, fairpate, pate_s_pre or pate_s_in.")]
+MethodName = Annotated[str, typer.Argument(help="Its name.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
 Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
@@ -63,48 +71,61 @@ Quota = Annotated[float, typer.Option(help="New queries per analyst's token and 
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
 
 _DEMO = Path(__file__).with_name("color_digits.yaml")
-_INTERRUPTED = 130
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def main() -> None:
-    """Entry point: turns a user's error into one message and a non-zero exit."""
-    try:
-        code = app(standalone_mode=False) or 0
-    except (KeyboardInterrupt, typer.Abort):
-        code = _INTERRUPTED
-    except Exception as error:
-        if not _is_the_users(error):
-            raise
-        code = _fail(_message(error))
-    if code == _INTERRUPTED:
-        _fail("Interrupted; what was finished is kept, and the same command goes on from there.")
+    """Entry point: a user's error ends in one message and exit code 2 (bad usage) or 1, a signal in 128 + number."""
+    with ended_by_signals():
+        code = _exit_code()
     if code:
         sys.exit(code)
 
 
-def _is_the_users(error: Exception) -> bool:
-    """Whether the error is something the user can mend: bad input, a missing file, a cluster that is not there."""
-    from fairpate.types import UserError
+def _exit_code() -> int:
+    try:
+        code: int = app(standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except TerminatedError as ending:
+        return _interrupted(int(str(ending.code)))
+    except BrokenPipeError:  # `| head` has read enough
+        discard_output()
+        return _BROKEN_PIPE
+    except Exception as error:
+        if not _is_the_users(error):
+            raise
+        return _fail(_message(error), code=2 if _is_bad_usage(error) else 1)
+    return _interrupted(code) if code == _INTERRUPTED else code
 
-    return isinstance(error, (UserError, ValueError, OSError)) or type(error).__module__.startswith(("click", "typer"))
+
+def _interrupted(code: int) -> int:
+    return _fail("Interrupted; what was finished is kept, and the same command goes on from there.", code=code)
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether the error is something the user can fix: bad input, a missing file, a cluster that is not there."""
+    return isinstance(error, (UserError, ValueError, OSError)) or _is_bad_usage(error)
+
+
+def _is_bad_usage(error: Exception) -> bool:
+    return isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
     format_message = getattr(error, "format_message", None)
     return str(format_message() if callable(format_message) else error) or type(error).__name__
 
 
-def _fail(message: str) -> int:
-    Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/] {_escaped(message)}", soft_wrap=True)
-    return 1
+def _fail(message: str, *, code: int = 1) -> int:
+    terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
+    return code
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+    terminal(stderr=True).print(text, soft_wrap=True)
 
 
 @app.command()
@@ -122,10 +143,34 @@ def run(
     from fairpate.app.summary import summarise
 
     finished = run_pipeline(resolved, Reporter())
-    Console(highlight=False).print(summarise(finished))
+    terminal().print(summarise(finished))
 
 
-@app.command()
+class _TrainCommand(TyperCommand):
+    """Its help names the methods there are; importing them takes seconds, so only help does."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The parent's, with the registry's names."""
+        from fairpate.app.methods import METHODS
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name == "method":
+                parameter.help = f"One of {', '.join(METHODS)}."
+        super().format_help(ctx, formatter)
+
+
+class _QueryCommand(TyperCommand):
+    """A negative number is a wrong record, and no option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The parent's. UsageError for a negative number."""
+        for word in args:
+            if word[:1] == "-" and word[1:2].isdecimal():
+                raise UsageError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_TrainCommand)
 def train(
     method: MethodName,
     data: Annotated[str | None, typer.Option(help="A name from `fairpate data list`.")] = None,
@@ -147,7 +192,7 @@ def train(
     from fairpate.app.train import summarise_training, train_method
 
     finished = train_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
-    Console(highlight=False).print(summarise_training(finished))
+    terminal().print(summarise_training(finished))
 
 
 @app.command()
@@ -162,8 +207,9 @@ def compare(
     from fairpate.app.compare.report import compare_methods, summarise_comparison
 
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    check_output_folder(out or sweep.out or Path("runs"), "--out")
     comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
-    Console(highlight=False).print(summarise_comparison(comparison), crop=False)
+    terminal().print(summarise_comparison(comparison), crop=False)
     if comparison.failed:
         raise typer.Exit(_fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
 
@@ -183,12 +229,13 @@ def specify(
     from fairpate.app.specify import describe_answer, specify_guarantees
     from fairpate.evaluation.selection import Demand
 
-    demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy)
+    with _arguments():
+        demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy)
     answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     if as_json:
         typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
     else:
-        Console(highlight=False).print(describe_answer(answer), crop=False)  # commands to copy, in one line
+        terminal().print(describe_answer(answer), crop=False)  # commands to copy, in one line
 
 
 @app.command()
@@ -224,7 +271,7 @@ def plan(
     if as_json:
         typer.echo(proposal_json(proposal))
     else:
-        Console(highlight=False).print(describe(proposal))
+        terminal().print(describe(proposal))
 
 
 @app.command()
@@ -252,7 +299,7 @@ def report(folder: RunFolder) -> None:
     found, config = open_run_directory(folder)
     found.require_finished()
     run_pipeline(config.model_copy(update={"out": found.root}), Reporter(quiet=True))
-    Console(highlight=False).print(summarise(found))
+    terminal().print(summarise(found))
 
 
 @app.command()
@@ -277,17 +324,17 @@ def serve(
     elif student:
         serving.serve_student_of(folder, host=host, port=port, num_replicas=replicas, say=_say)
     else:
-        settings = serving.settings(
-            host=host, port=port, analyst_file=analyst_token_file, operator_file=operator_token_file, daily_quota=quota
-        )
+        files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
+        with _arguments():
+            settings = serving.settings(host=host, port=port, daily_quota=quota, **files)
         serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, say=_say)
 
 
-@app.command()
+@app.command(cls=_QueryCommand)
 def query(
     words: Words = None,
-    ids: Annotated[str | None, typer.Option(help="A batch of pool records, such as 0:500.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Parquet file for the batch's replies.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Pool records such as 0:500; prints their labels.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
     token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
 ) -> None:
@@ -302,12 +349,13 @@ def verify_ledger(path: RunOrLedger) -> None:
     """Check every entry against the chain; a service may be writing meanwhile."""
     from fairpate.app.ledgers import describe_verified
 
-    Console(highlight=False).print(describe_verified(path))
+    terminal().print(describe_verified(path))
 
 
 @ledger_app.command("export")
 def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> None:
     """Write every entry, votes included. Private: keep the file to yourself."""
+    check_output_file(out, "out", suffixes=(".parquet", ".json"))
     from fairpate.app.ledgers import export
 
     export(path, out)
@@ -321,7 +369,7 @@ def show_ledger(
     """Print the last charges and what became of them. Private."""
     from fairpate.app.ledgers import last_charges
 
-    Console(highlight=False).print(last_charges(path, last))
+    terminal().print(last_charges(path, last))
 
 
 @app.command()
@@ -336,7 +384,7 @@ def list_data(data_dir: DataDir = None) -> None:
     from fairpate.app.summary import listing_table
     from fairpate.data import list_datasets
 
-    Console().print(listing_table(list_datasets(data_dir or _data_dir_from_environment())))
+    terminal().print(listing_table(list_datasets(data_dir or _data_dir_from_environment())))
 
 
 @data_app.command("fetch")
@@ -346,8 +394,9 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValue
 
     target = data_dir or _data_dir_from_environment()
     if target is None:
-        raise ValueError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
-    for path in fetch(name, target, options=_data_config(name, options, None).options):
+        raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    options_of_loader = _data_config(name, options, None).options
+    for path in fetch(name, target, options=options_of_loader, console=terminal(stderr=True)):
         typer.echo(str(path))
 
 
@@ -363,16 +412,28 @@ def describe_data(
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=2))
     else:
-        Console(highlight=False).print(describe_table(description))
+        terminal().print(describe_table(description))
 
 
 @data_app.command("export")
 def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> None:
     """Write the four splits as Parquet, one file each. The private split is private: keep the folder to yourself."""
+    check_output_folder(folder, "folder")
     from fairpate.data import load_dataset, save_dataset
 
     save_dataset(load_dataset(_data_config(name, options, data_dir)), folder)
     typer.echo(str(folder))
+
+
+@contextmanager
+def _arguments() -> Iterator[None]:
+    """What an argument's own check refuses is bad usage."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise ConfigError(str(error)) from error
 
 
 def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
@@ -397,6 +458,8 @@ def _load(path: Path | None, overrides: list[str] | None, weights: str | None, s
 
 
 def _with_places(config: Config, *, out: Path | None, data_dir: Path | None) -> Config:
+    if out is not None:
+        check_output_folder(out, "--out")
     return config.model_copy(update={"out": out or config.out, "data": _at(config.data, data_dir)})
 
 

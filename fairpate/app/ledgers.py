@@ -13,6 +13,7 @@ from rich.table import Table
 
 from aggregator import audit
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal import facts
 
 
 def ledger_path(path: Path) -> Path:
@@ -22,10 +23,8 @@ def ledger_path(path: Path) -> Path:
 
 def describe_verified(path: Path) -> Table:
     """The summary of a ledger whose chain holds. LedgerError if it does not."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in dataclasses.asdict(audit.verify(ledger_path(path))).items():
-        table.add_row(name.replace("_", " "), str(value))
-    return table
+    summary = dataclasses.asdict(audit.verify(ledger_path(path)))
+    return facts((name.replace("_", " "), str(value)) for name, value in summary.items())
 
 
 def export(path: Path, out: Path) -> None:

@@ -19,9 +19,16 @@ from torch import nn
 
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.progress import Reporter
-from fairpate.app.release import choose_queries, release_labels
+from fairpate.app.release import check_budget, choose_queries, release_labels
 from fairpate.app.reporting import write_reports
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, checkpoint_folder, create_run_directory, write_json
+from fairpate.app.rundir import (
+    RunDirectory,
+    RunDirectoryError,
+    check_run_directory,
+    checkpoint_folder,
+    create_run_directory,
+    write_json,
+)
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError, ModelConfig, RayConfig, RunConfig
@@ -56,14 +63,19 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
     Errors name the field or file, the value and the remedy; whatever was finished stays.
     """
     config = with_pinned_weights(config)
+    check_run_directory(config)
     with reporter.stage("data"):
         dataset = load_dataset(config.data)
         _check_augmentation(dataset, config)
+        check_teachers(dataset, config)
         queries = choose_queries(dataset, config)
+        fitting = check_budget(config, dataset, queries)
     run = create_run_directory(config)
     if not run.student.exists():
         check_weights({"teachers": config.teachers.model, "student": config.student.model}, dataset, reporter)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
+    if fitting < (planned := config.aggregator.num_queries or len(queries)):
+        reporter.note("budget", f"has room for {fitting} of {planned} queries; the others will not be asked")
     votes = ask_teachers(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
         release = release_labels(run, config, dataset, queries, votes, advance)
@@ -240,6 +252,15 @@ def assess(run: RunDirectory, config: RunConfig, dataset: Dataset, student: Stud
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused}, reject_option=spread
     )
+
+
+def check_teachers(dataset: Dataset, config: RunConfig) -> None:
+    """ConfigError for more teachers than private records. It does not tell how many there are."""
+    if config.teachers.num_teachers > len(dataset.private):
+        raise ConfigError(
+            f"teachers.num_teachers: {config.teachers.num_teachers} teachers, but fewer private records in "
+            f"{dataset.name}, so that most would learn from nothing; lower it."
+        )
 
 
 def _check_augmentation(dataset: Dataset, config: RunConfig) -> None:

@@ -33,7 +33,7 @@ from scipy import special, stats
 
 from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.records_table import strict
-from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
 from fairpate.config import ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import load_dataset
@@ -104,7 +104,7 @@ def assumed_profile(
     0 <= spread^2 < agreement (1 - agreement).
     """
     if not 0 < agreement < 1 or not 0 <= spread**2 < agreement * (1 - agreement):
-        raise ValueError(
+        raise ConfigError(
             "Expected 0 < agreement < 1 and a spread whose square is below agreement * (1 - agreement), got "
             f"{agreement} and {spread}."
         )
@@ -126,12 +126,14 @@ def profile_of_votes(votes_QC: IntArray) -> Profile:
 
 
 def profile_of_run(run: RunDirectory, data: str) -> Profile:
-    """The votes of a run on ``data``. RunDirectoryError where there are none, or of another data set."""
+    """The votes of a run on ``data``. RunFolderError where there are none, or of another data set."""
     if not run.votes.is_file():
-        raise RunDirectoryError(f"{run.votes}: no votes; give a run of `fairpate run` or of a method with teachers.")
-    name = read_yaml(run.config)["data"]["name"]
+        raise RunFolderError(f"--votes: {run.votes} is missing: no votes; give a run of a method with teachers.")
+    name = str((read_yaml(run.config).get("data") or {}).get("name"))
     if name != data:
-        raise RunDirectoryError(f"{run.root}: a run on {name}, not on {data}; give --data {name}, or a run on {data}.")
+        raise RunFolderError(
+            f"--votes: {run.root} is a run on {name}, not on {data}; give --data {name}, or a run on {data}."
+        )
     return profile_of_votes(read_votes(run.votes).votes_QC)
 
 

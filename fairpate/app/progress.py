@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fairpate.app.terminal import terminal
+
 Advance = Callable[[int, int], None]
 _NAME_WIDTH = 12
 
@@ -17,7 +19,7 @@ class Reporter:
     """Announces stages. :meth:`stage` yields ``advance(done, total)``; :meth:`note` adds what a stage found."""
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or Console(stderr=True, quiet=quiet, highlight=False)
+        self.console = console or terminal(stderr=True, quiet=quiet)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Advance]:

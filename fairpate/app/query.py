@@ -1,36 +1,47 @@
-"""What `fairpate query` does: a shell, one command, or a batch of pool records into a Parquet file."""
+"""What `fairpate query` does: a shell, one command, or a batch of pool records into a table."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
+from pyarrow import csv
+from rich.table import Table
 
 from aggregator.client import DEFAULT_URL, AggregatorClient, QueryError
-from aggregator.shell import QueryShell, parse_range
+from aggregator.shell import CommandError, QueryShell, describe, parse_range
 from aggregator.wire import Reply
 from fairpate.app.progress import Reporter
-from fairpate.files import write_atomically
+from fairpate.app.terminal import terminal
+from fairpate.files import check_output_file, write_atomically
 
 _HISTORY = Path(".local/state/fairpate/history")
+_WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write_table, ".csv": csv.write_csv}
 
 
 def query(words: Sequence[str], *, ids: str | None, out: Path | None, batch_size: int, token_file: Path | None) -> None:
-    """Run the one command in ``words``, the batch ``ids``, or else a shell. A first word with :// is the URL."""
+    """Run the one command in ``words``, the batch ``ids``, or else a shell. A first word with :// is the URL.
+
+    What can be refused is refused before anything is asked: UsageError for words, numbers and places that are none.
+    """
     url, command = split_url(words)
+    if ids is None and out is not None:
+        raise CommandError(f"--out: {out} is for the replies of a batch; give --ids too.")
+    if ids is not None and command:
+        raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
+    numbers = None if ids is None else parse_range(ids)
+    if out is not None:
+        check_output_file(out, "--out", suffixes=tuple(_WRITERS))
     with AggregatorClient(url, token=read_token(token_file)) as client:
-        if ids is not None:
-            if command:
-                raise QueryError(f"{' '.join(command)}: give either a command or --ids.")
-            label_pool(client, parse_range(ids), out=out, batch_size=batch_size)
+        if numbers is not None:
+            label_pool(client, numbers, out=out, batch_size=batch_size)
             return
-        shell = QueryShell(client, Console(highlight=False), history=Path.home() / _HISTORY)
+        shell = QueryShell(client, terminal(), history=Path.home() / _HISTORY)
         if command:
             shell.run_once(" ".join(command))
         else:
@@ -39,14 +50,17 @@ def query(words: Sequence[str], *, ids: str | None, out: Path | None, batch_size
 
 
 def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> None:
-    """Ask pool records by number and write ``out`` (id, key, status, label), or count the replies on the terminal.
+    """Ask pool records by number and write ``out`` (id, key, status, label), or print a line for each.
 
-    What was answered before a budget or an error ends the batch is written all the same, and then the error raised.
+    What was answered before a budget or an error ends the batch is kept all the same, and then the error raised. The
+    service stores every reply, so the same command asks again for free.
     """
     reporter, replies = Reporter(), list[Reply]()
-    size = client.statement().pool_size
-    if max(ids) >= size:
-        raise QueryError(f"--ids: expected record numbers below {size}, the size of this pool, got {max(ids)}.")
+    statement = client.statement()
+    if max(ids) >= statement.pool_size:
+        raise CommandError(
+            f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {max(ids)}."
+        )
     try:
         with reporter.stage("queries") as advance:
             for batch in client.ask_many(ids, batch_size=batch_size):
@@ -55,23 +69,48 @@ def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None
         if len(replies) < len(ids):
             reporter.note("queries", f"the budget has no room for more; {len(ids) - len(replies)} were not asked")
     finally:
-        if out is not None and replies:
-            write_atomically(out, lambda path: pq.write_table(_table(ids, replies), path))
+        if replies:
+            _keep(ids, replies, out, statement.label_names)
     counts = Counter(reply.status for reply in replies)
-    Console(highlight=False).print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    terminal(stderr=out is None).print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+
+
+def _keep(ids: Sequence[int], replies: Sequence[Reply], out: Path | None, label_names: Sequence[str]) -> None:
+    """Into the file, or onto the terminal."""
+    if out is None:
+        table = Table("query", "reply", box=None)
+        for number, reply in zip(ids, replies, strict=False):
+            table.add_row(str(number), describe(reply, label_names))
+        terminal().print(table)
+        return
+    try:
+        write_atomically(out, lambda path: _WRITERS[out.suffix](_table(ids, replies), path))
+    except OSError as error:
+        raise QueryError(
+            f"--out: {out} cannot be written ({error.strerror}). No reply is lost: the service stores all "
+            f"{len(replies)}, and the same command with another --out gets them again for free."
+        ) from error
 
 
 def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
-    """(URL, command): the URL given, that of FAIRPATE_URL, or this machine's."""
-    if words and "://" in words[0]:
-        return words[0], list(words[1:])
-    return os.environ.get("FAIRPATE_URL") or DEFAULT_URL, list(words)
+    """(URL, command): the URL given, that of FAIRPATE_URL, or this machine's. CommandError for another scheme."""
+    given = bool(words) and "://" in words[0]
+    url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
+    return url, list(words[1:] if given else words)
 
 
 def read_token(path: Path | None) -> str | None:
     """The token in ``path``, or that of FAIRPATE_TOKEN; None without either."""
-    text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
+    try:
+        text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise CommandError(f"--token-file: {path} cannot be read ({reason}); give the file with your token.") from error
     words = text.split()
+    if path is not None and not words:
+        raise CommandError(f"--token-file: {path} is empty; give the file with your token.")
     return words[-1] if words else None
 
 

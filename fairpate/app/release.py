@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.budget import epsilon_data_independent
+from aggregator.budget import epsilon_data_independent, publication_fits, queries_that_fit
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
@@ -60,6 +60,36 @@ def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
     return dataset.public.take(list(first_of.values())[:wanted])
 
 
+def check_budget(config: RunConfig, dataset: Dataset, queries: Split) -> int:
+    """How many of the planned queries the budget has room for; all, where that depends on votes.
+
+    From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query, or
+    for the publication that is planned beside the queries.
+    """
+    settings, wanted = config.aggregator, config.aggregator.num_queries or len(queries)
+    if settings.budget is None:
+        _publication(config, num_classes=dataset.num_classes)
+        return wanted
+    terms = ledger_terms(config, dataset, ensemble="planned")
+    fitting = queries_that_fit(terms, wanted)
+    if not fitting:
+        raise ConfigError(
+            f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing could be asked; "
+            "raise it, or the noises of aggregator.mechanism."
+        )
+    if settings.admission is None and not publication_fits(terms, num_queries=fitting):
+        raise ConfigError(
+            f"aggregator.budget: {_budget_words(terms.budget)} has no room for aggregator.publication beside {fitting} "
+            "queries; raise it, lower aggregator.num_queries, or leave the publication out."
+        )
+    return fitting
+
+
+def _budget_words(budget: Budget) -> str:
+    limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
+    return f"{limit} at delta {budget.delta:g} ({budget.kind})"
+
+
 def release_labels(
     run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, votes: VoteBatch, on_progress: Advance
 ) -> Release:
@@ -71,8 +101,8 @@ def release_labels(
         result = _pose(votes, keys, queries, session, config, dataset, on_progress)
         if not result.replies:
             raise ConfigError(
-                f"aggregator.budget: {terms.budget} has no room for one query, so nothing was asked; raise it, or the "
-                "noise."
+                f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
+                "raise it, or the noises of aggregator.mechanism."
             )
         published = None if terms.publication is None else session.publish()
         spending = Spending(

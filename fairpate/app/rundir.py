@@ -21,9 +21,9 @@ import yaml
 
 from fairpate import __version__
 from fairpate.config import Config, RunConfig, load_config
-from fairpate.files import write_atomically
+from fairpate.files import check_output_folder, write_atomically
 from fairpate.storage import Storage, open_storage
-from fairpate.types import UserError
+from fairpate.types import UsageError, UserError
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 _START = {"weights": {"path"}}  # a file is known by its checksum
@@ -42,6 +42,10 @@ _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of 
 
 class RunDirectoryError(UserError):
     """A folder that does not hold what was asked for; nothing in it was changed."""
+
+
+class RunFolderError(RunDirectoryError, UsageError):
+    """A folder that cannot be the one that was meant: no run, another run, something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,22 +164,30 @@ def values_digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def create_run_directory(config: RunConfig) -> RunDirectory:
-    """The directory of this configuration: a new one, or the one where an earlier run of it left off.
-
-    RunDirectoryError if the folder holds a run of another configuration; the differing fields are named.
-    """
+def check_run_directory(config: RunConfig) -> RunDirectory:
+    """Where this configuration runs, found fit for it; nothing is written. Errors as :func:`create_run_directory`."""
     run = RunDirectory(root=config.out or Path("runs") / f"{config.data.name}-{config_digest(config)}")
     if _JOB_FOLDER in run.root.absolute().parts:
-        raise RunDirectoryError(
+        raise RunFolderError(
             f"{run.root}: lies in the working directory of a Ray job, which is deleted after it, the ledger too; "
             "give an absolute path outside of it with --out."
         )
+    check_output_folder(run.root, "--out")
     if run.config.exists():
         _require_same(run, config)
     elif run.root.exists() and any(run.root.iterdir()):
-        raise RunDirectoryError(f"{run.root}: not empty and no run; give another folder with --out.")
-    else:
+        raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
+    return run
+
+
+def create_run_directory(config: RunConfig) -> RunDirectory:
+    """The directory of this configuration: a new one, or the one where an earlier run of it left off.
+
+    RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError where
+    nothing can be written.
+    """
+    run = check_run_directory(config)
+    if not run.config.exists():
         run.root.mkdir(parents=True, exist_ok=True)
         write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     run.public.mkdir(exist_ok=True)
@@ -198,7 +210,7 @@ def open_run_directory(root: Path, *, schema: type[RunConfig] = RunConfig) -> tu
     """The run in ``root`` and its configuration."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
-        raise RunDirectoryError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
+        raise RunFolderError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
     return run, load_config(run.config, schema=schema)
 
 
@@ -209,7 +221,7 @@ def _require_same(run: RunDirectory, config: RunConfig) -> None:
     before, now = (_flatten(determining_values(c)) for c in (earlier, config))
     names = sorted(before.keys() | now.keys())
     changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-    raise RunDirectoryError(
+    raise RunFolderError(
         f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
     )
 

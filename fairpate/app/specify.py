@@ -31,7 +31,7 @@ from fairpate.evaluation.selection import (
     transfer,
     transfer_frontier,
 )
-from fairpate.types import UserError
+from fairpate.types import UsageError
 
 _MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
 _MOST_OFFERS = 5
@@ -49,7 +49,7 @@ _CAVEAT = (
 )
 
 
-class SpecifyError(UserError):
+class SpecifyError(UsageError):
     """A question that cannot be answered from these tables; the message says what to give instead."""
 
 
@@ -96,6 +96,9 @@ def specify_guarantees(
     Only prices that may be published count. SpecifyError without a table, for a demand of nothing, or where no finished
     run or no common class is found.
     """
+    for option, path in (("--frontier", table), ("--transfer", transfer_to)):
+        if path is not None and not path.is_file():
+            raise SpecifyError(f"{option}: {path} is no file; give the results.parquet of `fairpate compare`.")
     table = table or _newest_table()
     if not demand.objectives:
         raise SpecifyError("nothing is asked for; give one or more of --epsilon, --disparity, --coverage, --accuracy.")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.evaluation.page import epsilon_text
 
@@ -21,22 +22,21 @@ def summarise(run: RunDirectory) -> Group:
     statement = json.loads(run.statement.read_text(encoding="utf-8"))
     metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
     gap = metrics["gaps"]["dp_one_vs_rest"]
-    table = Table.grid(padding=(0, 2))
-    table.add_row("student accuracy", f"{_number(metrics['accuracy'])} on {metrics['num_answered']} test records")
-    table.add_row("coverage", _number(metrics["coverage"]))
-    table.add_row(
-        "demographic disparity",
-        f"{_number(gap['value'])}, 95 % interval {_number(gap['low'])} to {_number(gap['high'])}",
-    )
-    table.add_row("labels released", f"{statement['answered']} of {statement['queries_posed']} queries")
-    table.add_row(
-        "epsilon, data-independent",
+    epsilon = (
         f"{epsilon_text(statement['epsilon_data_independent'])} at delta {statement['delta']:g} "
-        f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})",
+        f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})"
     )
-    table.add_row("published", str(run.public_report))
-    table.add_row("operator only", str(run.private_report))
-    return Group(Text(), table)
+    interval = f"95 % interval {_number(gap['low'])} to {_number(gap['high'])}"
+    rows = [
+        ("student accuracy", f"{_number(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        ("coverage", _number(metrics["coverage"])),
+        ("demographic disparity", f"{_number(gap['value'])}, {interval}"),
+        ("labels released", f"{statement['answered']} of {statement['queries_posed']} queries"),
+        ("epsilon, data-independent", epsilon),
+        ("published", str(run.public_report)),
+        ("operator only", str(run.private_report)),
+    ]
+    return Group(Text(), facts(rows))
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:

@@ -17,23 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from torch import nn
 
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.methods import METHODS
 from fairpate.app.methods.training import Method, Training
-from fairpate.app.pipeline import assess, student_card
+from fairpate.app.pipeline import assess, check_teachers, student_card
 from fairpate.app.progress import Reporter
-from fairpate.app.rundir import RunDirectory, config_digest, create_run_directory, determining_values, write_json
+from fairpate.app.rundir import (
+    RunDirectory,
+    check_run_directory,
+    config_digest,
+    create_run_directory,
+    determining_values,
+    write_json,
+)
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.app.terminal import facts
 from fairpate.baselines.method import Price, Trained, price
 from fairpate.config import ConfigError
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.metrics import Evaluation, nan_to_none
 from fairpate.evaluation.page import epsilon_text
 from fairpate.files import write_atomically
+from fairpate.names import nearest
 from fairpate.nn.calibrate import calibrate
 from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
@@ -92,14 +100,17 @@ def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | Non
     """
     method = METHODS.get(config.method)
     if method is None:
-        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {config.method}.")
+        raise ConfigError(f"method: no method {config.method!r}{nearest(config.method, METHODS)}.")
     method.check(config)
     config = with_pinned_weights(config)
+    config = config.model_copy(update={"out": config.out or default_folder(config)})
+    check_run_directory(config)
     with reporter.stage("data"):
         dataset = dataset or load_dataset(config.data)
         _check_image_settings(dataset, config)
-    out = config.out or default_folder(config)
-    run = create_run_directory(config.model_copy(update={"out": out}))
+        if method.asks_teachers or method.has_own_teachers:
+            check_teachers(dataset, config)
+    run = create_run_directory(config)
     if not method.promises(config):
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
@@ -254,22 +265,21 @@ def summarise_training(run: RunDirectory) -> Group:
     record, metrics = (json.loads(path.read_text(encoding="utf-8")) for path in (run.record, run.metrics))
     gap = metrics["gaps"]["dp_one_vs_rest"]
     epsilon = "none: nothing is promised" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
-    table = Table.grid(padding=(0, 2))
-    table.add_row("method", f"{record['method']} on {record['data']}, seed {record['seed']}")
-    table.add_row("accuracy", f"{_number(record['accuracy'])} on {metrics['num_answered']} test records")
-    table.add_row("coverage", _number(record["coverage"]))
-    table.add_row(
-        "demographic disparity",
-        f"{_number(record['disparity'])}, 95 % interval {_number(gap['low'])} to {_number(gap['high'])}",
-    )
-    table.add_row(
-        "epsilon",
+    promise = (
         f"{epsilon} at delta {statement['delta']:g} ({statement['relation']} {statement['unit']}; "
-        f"{statement['accounting']}; noise: {statement['noise']})",
+        f"{statement['accounting']}; noise: {statement['noise']})"
     )
-    table.add_row("model", str(run.student))
-    table.add_row("record", str(run.record))
-    return Group(Text(), table)
+    interval = f"95 % interval {_number(gap['low'])} to {_number(gap['high'])}"
+    rows = [
+        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
+        ("accuracy", f"{_number(record['accuracy'])} on {metrics['num_answered']} test records"),
+        ("coverage", _number(record["coverage"])),
+        ("demographic disparity", f"{_number(record['disparity'])}, {interval}"),
+        ("epsilon", promise),
+        ("model", str(run.student)),
+        ("record", str(run.record)),
+    ]
+    return Group(Text(), facts(rows))
 
 
 def _number(value: float | None) -> str:

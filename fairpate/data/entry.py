@@ -6,15 +6,15 @@ which options the loader takes. It holds no statistic of the records beyond the 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
-from fairpate.types import UserError
+from fairpate.names import nearest
+from fairpate.types import UsageError, UserError
 
 OptionValue = str | int | float | bool
 Origin = Literal["any", "private", "training", "held_out", "test"]
@@ -23,6 +23,10 @@ ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 class DataError(UserError, ValueError):
     """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
+
+
+class DataSettingsError(DataError, UsageError):
+    """A data set, an option or a size that does not exist, whatever files are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +119,12 @@ class DatasetEntry:
         """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""
         for name, value in given.items():
             if name not in self.options:
-                raise DataError(f"data.options.{name}: unknown option of {self.name}{nearest(name, self.options)}.")
+                known = nearest(name, self.options)
+                raise DataSettingsError(f"data.options.{name}: unknown option of {self.name}{known}.")
             allowed = self.options[name].allowed
             if not any(value == choice and type(value) is type(choice) for choice in allowed):
-                raise DataError(f"data.options.{name}: no value {value!r} in {self.name}{nearest(value, allowed)}.")
+                known = nearest(value, allowed)
+                raise DataSettingsError(f"data.options.{name}: no value {value!r} in {self.name}{known}.")
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
@@ -130,11 +136,3 @@ class DatasetEntry:
 def origins(**counts: int) -> tuple[Origin, ...]:
     """So many records of each origin, in the order of :data:`ORIGINS`: ``origins(training=32561, test=16281)``."""
     return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
-
-
-def nearest(value: object, known: Iterable[object]) -> str:
-    """A remedy that completes a message: the nearest known name, and all of them."""
-    names = [str(name) for name in known]
-    close = difflib.get_close_matches(str(value), names, n=1)
-    guess = f"; did you mean {close[0]}?" if close else ";"
-    return f"{guess} known: {', '.join(names) or 'none'}"

@@ -12,7 +12,7 @@ import os
 import zlib
 from pathlib import Path, PurePosixPath
 
-from fairpate.data.entry import DataError, SourceFile
+from fairpate.data.entry import DataError, DataSettingsError, SourceFile
 
 DATA_VARIABLE = "FAIRPATE_DATA"
 ARCHIVE_SUFFIXES = (".gz", ".zip")
@@ -22,10 +22,10 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
     """``data_dir``, or the folder in FAIRPATE_DATA; :class:`DataError` where neither is a folder."""
     chosen = data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
     if chosen is None:
-        raise DataError(f"No data folder: set data.data_dir, give --data-dir, or set {DATA_VARIABLE}.")
+        raise DataSettingsError(f"No data folder: set data.data_dir, give --data-dir, or set {DATA_VARIABLE}.")
     folder = chosen.expanduser()
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such data folder; correct data.data_dir, --data-dir or {DATA_VARIABLE}.")
+        raise DataSettingsError(f"{folder}: no such data folder; correct data.data_dir, --data-dir or {DATA_VARIABLE}.")
     return folder
 
 

@@ -23,7 +23,8 @@ from fairpate.data import (
     retired_adult,
     utkface,
 )
-from fairpate.data.entry import DataError, DatasetEntry, nearest
+from fairpate.data.entry import DatasetEntry, DataSettingsError
+from fairpate.names import nearest
 
 _MODULES = (
     color_digits,
@@ -49,5 +50,5 @@ REGISTRY: Mapping[str, DatasetEntry] = MappingProxyType({module.ENTRY.name: modu
 def find_entry(name: str) -> DatasetEntry:
     """The entry called ``name``; :class:`DataError` with the nearest known name."""
     if name not in REGISTRY:
-        raise DataError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
+        raise DataSettingsError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
     return REGISTRY[name]

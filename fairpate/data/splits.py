@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fairpate.data.dataset import Dataset, Split
-from fairpate.data.entry import DataError, DatasetEntry, Origin, Records
+from fairpate.data.entry import DataError, DatasetEntry, DataSettingsError, Origin, Records
 from fairpate.data.identity import keyed_hash
 
 PERMITTED: dict[str, frozenset[Origin]] = {
@@ -91,7 +91,7 @@ def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str)
         return chosen
     available = int(allowed.sum())
     if wanted > available:
-        raise DataError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+        raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
     last = np.sort(ranks[allowed])[wanted - 1]
     return np.asarray(allowed & (ranks <= last))
 

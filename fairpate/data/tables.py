@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from fairpate.data.entry import DataError, nearest
+from fairpate.data.entry import DataError
 from fairpate.data.identity import Names, content_ids
+from fairpate.names import nearest
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:

@@ -64,7 +64,7 @@ def test_commands(shell):
     assert shell("") == ""
 
 
-@pytest.mark.parametrize("text", ["", "x", "1:", "-3", "1:2:3", '{"id": ', "0x1"])
+@pytest.mark.parametrize("text", ["", "x", "1:", "-3", "1:2:3", '{"id": ', "0x1", "2:2", "10:0"])
 def test_a_question_that_is_none_is_explained(text):
     with pytest.raises(CommandError, match=r"Expected|expected"):
         parse_questions(text)
@@ -73,4 +73,4 @@ def test_a_question_that_is_none_is_explained(text):
 def test_questions():
     assert parse_questions("3 5:8") == [3, 5, 6, 7]
     assert parse_questions('{"id": 4}') == [{"id": 4}]
-    assert list(parse_range("2:2")) == []
+    assert list(parse_range("2:3")) == [2]

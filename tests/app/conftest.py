@@ -1,5 +1,8 @@
+import sys
+
 import pytest
 
+from fairpate.app import cli
 from fairpate.config import load_config
 
 SMALL = [
@@ -31,3 +34,21 @@ def small_config():
         return load_config(None, [*SMALL, *overrides, f"out={out}"])
 
     return make
+
+
+@pytest.fixture
+def fairpate(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

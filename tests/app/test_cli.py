@@ -7,30 +7,11 @@ from pathlib import Path
 import pytest
 
 from fairpate import __version__
-from fairpate.app import cli
 from fairpate.config import load_config
 from fairpate.data import find_entry
 
 SWEEPS = {"quick.yaml", "frontier.yaml", "faces.yaml", "cluster.yaml"}
 CONFIGS = sorted(path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if path.name not in SWEEPS)
-
-
-@pytest.fixture
-def fairpate(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder: (exit code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leaving:
-            code = leaving.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_version_and_help(fairpate):
@@ -53,9 +34,8 @@ def test_version_and_help(fairpate):
         (["run", "--set", "data.name=colour_digits"], ["colour_digits", "did you mean color_digits"]),
         (["run", "--set", "data.options={sensitive: hue}"], ["data.options.sensitive", "hue"]),
         (["run", "--set", "data.name=adult", "--data-dir", "/nowhere"], ["/nowhere", "no such data folder"]),
-        (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
         (["run", "--set", "data.num_test=5000"], ["5000"]),
-        (["train", "dpsgd"], ["method", "dp_sgd", "got dpsgd"]),
+        (["train", "dpsgd"], ["method", "'dpsgd'", "did you mean dp_sgd?"]),
         (["train", "dp_sgd", "--data", "colour_digits"], ["colour_digits", "did you mean color_digits"]),
         (["train", "dp_sgd", "--epsilon", "-1"], ["target.epsilon", "greater than 0", "-1"]),
         (["train", "dp_sgd", "--epsilon", "two"], ["--epsilon", "valid number"]),
@@ -65,7 +45,6 @@ def test_version_and_help(fairpate):
         (["train", "dp_sgd", "--config", "missing.yaml"], ["missing.yaml", "no such file"]),
         (["compare", "missing.yaml"], ["missing.yaml", "no such file"]),
         (["compare"], ["config"]),
-        (["card", "nowhere"], ["nowhere", "missing", "published student"]),
         (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
         (["plan", "--data", "color_digits"], ["--epsilon"]),
         (["report", "nowhere"], ["nowhere", "holds no run"]),
@@ -74,7 +53,7 @@ def test_version_and_help(fairpate):
 )
 def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, arguments, words):
     code, output, errors = fairpate(*arguments)
-    assert code == 1
+    assert code == 2
     assert output == ""
     assert "Traceback" not in errors
     for word in words:
@@ -82,18 +61,34 @@ def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, argu
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
+        (["card", "nowhere"], ["nowhere", "missing", "published student"]),
+        (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "is it running?"]),
+    ],
+)
+def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fairpate, monkeypatch, arguments, words):
+    monkeypatch.setattr("aggregator.client.time.sleep", lambda _: None)
+    code, output, errors = fairpate(*arguments)
+    assert (code, output) == (1, "")
+    assert all(word in errors for word in words)
+
+
 def test_every_fault_is_reported_at_once(fairpate, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: -1\nteachers: {num_teachers: none}\nstudnet: {}\n")
     code, _, errors = fairpate("run", "config.yaml")
-    assert code == 1
+    assert code == 2
     assert all(word in errors for word in ("seed", "teachers.num_teachers", "studnet", "did you mean student"))
 
 
 def test_data_sets_are_listed_and_described(fairpate, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "40")
     code, output, _ = fairpate("data", "list")
     assert code == 0
-    assert "color_digits" in output
+    longest = find_entry("communities")
+    assert any(all(word in line for word in (longest.name, longest.sensitive)) for line in output.splitlines())
     code, output, _ = fairpate("data", "describe", "color_digits", "--json")
     assert code == 0
     assert sum(split["records"] for split in json.loads(output)["splits"]) == 1797
@@ -102,7 +97,7 @@ def test_data_sets_are_listed_and_described(fairpate, monkeypatch):
 def test_fetch_needs_a_folder(fairpate, monkeypatch):
     monkeypatch.delenv("FAIRPATE_DATA", raising=False)
     code, _, errors = fairpate("data", "fetch", "adult")
-    assert code == 1
+    assert code == 2
     assert "--data-dir" in errors
 
 
@@ -119,7 +114,7 @@ def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
 def test_the_installed_module_answers_with_an_exit_code():
     command = [sys.executable, "-m", "fairpate", "run", "missing.yaml"]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "no such file" in done.stderr
 
 

@@ -165,9 +165,9 @@ def test_the_command_plans_from_assumptions_and_from_a_run(
         (["--epsilon", "2", "--agreement", "1.5"], ["agreement", "1.5"]),
     ):
         code, output, errors = fairpate(*arguments)
-        assert (code, output) == (1, "")
+        assert (code, output) == (2, "")
         assert all(word in errors for word in words), errors
     (tmp_path / "config.yaml").write_text("data: {name: color_mnist}\n")
     code, output, errors = fairpate("--epsilon", "2", "--votes", str(tmp_path))
-    assert (code, output) == (1, "")
-    assert "a run on color_mnist, not on color_digits; give --data color_mnist" in errors
+    assert (code, output) == (2, "")
+    assert "is a run on color_mnist, not on color_digits; give --data color_mnist" in errors

@@ -2,11 +2,12 @@
 
 import concurrent.futures
 import contextlib
+import csv
+import errno
 import os
 import shutil
 import signal
 import socket
-import sys
 import time
 
 import httpx
@@ -20,7 +21,6 @@ from aggregator.actor import HttpServer
 from aggregator.api import ServiceSettings
 from aggregator.ledger import Ledger, ledger_files
 from aggregator.session import VotesUnavailableError
-from fairpate.app import cli
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import ledger_terms
@@ -61,23 +61,6 @@ def until(condition, *, timeout_s=60.0):
     while not condition():
         assert time.monotonic() < deadline_s, "it never came"
         time.sleep(0.1)
-
-
-@pytest.fixture
-def fairpate(monkeypatch, capsys):
-    """Run the command line: (exit code, output, errors)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fairpate", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leaving:
-            code = leaving.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
@@ -183,10 +166,37 @@ def test_one_command_and_one_batch_from_the_command_line(fairpate, url, tmp_path
     assert f"{table['label'].null_count} refused" in output
 
 
+def test_labels_of_a_batch_are_printed_or_written_as_the_file_s_name_says(fairpate, url, tmp_path):
+    code, output, errors = fairpate("query", url, "--ids", "0:10")
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()] == ["query", *map(str, range(10))]
+    assert "answered" in errors
+    code, _, _ = fairpate("query", url, "--ids", "0:10", "--out", tmp_path / "labels.csv")
+    assert code == 0
+    with (tmp_path / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    printed = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in output.splitlines()[1:]}
+    assert {row["id"]: row["label"] or "refused" for row in rows} == printed
+
+
+def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairpate.app.query.write_atomically", full)
+        code, _, errors = fairpate("query", url, "--ids", "20:25", "--out", tmp_path / "labels.csv")
+    assert code == 1
+    assert all(word in errors for word in ("labels.csv", "No space left", "again for free"))
+    before = httpx.get(f"{url}/v1/budget").json()
+    assert fairpate("query", url, "--ids", "20:25", "--out", tmp_path / "labels.csv")[0] == 0
+    assert httpx.get(f"{url}/v1/budget").json() == before
+
+
 def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, tmp_path):
     out = tmp_path / "labels.parquet"
     code, _, errors = fairpate("query", url, "--ids", "250:400", "--out", out)
-    assert code == 1
+    assert code == 2
     assert "below 300" in errors
     assert not out.exists()
 
@@ -203,12 +213,24 @@ def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, 
         (["query", "--ids", "5:x"], ["5:x", "0:500"]),
         (["query", "budget", "--ids", "0:5"], ["either a command or --ids"]),
         (["query", "bogus"], ["bogus", "ask, budget"]),
+        (["query", "budgte"], ["did you mean budget?"]),
+        (["query", "--ids", "10:0"], ["10:0", "empty range"]),
+        (["query", "ask", "10:10"], ["10:10", "empty range"]),
+        (["query", "estimate", "-3"], ["-3", "a record's number, from 0 on"]),
+        (["query", "ask", f"0:{10**12}"], ["at most 1000000 records"]),
+        (["query", "ask", f"0:{'9' * 40}"], ["expected a record's number"]),
+        (["query", "--ids", "0:5", "--out", "missing/labels.parquet"], ["--out", "missing is no folder"]),
+        (["query", "--ids", "0:5", "--out", "labels.txt"], ["--out", ".parquet or .csv"]),
+        (["query", "--ids", "0:5", "--out", "."], ["--out"]),
+        (["query", "budget", "--out", "labels.csv"], ["--out", "give --ids too"]),
+        (["query", "--ids", "0:5", "--token-file", "missing"], ["--token-file", "missing"]),
+        (["query", "--ids", "0:5", "--token-file", "."], ["--token-file"]),
     ],
 )
 def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, monkeypatch, tmp_path, arguments, words):
     monkeypatch.chdir(tmp_path)
     code, _, errors = fairpate(*arguments)
-    assert code == 1
+    assert code == 2
     assert "Traceback" not in errors
     for word in words:
         assert word in errors

@@ -229,7 +229,7 @@ def test_prices_that_depend_on_votes_are_not_offered(specify, tmp_path):
 def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, monkeypatch, arguments, words):
     monkeypatch.chdir(tables[0].parent)
     code, output, errors = specify(*[tables[0] if value == "FACES" else value for value in arguments])
-    assert code == 1
+    assert code == 2
     assert output == ""
     for word in words:
         assert word in errors

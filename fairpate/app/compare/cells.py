@@ -23,8 +23,8 @@ from fairpate.app.rundir import determining_values, values_digest
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
 from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
 from fairpate.data import DataError, find_entry
-from fairpate.data.entry import nearest
 from fairpate.data.files import locate
+from fairpate.names import nearest
 from fairpate.train_config import TrainConfig
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"

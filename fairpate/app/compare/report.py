@@ -18,6 +18,7 @@ from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.run import Comparison, compare
 from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
+from fairpate.app.terminal import terminal
 from fairpate.compare_config import SweepConfig
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
@@ -43,7 +44,7 @@ def compare_methods(
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
     cells = cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
-    comparison = compare(config, cells, root, console or Console(stderr=True))
+    comparison = compare(config, cells, root, console or terminal(stderr=True))
     write_frontier_reports(comparison, title=title)
     return comparison
 

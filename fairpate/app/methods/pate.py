@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fairpate.app.methods.training import Training
 from fairpate.app.pipeline import AskTeachers, ask_teachers, fit_student
-from fairpate.app.release import choose_queries, release_labels
+from fairpate.app.release import check_budget, choose_queries, release_labels
 from fairpate.app.reporting import costs
 from fairpate.app.rundir import write_json
 from fairpate.app.seeds import Stream
@@ -113,6 +113,7 @@ def release_within_target(
     dataset, run, reporter = training.dataset, training.run, training.reporter
     config = _with_target(training, gate)
     queries = choose_queries(dataset, config)
+    check_budget(config, dataset, queries)
     votes = ask(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
         release = release_labels(run, config, dataset, queries, votes, advance)

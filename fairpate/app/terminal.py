@@ -1,0 +1,63 @@
+"""What a command prints on: lines that are never cut where nobody sees them, and signals that end a command cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+_UNLIMITED = 100_000  # columns; a line is only as long as what stands on it
+
+
+class TerminatedError(SystemExit):
+    """A signal asked this process to end. Its code is the one that shells expect: 128 and the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """A console for text as it is: no markup, no emoji; into a pipe or a file, no line is wrapped or cut."""
+    console = Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = _UNLIMITED
+    return console
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, one pair a line; on a narrow terminal a long value goes on in the next line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise :class:`TerminatedError`, unless the process was started to ignore them."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            before[number] = signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def discard_output() -> None:
+    """After the reader of a pipe left: what is still to be flushed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise TerminatedError(number)

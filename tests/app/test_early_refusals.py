@@ -1,0 +1,116 @@
+"""What cannot work is refused before anything is trained, asked or written: budgets, teachers, places."""
+
+import numpy as np
+import pytest
+
+from aggregator.budget import queries_that_fit
+from aggregator.ledger import LedgerTerms
+from fairpate.config import RunConfig
+from fairpate.data import load_dataset
+from fairpate.files import PlaceError, check_output_file, check_output_folder
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.types import Budget, GateRule, MechanismParameters
+
+MECHANISM = MechanismParameters(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--set", "aggregator.budget={epsilon: 0.1}"], ["aggregator.budget", "epsilon 0.1", "no room for one"]),
+        (
+            [
+                *("run", "--set", "aggregator.budget={epsilon: 2}", "--set", "aggregator.num_queries=50"),
+                *("--set", "aggregator.mechanism={threshold: 20, threshold_stddev_votes: 90, noise_stddev_votes: 60}"),
+                "--set",
+                "aggregator.publication={order: 20, beta: 0.01, noise_stddev: 0.5, scale_noise_stddev: 0.5}",
+            ],
+            ["aggregator.budget", "no room for aggregator.publication beside 50 queries"],
+        ),
+        (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
+        (["train", "fairpate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+        (["train", "sf_pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+    ],
+)
+def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate, tmp_path, arguments, words):
+    code, _, errors = fairpate(*arguments)
+    assert code == 2
+    assert all(word in errors for word in words), errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fairpate):
+    size = len(load_dataset(RunConfig().data).private)
+    _, _, errors = fairpate("run", "--set", "teachers.num_teachers=5000")
+    assert str(size) not in errors
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "{file}/run", "{file}", "/dev/null/run", "x" * 300])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--out"],
+        ["train", "dp_sgd", "--out"],
+        ["compare", "sweep.yaml", "--out"],
+        ["data", "export", "color_digits"],
+        ["run", "config.yaml"],
+    ],
+)
+def test_an_impossible_place_is_refused_before_any_work(fairpate, tmp_path, monkeypatch, arguments, place):
+    def nothing(*_, **__):
+        raise AssertionError("work began")
+
+    monkeypatch.setattr("fairpate.data.load.find_entry", nothing)
+    (tmp_path / "file").touch()
+    place = place.format(file=tmp_path / "file")
+    (tmp_path / "sweep.yaml").write_text("data_sets: [color_digits]\nmethods: [sgd]\n")
+    (tmp_path / "config.yaml").write_text(f"out: {place}\n")
+    code, output, errors = fairpate(*arguments, *([] if arguments[-1] == "config.yaml" else [place]))
+    assert (code, output) == (2, "")
+    assert place in errors
+    assert "Errno" not in errors
+
+
+def test_a_run_of_another_configuration_is_told_before_its_data_are_loaded(fairpate, tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    monkeypatch.setattr("fairpate.app.pipeline.load_dataset", lambda _: pytest.fail("loaded"))
+    code, _, errors = fairpate("run", "--out", "run")
+    assert code == 2
+    assert "seed: 7 -> 0" in errors
+
+
+def test_places_that_can_be_written_pass_and_nothing_stays_behind(tmp_path):
+    check_output_folder(tmp_path / "new" / "deep", "--out")
+    check_output_file(tmp_path / "answers.parquet", "--out", suffixes=(".parquet",))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["missing/answers.parquet", "answers.txt", ".", "/dev/null"])
+def test_a_file_that_cannot_be_written_is_refused(tmp_path, name):
+    with pytest.raises(PlaceError, match="--out"):
+        check_output_file(tmp_path / name, "--out", suffixes=(".parquet", ".csv") if "txt" in name else ())
+
+
+def terms(budget):
+    return LedgerTerms(
+        mechanism=MECHANISM,
+        gate=GateRule(max_disparity=0.1, min_count=1),
+        budget=budget,
+        num_teachers=100,
+        num_classes=10,
+        num_groups=2,
+        noise="os_entropy",
+        ensemble="any",
+    )
+
+
+@pytest.mark.parametrize("limit", [0.5, 1.0, 4.0])
+def test_the_planned_queries_that_fit_are_those_whose_price_is_within_the_budget(limit):
+    def price(count):
+        return epsilon([ConfidentGnmaxQueries(count=count, **vars(MECHANISM))], target_delta=1e-5).epsilon
+
+    expected = int(np.searchsorted([price(count) for count in range(1, 301)], limit, side="right"))
+    budget = Budget(kind="data_independent", delta=1e-5, epsilon=limit)
+    assert queries_that_fit(terms(budget), 300) == expected
+    assert queries_that_fit(terms(Budget(kind="query_count", delta=1e-5, max_queries=7)), 300) == 7
