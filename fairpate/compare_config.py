@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from fairpate.config import Count, Positive, Section
+from fairpate.config import Count, CountOrZero, NotNegative, Positive, Section, Seed
 
 Settings = dict[str, Any]
 
@@ -78,8 +78,8 @@ class TasksConfig(Section):
     """What one cell reserves of a node. Where no node has that, ``ray.wait_for_nodes_s`` says how long to wait."""
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly a fraction.")
-    max_retries: int = Field(2, ge=0, description="Times a cell is tried again whose worker died.")
+    num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
+    max_retries: CountOrZero = Field(2, description="Times a cell is tried again whose worker died.")
     max_minutes: Positive | None = Field(None, description="After which a cell counts as failed; null: never.")
     torch_threads: Count = Field(1, description="Threads of one cell.")
 
@@ -92,7 +92,7 @@ class SweepConfig(Section):
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1)
     split_by_seed: bool = Field(True, description="Divide the records anew for each seed; false: as data.seed says.")
     settings: Settings = Field(default_factory=dict, description="For every cell.")
     grid: Grid = Field(default_factory=dict, description="For every cell.")

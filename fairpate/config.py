@@ -15,11 +15,17 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fairpate.names import nearest
-from fairpate.types import Budget, BudgetKind, GateRule, MechanismParameters, UsageError
+from fairpate.types import MAX_THRESHOLD_VOTES, Budget, BudgetKind, GateRule, MechanismParameters, UsageError
 
+LARGEST = 1e12
+"""No real setting is as large; what is would overflow far from the field that caused it."""
+_LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(gt=0, le=_LARGEST_INT)]
+CountOrZero = Annotated[int, Field(ge=0, le=_LARGEST_INT)]
+Seed = Annotated[int, Field(ge=0, le=_LARGEST_SEED)]
 IMAGENET = "imagenet"
 BACKBONES = ("resnet18", "resnet50", "densenet121")
 _ECHO_LENGTH = 120
@@ -43,13 +49,13 @@ class DataConfig(Section):
         None,
         description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the split; public.")
+    seed: Seed = Field(0, description="Seed of the split; public.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
     )
-    num_public: int | None = Field(None, gt=0, description="Public records; null takes the loader's default.")
-    num_validation: int | None = Field(None, ge=0, description="Validation records; null takes the default.")
-    num_test: int | None = Field(None, gt=0, description="Test records; null takes the default.")
+    num_public: Count | None = Field(None, description="Public records; null takes the loader's default.")
+    num_validation: CountOrZero | None = Field(None, description="Validation records; null takes the default.")
+    num_test: Count | None = Field(None, description="Test records; null takes the default.")
 
 
 class AugmentConfig(Section):
@@ -104,7 +110,7 @@ class ModelConfig(Section):
 
     name: Literal["logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
-    width: int = Field(32, gt=0, description="Channels of the first block of `cnn`.")
+    width: Count = Field(32, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)
     weights: WeightsConfig | None = Field(
         None, description="Of resnet18, resnet50 or densenet121: what to start from; null: random weights."
@@ -134,12 +140,12 @@ class ModelConfig(Section):
 class FitConfig(Section):
     """One loop of stochastic gradient descent."""
 
-    epochs: int = Field(30, ge=0)
+    epochs: CountOrZero = 30
     batch_size: Count = 32
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
     momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     augment: AugmentConfig = AugmentConfig()
@@ -151,7 +157,7 @@ class FitConfig(Section):
 class TeachersConfig(Section):
     """The ensemble that votes."""
 
-    num_teachers: int = Field(100, ge=2)
+    num_teachers: Count = Field(100, ge=2)
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
@@ -159,7 +165,7 @@ class TeachersConfig(Section):
         None, gt=0, description="Most records of a teacher; of a larger shard a keyed choice stays. null: all stay."
     )
     engine: Literal["auto", "loop", "stacked"] = "auto"
-    block_size: int | None = Field(None, gt=0, description="Teachers per Ray task; null chooses.")
+    block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
 
     @model_validator(mode="after")
     def _scales_once(self) -> TeachersConfig:
@@ -176,8 +182,8 @@ class BudgetConfig(Section):
     """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
 
     kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
-    epsilon: float | None = Field(None, description="Limit at `target_delta`; not for query_count.")
-    max_queries: int | None = Field(None, description="Limit of query_count.")
+    epsilon: Positive | None = Field(None, description="Limit at `target_delta`; not for query_count.")
+    max_queries: Count | None = Field(None, description="Limit of query_count.")
     accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
 
     @model_validator(mode="after")
@@ -198,7 +204,7 @@ class BudgetConfig(Section):
 class PublicationConfig(Section):
     """How the price of the votes is published, by smooth sensitivity; fixed before any vote, never tuned on them."""
 
-    order: float = Field(gt=1, description="Renyi order of the published price.")
+    order: float = Field(gt=1, le=LARGEST, description="Renyi order of the published price.")
     beta: Positive = Field(description="Discount per record; order < 1 / (2 beta).")
     noise_stddev: Positive = Field(description="Noise in multiples of the smooth sensitivity.")
     scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
@@ -207,7 +213,7 @@ class PublicationConfig(Section):
 class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
 
-    rounds: int = Field(10, ge=2, description="The first one takes public records in their order.")
+    rounds: Count = Field(10, ge=2, description="The first one takes public records in their order.")
     uncertain_first: bool = Field(False, description="Of those admitted, pose those the student doubts most first.")
     fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
@@ -215,7 +221,7 @@ class AdmissionConfig(Section):
 class AggregatorConfig(Section):
     """Confident&Fair-GNMax and what it may cost."""
 
-    num_queries: int | None = Field(None, gt=0, description="Queries posed; null poses the whole public split.")
+    num_queries: Count | None = Field(None, description="Queries posed; null poses the whole public split.")
     mechanism: MechanismParameters = MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12)
     gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
     noise: Literal["os_entropy", "seeded"] = Field(
@@ -239,8 +245,9 @@ class AggregatorConfig(Section):
     @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
-            if getattr(self.mechanism, field) <= 0:
-                raise ValueError(f"Expected mechanism.{field} > 0 in a run, got {getattr(self.mechanism, field)}.")
+            value = getattr(self.mechanism, field)
+            if not 0 < value <= MAX_THRESHOLD_VOTES:
+                raise ValueError(f"Expected 0 < mechanism.{field} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {value}.")
         return self
 
 
@@ -251,9 +258,9 @@ class StudentConfig(Section):
     fit: FitConfig = FitConfig()
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels below it are left out.")
-    unlabelled_weight: float = Field(1.0, ge=0, description="Weight of the loss on unanswered records.")
+    unlabelled_weight: NotNegative = Field(1.0, description="Weight of the loss on unanswered records.")
     unlabelled_ratio: Count = Field(4, description="FixMatch: unlabelled records per labelled one in a step.")
-    rounds: int = Field(1, ge=1, description="Self-training rounds.")
+    rounds: Count = Field(1, description="Self-training rounds.")
     strong_augment: AugmentConfig = AugmentConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
 
@@ -261,13 +268,13 @@ class StudentConfig(Section):
 class RayConfig(Section):
     """The cluster: a bounded pool of actors, each with a block of teachers."""
 
-    num_actors: int | None = Field(None, gt=0, description="null: one per CPU.")
+    num_actors: Count | None = Field(None, description="null: one per CPU.")
     num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs, possibly fractional, that one actor reserves.")
+    num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
     torch_threads: Count = Field(1, description="Threads of one actor.")
-    max_restarts: int = Field(3, ge=0, description="Times one block may be lost with its actor before the run fails.")
-    wait_for_nodes_s: float = Field(
-        0.0, ge=0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."
+    max_restarts: CountOrZero = Field(3, description="Times one block may be lost with its actor before the run fails.")
+    wait_for_nodes_s: NotNegative = Field(
+        0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."
     )
 
 
@@ -280,7 +287,7 @@ class RunConfig(Section):
         description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
-    seed: int = Field(0, ge=0, description="Seed of sharding, training and the bootstrap; never of private noise.")
+    seed: Seed = Field(0, description="Seed of sharding, training and the bootstrap; never of private noise.")
     data: DataConfig = DataConfig()
     teachers: TeachersConfig = TeachersConfig()
     aggregator: AggregatorConfig = AggregatorConfig()
@@ -291,7 +298,9 @@ class RunConfig(Section):
     @classmethod
     def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
         if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-            raise ValueError("Expected an absolute path or a URI such as s3://bucket/folder, the same for every node")
+            raise ValueError(
+                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
+            )
         if storage is not None and urlsplit(storage).password is not None:
             raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
         return storage
@@ -391,6 +400,8 @@ def _describe(fault: Any, schema: type[Section]) -> str:
         return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
     if fault["type"] in ("missing", "missing_keyword_only_argument"):
         return f"{path}: missing; add it."
+    if fault["type"] == "value_error":  # ours, which says what was wrong
+        return f"{path}: {fault['msg'].removeprefix('Value error, ').rstrip('.')}."
     return f"{path}: {fault['msg']} (got {_echo(fault['input'])})."
 
 

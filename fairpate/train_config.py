@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fairpate.config import Count, FitConfig, Fraction, Positive, RunConfig, Section
+from fairpate.config import Count, CountOrZero, FitConfig, Fraction, NotNegative, Positive, RunConfig, Section
 from fairpate.types import Relation
 
 
@@ -44,9 +44,8 @@ class DpSgdConfig(Section):
     clip_norm: Positive = 1.0
     learning_rate: Positive = 0.5
     momentum: float = Field(0.9, ge=0, lt=1)
-    num_records: int | None = Field(
+    num_records: Count | None = Field(
         None,
-        gt=0,
         description="Public size that the sampling rate is set for; null: the real size, which is then public.",
     )
     max_records: Count = Field(512, description="Records in memory at once; changes no result.")
@@ -58,7 +57,7 @@ class DpSgdConfig(Section):
 class DpfrConfig(Section):
     """The demographic-parity regulariser on public records."""
 
-    weight: float = Field(1.0, ge=0, description="lambda; 0 switches it off.")
+    weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field("hardmax", description="The largest gap, or a soft maximum of all.")
     temperature: Positive = Field(0.01, description="Of the predictions whose gaps are taken.")
     max_temperature: Positive = Field(0.1, description="Of the soft maximum.")
@@ -77,9 +76,9 @@ class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 
     temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
-    epochs: int = Field(20, ge=0, description="At most; 0 leaves the model as it is.")
-    max_disparity: float = Field(0.0, ge=0, description="Stop once the held-out disparity is no larger.")
-    anchor: float = Field(1.0, ge=0, description="Weight of staying with what the model predicted before.")
+    epochs: CountOrZero = Field(20, description="At most; 0 leaves the model as it is.")
+    max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
+    anchor: NotNegative = Field(1.0, description="Weight of staying with what the model predicted before.")
     held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
     batch_size: Count = 256
     learning_rate: Positive = 1e-3
@@ -114,7 +113,7 @@ class PateConfig(Section):
 class PateSInConfig(DpfrConfig):
     """The regulariser in the loss of PATE-S_in's student."""
 
-    weight: float = Field(0.3, ge=0, description="lambda; 0 is PATE.")
+    weight: NotNegative = Field(0.3, description="lambda; 0 is PATE.")
     temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
@@ -125,7 +124,7 @@ class ParityConfig(Section):
     constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "equalized_odds"
     max_gap: Fraction = Field(0.02, description="gamma: to the reference group, in every event and label.")
     min_share: float = Field(1e-3, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
-    reference_group: int = Field(0, ge=0, description="Code of the group that others are compared with.")
+    reference_group: CountOrZero = Field(0, description="Code of the group that others are compared with.")
     noise: Literal["os_entropy", "seeded"] = Field(
         "os_entropy", description="`seeded` reproduces a run and gives no privacy."
     )
@@ -147,12 +146,12 @@ class DpPostprocessingConfig(ParityConfig):
 class DpOracleLearnerConfig(ParityConfig):
     """Jagielski et al. 2019, Algorithm 3."""
 
-    num_rounds: int | None = Field(25, ge=1, description="T; null takes the paper's formula.")
-    dual_bound: float = Field(2.0, ge=0, description="B: what all multipliers add up to at most.")
+    num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
+    dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
     learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
     ridge: Positive = Field(1.0, description="Added to X'X.")
-    num_directions: int | None = Field(
-        16, ge=1, description="Principal directions of features in which prices tilt rules; null: all, as printed."
+    num_directions: Count | None = Field(
+        16, description="Principal directions of features in which prices tilt rules; null: all, as printed."
     )
     release: Literal["every_round", "once"] = Field(
         "once", description="Answer every round under noise, as printed, or release the feature sums of cells once."
@@ -189,8 +188,8 @@ class FldConfig(Section):
     sharpness: Positive = Field(
         1.0, description="Of the logits whose probabilities are compared: means come closer to those of labels."
     )
-    warmup_epochs: int = Field(20, ge=0, description="First epochs without constraints; they read no group.")
-    epochs: int = Field(50, ge=0, description="Epochs under constraints.")
+    warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
+    epochs: CountOrZero = Field(50, description="Epochs under constraints.")
     batch_size: Count = 256
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
@@ -199,9 +198,9 @@ class FldConfig(Section):
     multipliers: Literal["absolute", "two_sided"] = Field(
         "two_sided", description="Rise with |violation| and act in its direction, as printed; or one per direction."
     )
-    dual_step: float = Field(0.5, ge=0, description="What a violation of 1 adds to its multiplier; 0 switches off.")
-    max_multiplier: float = Field(5.0, ge=0, description="lambda_max; 0 is plain training.")
-    tolerance: float = Field(0.0, ge=0, description="Violation that raises no multiplier.")
+    dual_step: NotNegative = Field(0.5, description="What a violation of 1 adds to its multiplier; 0 switches off.")
+    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
+    tolerance: NotNegative = Field(0.0, description="Violation that raises no multiplier.")
 
     @property
     def fit(self) -> FitConfig:
@@ -251,15 +250,15 @@ class DpFermiConfig(Section):
     """DP-FERMI. Steps, clipping and learning rate are those of ``dp_sgd``."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "demographic_parity"
-    positive_label: int = Field(1, ge=0, description="The label of equal_opportunity.")
+    positive_label: CountOrZero = Field(1, description="The label of equal_opportunity.")
     mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
         "all", description="What is protected: the whole record, or the sensitive attribute alone."
     )
-    weight: float = Field(1.0, ge=0, description="lambda; 0 is DP-SGD.")
+    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
     radius: Positive | None = Field(None, description="R, of each W; null: 1.5 times the root of the classes.")
     matrix_learning_rate: Positive = Field(0.3, description="Of W, lambda included.")
     matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
-    shares: tuple[tuple[float, ...], ...] | None = Field(
+    shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records.")
@@ -291,10 +290,12 @@ class RacoDpConfig(NoisyHistogramConfig):
         "false_positive_rate",
         "false_discovery_rate",
     ] = "demographic_parity"
-    bound: float = Field(0.05, description="On the signed gap of a group to all others, or on the rate itself.")
-    label: int | None = Field(1, ge=0, description="Code of the positive class; null: one constraint per class.")
+    bound: Annotated[float, Field(ge=-1, le=1)] = Field(
+        0.05, description="On the signed gap of a group to all others, or on the rate itself."
+    )
+    label: CountOrZero | None = Field(1, description="Code of the positive class; null: one constraint per class.")
     sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
-    dual_learning_rate: float = Field(0.1, ge=0, description="Of the multipliers; 0 leaves them at 0.")
+    dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
     max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
     max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
 

@@ -63,10 +63,10 @@ class GateRule:
     gap: GapDefinition = "one_vs_rest"
 
     def __post_init__(self) -> None:
-        if math.isnan(self.max_disparity):
-            raise ValueError("Expected max_disparity to be a number (inf switches the gate off), got nan.")
-        if self.min_count < 0:
-            raise ValueError(f"Expected min_count >= 0, got {self.min_count}.")
+        if not self.max_disparity >= 0:
+            raise ValueError(f"Expected max_disparity >= 0 (inf switches the gate off), got {self.max_disparity}.")
+        if not 0 <= self.min_count < 2**31:
+            raise ValueError(f"Expected 0 <= min_count < {2**31}, got {self.min_count}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ def test_the_accept_pattern_worked_out_by_hand(max_disparity, accepted, counts):
     assert gate.counts_GC.tolist() == counts
 
 
-@pytest.mark.parametrize("rule", [OPEN, GateRule(max_disparity=-1, min_count=10**9)])
+@pytest.mark.parametrize("rule", [OPEN, GateRule(max_disparity=0, min_count=10**9)])
 def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(rule):
     votes_QC = random_votes(np.random.default_rng(0))
     parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
@@ -112,7 +112,7 @@ def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
 
 
 def test_a_group_for_which_every_label_is_refused_is_turned_away_whatever_its_votes():
-    rule, counts_GC = GateRule(max_disparity=-0.9, min_count=0), np.array([[5, 5], [5, 5]])
+    rule, counts_GC = GateRule(max_disparity=0, min_count=0), np.array([[5, 5], [5, 5]])
     for votes_C, parameters in [([60, 0], NO_NOISE), ([0, 60], NO_NOISE), ([30, 30], NEVER)]:
         gate = DemographicParityGate(rule, num_groups=2, num_classes=2, counts_GC=counts_GC)
         (outcome,) = confident_fair_gnmax(

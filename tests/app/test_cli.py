@@ -29,7 +29,7 @@ def test_version_and_help(fairpate):
         (["run", "missing.yaml"], ["missing.yaml", "no such file"]),
         (["run", "--set", "teachers.num_teacher=5"], ["teachers.num_teacher", "did you mean num_teachers"]),
         (["run", "--set", "teachers.num_teachers=1"], ["teachers.num_teachers", "greater than or equal to 2"]),
-        (["run", "--set", "aggregator.mechanism.noise_stddev_votes=0"], ["noise_stddev_votes > 0", "got 0"]),
+        (["run", "--set", "aggregator.mechanism.noise_stddev_votes=0"], ["0 < mechanism.noise_stddev_votes", "got 0"]),
         (["run", "--set", "seed"], ["section.field=value"]),
         (["run", "--set", "data.name=colour_digits"], ["colour_digits", "did you mean color_digits"]),
         (["run", "--set", "data.options={sensitive: hue}"], ["data.options.sensitive", "hue"]),

@@ -221,7 +221,7 @@ def test_bad_input_is_named() -> None:
 
 @pytest.mark.parametrize("cold_start", ["group", "cell", "all_groups"])
 @pytest.mark.parametrize("gap", ["one_vs_rest", "pairwise", "overall"])
-@pytest.mark.parametrize("max_disparity", [-0.05, 0.0, 0.1, 1 / 3, math.inf, -math.inf])
+@pytest.mark.parametrize("max_disparity", [0.0, 0.1, 1 / 3, math.inf])
 def test_admitting_is_offering_without_the_words(cold_start, gap, max_disparity):
     rule = GateRule(max_disparity=max_disparity, min_count=3, cold_start=cold_start, gap=gap)
     offering, admitting = (DemographicParityGate(rule, num_groups=3, num_classes=4) for _ in range(2))
