@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.api import Backend, ServiceSettings, build_app
+from aggregator.connections import limited_protocol
 from aggregator.tokens import is_loopback
 from fairpate.types import UsageError, UserError
 
@@ -25,7 +26,8 @@ _BIND_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
-_BACKLOG = 2048
+_BACKLOG, _ACCEPTED_TOGETHER = 1024, 64
+_GRACE_S = 10
 _log = logging.getLogger(__name__)
 
 
@@ -45,8 +47,22 @@ class HttpServer:
 
         listening = bind(settings.host, settings.port)
         app = build_app(backend, settings)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, backlog=_BACKLOG)
-        self._server = uvicorn.Server(config)
+        limits = settings.limits.within_file_limit()
+        # Everything is named that uvicorn would choose by what is installed: limits are limits of this parser.
+        config = uvicorn.Config(
+            app,
+            http=limited_protocol(limits),  # type: ignore[arg-type]  # whatever makes a protocol
+            loop="asyncio",
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=_ACCEPTED_TOGETHER,
+            h11_max_incomplete_event_size=limits.max_head_bytes,
+            timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]  # seconds, not whole ones
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _server(config, listening)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 
@@ -59,6 +75,19 @@ class HttpServer:
         """Answer what is under way, then close."""
         self._server.should_exit = True
         self._thread.join(timeout=_STOP_TIMEOUT_S)
+
+
+def _server(config: Any, listening: socket.socket) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            # asyncio has one number for two things: how many connections it accepts before it does anything else
+            # (should be few), and how many the kernel keeps waiting for it (should be many).
+            listening.listen(_BACKLOG)
+
+    return Server(config)
 
 
 class AggregatorActor:

@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from aggregator import metrics, wire
+from aggregator.connections import ConnectionLimits
 from aggregator.desk import Desk
 from aggregator.door import OPEN_PATHS, Door
 from aggregator.faults import FaultError, fault, validation_faults
@@ -78,6 +79,7 @@ class ServiceSettings:
     port: int = 8517
     tokens: TokenBook = field(default_factory=TokenBook)
     quota: QuotaRule = field(default_factory=QuotaRule)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     answer_step_s: float = 0.01
     health_interval_s: float = 1.0
 
@@ -121,14 +123,14 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 413, 422)},
+        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
     )
     _add_analyst_routes(app, backend.pool, writer, desk, Quotas(settings.quota), counters)
     _add_operator_routes(app, backend.pool, writer)
     _add_health_routes(app, health)
     _add_error_bodies(app)
     _declare_tokens(app)
-    app.add_middleware(Door, tokens=settings.tokens)
+    app.add_middleware(Door, tokens=settings.tokens, max_body_bytes=wire.max_body_bytes(backend.pool))
     app.add_middleware(metrics.CountRequests, counters=counters)
     return app
 

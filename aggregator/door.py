@@ -1,12 +1,15 @@
 """In front of every route: which host is asked for, who asks, and how large a body may be.
 
-Pure ASGI, so that an unknown caller's body is never read. Every path but the open ones needs a token once one is
+Pure ASGI, so that the body of an unknown caller, or one that is too large, is never read: its length must be declared.
+Large bodies are read and parsed in turns, with a pause before each in proportion to its size, so that requests beside
+them go on. Every path but the open ones needs a token once one is
 configured; without tokens only this machine's own names are served, which also keeps web pages from reaching the
 service through a name of theirs (DNS rebinding).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aggregator.faults import FaultError
 from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
 
-MAX_BODY_BYTES = 16 * 2**20
+_LARGE_BODY_BYTES = 64 * 2**10
+_MAX_LARGE_BODIES = 16
+_LARGE_BYTES_PER_S = 10e6
 OPEN_PATHS = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
 OPERATOR_PREFIX = "/v1/operator/"
 
@@ -22,10 +27,12 @@ OPERATOR_PREFIX = "/v1/operator/"
 class Door:
     """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
 
-    def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int) -> None:
         self._app = app
         self._tokens = tokens
         self._max_body_bytes = max_body_bytes
+        self._num_large = 0
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the request, or answer it here."""
@@ -35,12 +42,15 @@ class Door:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
             caller = self._admit(scope["path"], headers)
-            self._check_length(headers)
+            length = self._body_bytes(headers)
         except FaultError as refused:
             await _respond(send, refused)
             return
         scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, self._counted(receive), send)
+        if length > _LARGE_BODY_BYTES:
+            await self._take_turn(length, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _admit(self, path: str, headers: dict[bytes, str]) -> Caller:
         if self._tokens.is_empty:
@@ -60,27 +70,53 @@ class Door:
         scheme, _, token = authorization.partition(" ")
         return self._tokens.caller(token.strip() if scheme.lower() == "bearer" else None)
 
-    def _check_length(self, headers: dict[bytes, str]) -> None:
-        length = headers.get(b"content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
-            raise self._too_large(int(length))
+    def _body_bytes(self, headers: dict[bytes, str]) -> int:
+        """The declared length of the body. FaultError if it may not be read."""
+        if b"transfer-encoding" in headers:
+            raise FaultError(411, "Transfer-Encoding", headers[b"transfer-encoding"], "Send Content-Length instead.")
+        if headers.get(b"content-encoding", "identity").lower() != "identity":
+            raise FaultError(415, "Content-Encoding", headers[b"content-encoding"], "Send the body as it is.")
+        length = int(headers.get(b"content-length", "0"))  # the parser saw to it that these are digits
+        if length > self._max_body_bytes:
+            remedy = f"Expected at most {self._max_body_bytes} bytes; send fewer queries at once."
+            raise FaultError(413, "body", f"{length} bytes", remedy)
+        if length > _LARGE_BODY_BYTES and self._num_large >= _MAX_LARGE_BODIES:
+            remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
+            raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})
+        return length
 
-    def _counted(self, receive: Receive) -> Receive:
-        received = 0
+    async def _take_turn(self, length: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the large body, wait, then pass the request on; what parses it does not wait before that."""
+        self._num_large += 1
+        try:
+            body = await _read(receive)
+            if body is not None:
+                async with self._turn:
+                    await asyncio.sleep(length / _LARGE_BYTES_PER_S)
+                await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._num_large -= 1
 
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_body_bytes:
-                raise self._too_large(received)
-            return message
 
-        return counted
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None if the caller left."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
-    def _too_large(self, size: int) -> FaultError:
-        remedy = f"Expected at most {self._max_body_bytes} bytes; send fewer queries at once."
-        return FaultError(413, "body", f"{size} bytes", remedy)
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
 
 
 def _check_host(host: str) -> None:
@@ -93,6 +129,7 @@ async def _respond(send: Send, refused: FaultError) -> None:
     body = json.dumps({"errors": [refused.fault]}).encode()
     length = str(len(body)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+    headers += [(name.lower().encode(), value.encode()) for name, value in (refused.headers or {}).items()]
     if refused.status_code == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refused.status_code, "headers": headers})

@@ -23,8 +23,8 @@ class FaultError(HTTPException):
 
 
 def fault(field: str, value: object, remedy: str) -> dict[str, str]:
-    """A :class:`aggregator.wire.Fault`; long values are cut."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    """A :class:`aggregator.wire.Fault`; of a long value no more is written than is shown."""
+    text = value if isinstance(value, str) else _start_of(value)
     cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
 
@@ -32,6 +32,15 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
 def validation_faults(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Faults from pydantic's errors; the tags of unions are not part of a field's name."""
     return [fault(_field_name(error), error.get("input"), _remedy(error)) for error in errors[:_MAX_FAULTS]]
+
+
+def _start_of(value: object) -> str:
+    text = ""
+    for piece in json.JSONEncoder(default=str).iterencode(value):
+        text += piece
+        if len(text) > _MAX_VALUE_CHARACTERS:
+            break
+    return text
 
 
 def _field_name(error: Mapping[str, Any]) -> str:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
 
 from aggregator.mechanism import Outcome
 from aggregator.questions import PublicPool, Question
@@ -20,6 +30,9 @@ from aggregator.session import OverBudget
 
 MAX_QUERIES_PER_REQUEST = 1024
 MAX_COUNT = 1_000_000
+_MAX_BODY_BYTES = 2 * 2**20
+_MAX_FIELDS = 64
+_BYTES_BESIDE_FEATURES, _BYTES_PER_BYTE, _BYTES_PER_FLOAT = 1024, 6, 26  # as "255.0," and "-3.4028234663852886e+38, "
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Status = Literal["answered", "refused", "over_budget"]
@@ -27,6 +40,14 @@ Status = Literal["answered", "refused", "over_budget"]
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        # Each unknown field would be an error of its own, and a body has room for a hundred thousand.
+        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+            raise ValueError(f"Expected at most {_MAX_FIELDS} fields, got {len(value)}")
+        return value
 
 
 class Reply(_Body):
@@ -160,13 +181,20 @@ def bodies_for(pool: PublicPool) -> Bodies:
     query: Any = Annotated[
         Annotated[by_id, Tag("id")] | Annotated[by_features, Tag("features")], Discriminator(_kind_of_query)
     ]
-    several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST)]
+    several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=_Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=_Body, count=(_whole_number(ge=0, le=MAX_COUNT), ...))
     estimate: Any = Annotated[
         Annotated[queries, Tag("queries")] | Annotated[count, Tag("count")], Discriminator(_kind_of_estimate)
     ]
     return Bodies(queries=queries, estimate=estimate)
+
+
+def max_body_bytes(pool: PublicPool) -> int:
+    """The largest body that a request for this pool's records needs: 2 MiB, or one record where that is more."""
+    per_number = _BYTES_PER_BYTE if pool.features.dtype == np.uint8 else _BYTES_PER_FLOAT
+    record = _BYTES_BESIDE_FEATURES + per_number * math.prod(pool.record_shape)
+    return max(record, min(_MAX_BODY_BYTES, MAX_QUERIES_PER_REQUEST * record))
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
@@ -199,7 +227,7 @@ def _features_type(pool: PublicPool) -> Any:
     if pool.features.dtype == np.uint8:
         kind = _whole_number(ge=0, le=255)
     for size in reversed(pool.record_shape):
-        kind = Annotated[list[kind], Field(min_length=size, max_length=size)]
+        kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
     return kind
 
 

@@ -1,5 +1,4 @@
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import math
@@ -14,10 +13,11 @@ from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, running, table_votes, tokens_of_both_roles
 
 from aggregator.desk import until_next_step
-from aggregator.door import MAX_BODY_BYTES
 from aggregator.ledger import LedgerError
+from aggregator.questions import PublicPool
 from aggregator.session import VotesUnavailableError
 from aggregator.tokens import QuotaRule
+from aggregator.wire import max_body_bytes
 from fairpate.types import Budget
 
 FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]
@@ -151,16 +151,32 @@ def test_a_body_that_is_no_json_is_refused_with_an_explanation(http, content):
     assert response.json()["errors"][0]["remedy"]
 
 
-def test_an_oversized_body_is_refused_before_it_is_read(http):
-    def endless():
-        for _ in range(MAX_BODY_BYTES // 2**20 + 1):
-            yield b" " * 2**20
+def test_an_oversized_body_and_one_of_unknown_length_are_refused_before_they_are_read(http):
+    most = max_body_bytes(POOL)
+    assert http.post("/v1/queries", content=b" " * most).status_code == 422
+    declared = http.post("/v1/queries", content=b" " * (most + 1))
+    assert (declared.status_code, declared.json()["errors"][0]["value"]) == (413, f"{most + 1} bytes")
+    assert http.post("/v1/queries", content=iter([b"{}"])).status_code == 411
+    assert http.get("/livez").status_code == 200
 
-    declared = http.post("/v1/queries", content=b" " * (MAX_BODY_BYTES + 1))
-    assert declared.status_code == 413
-    with contextlib.suppress(httpx.WriteError):  # the service may hang up on a body it will not read
-        assert http.post("/v1/queries", content=endless()).status_code == 413
-    assert http.get("/healthz").status_code == 200
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        (np.uint8, (8, 8), 1024 * (1024 + 6 * 64)),  # 1,024 records fit
+        (np.uint8, (3, 32, 32), 2 * 2**20),  # they do not
+        (np.float32, (3, 224, 224), 1024 + 26 * 150_528),  # not even one fits 2 MiB, and one is let in
+    ],
+)
+def test_the_largest_body_follows_from_the_public_shape_of_a_record(dtype, shape, expected):
+    pool = PublicPool(
+        features=np.zeros((1, *shape), dtype),
+        groups_N=np.zeros(1, int),
+        record_ids="a",
+        group_names="b",
+        label_names="c",
+    )
+    assert max_body_bytes(pool) == expected
 
 
 def test_unknown_paths_and_methods_are_explained(http):

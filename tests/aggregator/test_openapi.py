@@ -3,7 +3,7 @@
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from serving import OPERATOR, running, tokens_of_both_roles
 
@@ -38,6 +38,7 @@ def test_every_request_gets_the_response_that_the_document_promises(operations, 
     @given(case=operations[route].as_strategy(generation_mode=mode))
     def check(case):
         nonlocal requests
+        assume(all(value not in ([], {}) for value in (case.query or {}).values()))  # such a field is sent as nothing
         requests += 1
         response = case.call_and_validate(headers={"Authorization": f"Bearer {OPERATOR}"}, timeout=120)
         assert "Traceback" not in response.text

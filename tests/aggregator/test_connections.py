@@ -1,0 +1,211 @@
+"""Attacks on a real service by raw sockets: each is cut off in bounded time, and nobody else notices it."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from serving import ANALYST
+
+LIMITS = {"head_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0, "idle_timeout_s": 1.0}
+CLOSED_WITHIN_S = 8.0  # the longest limit, the moment for which a refused caller is listened to, and a busy machine
+SERVER = """
+import json, sys, time
+from pathlib import Path
+
+sys.path[:0] = sys.argv[3:]
+from serving import running, tokens_of_both_roles
+from aggregator.connections import ConnectionLimits
+
+limits = ConnectionLimits(**json.loads(sys.argv[2]))
+with running(Path(sys.argv[1]), limits=limits, tokens=tokens_of_both_roles()) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+TOKEN = f"Authorization: Bearer {ANALYST}\r\n"
+GET = f"GET /v1/budget HTTP/1.1\r\nHost: x\r\n{TOKEN}".encode()
+POST = f"POST /v1/queries HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{TOKEN}".encode()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A service in a process of its own, with short limits, as (host, port)."""
+    here = Path(__file__).parent
+    ledger = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    command = [sys.executable, "-c", SERVER, ledger, json.dumps(LIMITS), here, here.parents[1]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        host, _, port = process.stdout.readline().strip().removeprefix("http://").rpartition(":")
+        yield host, int(port)
+        process.stdin.close()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def bystander(address):
+    """Somebody who asks meanwhile, over a new connection each time; the 99th percentile of its times is bounded."""
+    times_s, ended = [], threading.Event()
+
+    def ask():
+        while not ended.is_set():
+            started = time.perf_counter()
+            received, _ = sent(address, [GET + b"Connection: close\r\n\r\n"])
+            times_s.append(time.perf_counter() - started if b" 200 " in received else 30.0)
+            time.sleep(0.005)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        asking.join()
+    assert np.percentile(times_s, 99) < 1.0, sorted(times_s)[-3:]
+
+
+def sent(address, pieces, *, pause_s=0.0):
+    """What comes back for these bytes, and the seconds until the service closed the connection."""
+    started, received = time.monotonic(), b""
+    with socket.create_connection(address, timeout=CLOSED_WITHIN_S) as connection:
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause_s)
+                if time.monotonic() > started + CLOSED_WITHIN_S:
+                    break
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65536):
+                received += part
+    return received, time.monotonic() - started
+
+
+def repeated(piece, times):
+    return (piece for _ in range(times))
+
+
+def posted(body, headers=b""):
+    return [POST + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body]
+
+
+BAD_NUMBERS = b'{"queries":[' + b",".join([b'{"features":["x",["x"]],"group":"y"}'] * 20_000) + b"]}"
+UNKNOWN_FIELDS = json.dumps({f"f{number}": 0 for number in range(80_000)}).encode()
+ATTACKS = {
+    "a head without end": (lambda: [GET + b"X: ", *repeated(b"a" * 2**20, 60)], b" 431 "),
+    "a query string without end": (lambda: [b"GET /?", *repeated(b"a" * 2**16, 160)], b" 431 "),
+    "headers without end": (lambda: [GET, *repeated(b"a: b\r\n" * 10_000, 100)], b" 431 "),
+    "a large head at once": (lambda: [GET + b"a: b\r\n" * 20_000 + b"\r\n"], b" 431 "),
+    "no HTTP": (lambda: [b"\x16\x03\x01" + b"\0" * 10_000], b" 400 "),
+    "chunks without end": (
+        lambda: [POST + b"Transfer-Encoding: chunked\r\n\r\n", *repeated(b"1\r\na\r\n" * 10_000, 200)],
+        b" 411 ",
+    ),
+    "a body too large": (
+        lambda: [POST + b"Content-Length: 50000000\r\n\r\n", *repeated(b" " * 2**20, 50)],
+        b" 413 ",
+    ),
+    "a packed body": (lambda: posted(b"\x1f\x8b" + b"\0" * 1000, b"Content-Encoding: gzip\r\n"), b" 415 "),
+    "nested lists": (lambda: posted(b"[" * 1_000_000), b" 400 "),
+    "wrong numbers": (lambda: posted(BAD_NUMBERS), b" 422 "),
+    "unknown fields": (lambda: posted(UNKNOWN_FIELDS), b" 422 "),
+    "one large value": (lambda: posted(b'{"queries": "%b"}' % (b"x" * 1_000_000)), b" 422 "),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_is_too_large_is_refused_before_it_costs_anything(address, name):
+    pieces, status = ATTACKS[name]
+    with bystander(address):
+        for _ in range(3):
+            received, seconds = sent(address, pieces())
+            assert status in received.split(b"\r\n")[0] or not received  # the kernel may throw the reply away
+            assert len(received) < 4000
+            assert seconds < CLOSED_WITHIN_S
+    received, _ = sent(address, pieces())
+    if received:
+        assert set(json.loads(received.split(b"\r\n\r\n")[-1])["errors"][0]) == {"field", "value", "remedy"}
+
+
+SLOW = {
+    "silence": (list, None),
+    "a slow head": (lambda: [GET, *repeated(b"a: b\r\n", 100)], b" 408 "),
+    "a slow body": (lambda: [POST + b"Content-Length: 1000\r\n\r\n", *repeated(b" ", 100)], b" 408 "),
+    "a slow large body": (lambda: [POST + b"Content-Length: 1000000\r\n\r\n", *repeated(b" ", 100)], b" 408 "),
+    "nothing after a reply": (lambda: [GET + b"\r\n"], b" 200 "),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_is_too_slow_is_cut_off(address, name):
+    pieces, status = SLOW[name]
+    with bystander(address):
+        received, seconds = sent(address, pieces(), pause_s=0.1)
+    assert seconds < CLOSED_WITHIN_S
+    assert status is None or status in received.split(b"\r\n")[0]
+
+
+def test_one_request_at_a_time_is_taken_from_a_connection(address):
+    with bystander(address):
+        received, seconds = sent(address, repeated((GET + b"\r\n") * 100, 100))
+    assert seconds < CLOSED_WITHIN_S
+    assert received.count(b"HTTP/1.1 200") <= 100
+
+
+def test_a_reply_that_nobody_fetches_is_given_up(address):
+    with bystander(address), contextlib.ExitStack() as stack:
+        deaf = []
+        for _ in range(20):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(CLOSED_WITHIN_S)
+            connection.connect(address)
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            deaf.append(connection)
+        time.sleep(5)
+        for connection in deaf:
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(65536):
+                    pass
+
+
+def test_three_thousand_half_open_connections_lock_nobody_out(address):
+    """They make room for one another and for whoever completes a request, and none of them stays."""
+    with contextlib.ExitStack() as stack:
+        held = []
+        with bystander(address):
+            for _ in range(3000):
+                connection = stack.enter_context(socket.create_connection(address, timeout=CLOSED_WITHIN_S))
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(b"GET / HTTP/1.1\r\n")
+                held.append(connection)
+            started = time.monotonic()
+            for connection in held:
+                with contextlib.suppress(ConnectionError):
+                    while connection.recv(4096):
+                        pass
+            assert time.monotonic() - started < CLOSED_WITHIN_S
+
+
+def test_an_unknown_caller_s_body_is_not_waited_for(address):
+    head = b"POST /v1/queries HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(head)
+        assert b" 401 " in connection.recv(4096).split(b"\r\n")[0]
+
+
+def test_a_large_body_that_is_right_is_answered(address):
+    features = np.full((2, 3), 0.1234567890123).tolist()
+    body = {"queries": [{"features": features, "group": "red"} for _ in range(1024)]}
+    response = httpx.post(
+        "http://{}:{}/v1/queries".format(*address),
+        json=body,
+        headers={"Authorization": f"Bearer {ANALYST}"},
+        timeout=60,
+    )
+    assert len(json.dumps(body)) > 2**16
+    assert len(response.json()["replies"]) == 1024
