@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from aggregator import metrics, wire
+from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.connections import ConnectionLimits
 from aggregator.desk import Desk
 from aggregator.door import OPEN_PATHS, Door
@@ -262,6 +263,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
+        "epsilon_fixed_beforehand": wire.finite(epsilon_fixed_beforehand(terms)),
         "epsilon_data_independent": wire.finite(status.epsilon_data_independent),
         "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
         "queries_posed": status.queries_posed,

@@ -2,7 +2,9 @@
 
 A limit on the data-independent price is a Renyi filter (see :mod:`fairpate.privacy.filters`) at one order, the one that
 admits most queries, known before the first: each charge is fixed before it is made, so stopping at the limit is sound
-although analysts choose their queries adaptively. A limit on the number of queries is as sound, and says nothing of
+although analysts choose their queries adaptively. What is then guaranteed is the limit. The price of the queries that
+were posed is the guarantee only where their number was fixed beforehand: a number that depends on answers is one that a
+filter for that number might never have stopped at. A limit on the number of queries is as sound, and says nothing of
 publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a function of
 private votes and therefore leaks, which no arithmetic here can mend.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -213,6 +216,22 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_public
         assert terms.publication is not None
         events += [terms.publication] * num_publications
     return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
+
+
+@lru_cache(maxsize=16)
+def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
+    """The bound, at the budget's delta, that held before the first query, however queries are chosen and ended.
+
+    None for a budget that votes end: then there is none. A count limits no publications, but none comes without a new
+    query, so there are at most as many.
+    """
+    budget = terms.budget
+    if budget.kind == "data_dependent":
+        return None
+    if budget.max_queries is None:
+        return budget.epsilon
+    each_A = accountant.rdp([_queries(terms, 1), *([terms.publication] if terms.publication else [])])
+    return accountant.epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]
 
 
 def _queries(terms: LedgerTerms, count: int) -> ConfidentGnmaxQueries:

@@ -87,11 +87,16 @@ class Estimate(_Body):
 
 
 class Statement(_Body):
-    """The privacy claim for everything answered so far, and the public facts of this service."""
+    """The privacy claim for everything answered so far, and the public facts of this service.
+
+    Analysts choose and end their queries in view of replies: the guarantee is `epsilon_fixed_beforehand`, the limit
+    that held before the first query (null where there is none). `epsilon_data_independent` prices those posed so far.
+    """
 
     unit: str
     relation: str
     delta: float
+    epsilon_fixed_beforehand: float | None
     epsilon_data_independent: float | None
     epsilon_sanitised: float | None
     queries_posed: int

@@ -184,9 +184,11 @@ class LabelledSet:
 class PrivacyStatement:
     """The claim that may be published with a run.
 
-    ``epsilon_data_independent`` holds at ``delta`` for the stated unit and relation. It covers every reservation the
-    ledger holds at its full cost, those refused for free and those a crash left open included: a bound fixed before
-    any answer, because how many refusals are free depends on the labels released.
+    ``epsilon_data_independent`` prices, at ``delta`` and for the stated unit and relation, every reservation the ledger
+    holds at its full cost, those refused for free and those a crash left open included, because how many refusals are
+    free depends on the labels released. ``epsilon_fixed_beforehand`` is the bound that held before the first query,
+    however many were going to be posed; null where votes end the queries. The two differ only where the number of
+    queries may depend on released labels (admission in rounds, a service), and then this one is the guarantee.
     ``epsilon_sanitised`` is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over
     its own noise, null unless one was planned and paid; it is no guarantee for other votes. Counts of answers and
     refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
@@ -205,6 +207,7 @@ class PrivacyStatement:
     refused_free: int
     noise: str
     tuning_accounted: bool
+    epsilon_fixed_beforehand: float | None = None
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

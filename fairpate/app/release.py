@@ -11,7 +11,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.budget import epsilon_data_independent, publication_fits, queries_that_fit
+from aggregator.budget import (
+    epsilon_data_independent,
+    epsilon_fixed_beforehand,
+    publication_fits,
+    queries_that_fit,
+)
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
@@ -22,6 +27,7 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
 from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import ConfigError, RunConfig
 from fairpate.data import Dataset, Split
+from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity
@@ -35,13 +41,15 @@ _BLOCK = 256
 class Release:
     """What came out of the aggregator: labels and a statement for everybody, spending for the operator.
 
-    ``over_budget`` queries found no room and cost nothing.
+    ``over_budget`` queries found no room and cost nothing. ``planned`` are the events that were fixed before the
+    first query: what those that were posed cost, unless their number depends on released labels.
     """
 
     labelled: LabelledSet
     statement: PrivacyStatement
     spending: Spending
     over_budget: int
+    planned: tuple[accountant.Event, ...]
 
 
 def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
@@ -111,10 +119,31 @@ def release_labels(
             num_publications=len(ledger.publications),
             published=published,
         )
-    statement = state_privacy(spending)
+    planned = _planned(spending, config)
+    by_service = len(result.replies) < len(spending.charges_Q)
+    statement = state_privacy(spending, None if by_service else planned)
     write_labels(result.labelled, run.labels)
     write_json(run.statement, statement.to_json())
-    return Release(labelled=result.labelled, statement=statement, spending=spending, over_budget=result.over_budget)
+    return Release(
+        labelled=result.labelled,
+        statement=statement,
+        spending=spending,
+        over_budget=result.over_budget,
+        planned=planned,
+    )
+
+
+def _planned(spending: Spending, config: RunConfig) -> tuple[accountant.Event, ...]:
+    """What the run costs whatever labels it sees.
+
+    Admission in rounds may pose fewer queries than configured because of released labels. A reservation that a crash
+    left open counts as it is: no label decides over a crash.
+    """
+    queries = spending.posed(0, len(spending.charges_Q))
+    if config.aggregator.admission is not None:
+        lost = queries.count - len(spending.charges_Q)
+        queries = replace(queries, count=max((config.aggregator.num_queries or 0) + lost, queries.count))
+    return (queries, *spending.publications)
 
 
 def _pose(
@@ -194,16 +223,23 @@ def _publication(config: RunConfig, *, num_classes: int) -> SmoothRelease | None
     return release
 
 
-def state_privacy(spending: Spending) -> PrivacyStatement:
-    """The publishable claim: every reservation and publication at its full cost, whatever came of it."""
+def state_privacy(spending: Spending, planned: Sequence[accountant.Event] | None) -> PrivacyStatement:
+    """The publishable claim: every reservation and publication at its full cost, whatever came of it.
+
+    ``planned`` are the events that were fixed before the first query; None where only the ledger's budget was.
+    """
     outcomes, event = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
-    price = accountant.epsilon([event, *spending.publications], target_delta=spending.target_delta)
+    delta = spending.target_delta
+    price = accountant.epsilon([event, *spending.publications], target_delta=delta)
+    bound = epsilon_fixed_beforehand(spending.terms)
+    if bound is not None and planned is not None:
+        bound = min(bound, accountant.epsilon(planned, target_delta=delta).epsilon)
     return PrivacyStatement(
         unit=event.unit,
         relation=event.relation,
         delta=price.delta,
         epsilon_data_independent=price.epsilon,
-        epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=spending.target_delta),
+        epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=delta),
         queries_posed=len(outcomes),
         answered=outcomes.count("answered"),
         rejected_confidence=outcomes.count("confidence"),
@@ -211,7 +247,20 @@ def state_privacy(spending: Spending) -> PrivacyStatement:
         refused_free=outcomes.count("free"),
         noise=spending.terms.noise,
         tuning_accounted=False,
-        remarks=(STOPPED_BY_VOTES,) if spending.terms.budget.kind == "data_dependent" else (),
+        epsilon_fixed_beforehand=bound,
+        remarks=_remarks(price.epsilon, bound, len(outcomes)),
+    )
+
+
+def _remarks(epsilon: float, bound: float | None, num_queries: int) -> tuple[str, ...]:
+    if bound is None:
+        return (STOPPED_BY_VOTES,)
+    if bound <= epsilon:
+        return ()
+    return (
+        f"Released labels may have decided how many queries were posed. The guarantee is the bound that was fixed "
+        f"before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(epsilon)} prices the {num_queries} that were "
+        "posed.",
     )
 
 

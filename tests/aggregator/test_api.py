@@ -361,6 +361,7 @@ def test_a_published_price_is_for_operators_to_ask_and_for_everybody_to_read(htt
     statement = http.get("/v1/statement").json()
     assert statement["epsilon_sanitised"] == told["epsilon_sanitised"] > 0
     assert told["queries_posed"] == statement["queries_posed"]
+    assert statement["epsilon_fixed_beforehand"] > statement["epsilon_data_independent"]
     assert http.post("/v1/operator/publication", headers=AS_OPERATOR).json() == told
     http.post("/v1/queries", json={"queries": [{"id": n} for n in range(290, 300)]})
     assert http.get("/v1/statement").json()["epsilon_sanitised"] is None

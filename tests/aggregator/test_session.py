@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator import session
+from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import (
@@ -311,6 +312,23 @@ def test_publishing_takes_its_room_from_the_budget_or_is_refused(batch, path):
         assert spent <= ledger.terms.budget.epsilon
         with pytest.raises(PublicationError, match="no room"):
             asked.publish()
+
+
+def gaussian_epsilon(rho, delta):
+    """The conversion of the Renyi curve rho alpha, over a fine grid of orders."""
+    orders = np.linspace(1.01, 60, 20_000)
+    return (rho * orders + np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)).min()
+
+
+def test_the_bound_that_was_fixed_beforehand_follows_from_the_terms_alone():
+    mechanism = TERMS.mechanism
+    per_query = 1 / (2 * mechanism.threshold_stddev_votes**2) + 1 / mechanism.noise_stddev_votes**2
+    of_a_count = epsilon_fixed_beforehand(TERMS)
+    assert of_a_count == pytest.approx(gaussian_epsilon(1000 * per_query, 1e-5), rel=0.02)
+    assert epsilon_fixed_beforehand(dataclasses.replace(TERMS, publication=PLANNED.publication)) > of_a_count
+    for kind, expected in [("data_independent", 2.5), ("data_dependent", None)]:
+        terms = dataclasses.replace(TERMS, budget=Budget(kind=kind, delta=1e-5, epsilon=2.5))
+        assert epsilon_fixed_beforehand(terms) == expected
 
 
 def test_nothing_is_published_without_a_plan_or_before_a_vote(batch, path):

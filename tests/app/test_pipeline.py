@@ -26,6 +26,7 @@ from fairpate.app.rundir import RunDirectoryError, create_run_directory, open_ru
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
+from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule, MechanismParameters
@@ -37,6 +38,7 @@ STATEMENT = {
     "relation",
     "delta",
     "epsilon_data_independent",
+    "epsilon_fixed_beforehand",
     "epsilon_sanitised",
     "queries_posed",
     "answered",
@@ -280,6 +282,9 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
     assert after["answered"] == before["answered"] + 1
     posed = ConfidentGnmaxQueries(count=before["queries_posed"] + 2, **dataclasses.asdict(config.aggregator.mechanism))
     assert after["epsilon_data_independent"] == epsilon([posed], target_delta=1e-5).epsilon
+    assert before["epsilon_fixed_beforehand"] == before["epsilon_data_independent"]
+    assert after["epsilon_fixed_beforehand"] == open_terms(folder).budget.epsilon > after["epsilon_data_independent"]
+    assert f"ε = {epsilon_text(after['epsilon_fixed_beforehand'])}" in after["remarks"][0]
 
 
 def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path, ray_session):
@@ -312,6 +317,11 @@ def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, 
     assert rounds["answered"] >= in_order["answered"]
     assert rounds["queries_posed"] <= in_order["queries_posed"] == 80
     assert rounds["answered"] / rounds["queries_posed"] > in_order["answered"] / in_order["queries_posed"]
+    assert rounds["epsilon_fixed_beforehand"] == in_order["epsilon_data_independent"]  # the price of all 80
+    assert in_order["epsilon_fixed_beforehand"] == in_order["epsilon_data_independent"]
+    assert rounds["epsilon_data_independent"] < rounds["epsilon_fixed_beforehand"]
+    assert [remark.startswith("Released labels may have decided") for remark in rounds["remarks"]] == [True]
+    assert in_order["remarks"] == []
 
 
 def test_interrupted_between_rounds_the_same_queries_are_posed_again(small_config, tmp_path, ray_session):

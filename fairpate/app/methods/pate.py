@@ -117,13 +117,11 @@ def release_within_target(
     votes = ask(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
         release = release_labels(run, config, dataset, queries, votes, advance)
-    statement, spending = release.statement, release.spending
+    statement = release.statement
     reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
-    write_json(run.costs, costs(spending, statement))
-    posed = spending.posed(0, len(spending.charges_Q))
-    events: tuple[Event, ...] = (posed, *spending.publications)
+    write_json(run.costs, costs(release.spending, statement))
     return release.labelled, Trained(
-        model=training.model, events=events, noise=spending.terms.noise, remarks=statement.remarks
+        model=training.model, events=release.planned, noise=statement.noise, remarks=statement.remarks
     )
 
 
