@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ from aggregator.session import (
     VotesUnavailableError,
     sanitised_epsilon,
 )
-from aggregator.tokens import Caller, QuotaRule, Quotas, TokenBook
+from aggregator.tokens import QuotaExceededError, QuotaRule, Quotas, TokenBook
 from aggregator.writer import Books, OpenBooks, Snapshot, Writer
 from fairpate import __version__
 
@@ -106,6 +105,7 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         writer,
         health,
         count_votes=backend.count_votes,
+        quotas=Quotas(settings.quota),
         answer_step_s=settings.answer_step_s,
         on_group=counters.count_group,
     )
@@ -126,7 +126,7 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
         responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
     )
-    _add_analyst_routes(app, backend.pool, writer, desk, Quotas(settings.quota), counters)
+    _add_analyst_routes(app, backend.pool, writer, desk, counters)
     _add_operator_routes(app, backend.pool, writer)
     _add_health_routes(app, health)
     _add_error_bodies(app)
@@ -137,7 +137,7 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
 
 
 def _add_analyst_routes(
-    app: FastAPI, pool: PublicPool, writer: Writer, desk: Desk, quotas: Quotas, counters: metrics.ServiceMetrics
+    app: FastAPI, pool: PublicPool, writer: Writer, desk: Desk, counters: metrics.ServiceMetrics
 ) -> None:
     bodies = wire.bodies_for(pool)
 
@@ -145,9 +145,7 @@ def _add_analyst_routes(
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
-        new = {question.query.key for question in questions if desk.stored(question.query.key) is None}
-        _charge_quota(quotas, request.scope["state"]["caller"], len(new))
-        replies = await desk.ask(questions)
+        replies = await desk.ask(questions, request.scope["state"]["caller"])
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return _json({"replies": rows, "budget_crossed_at": crossed})
@@ -289,16 +287,14 @@ def _entry_json(number: int, key: str, group: str, outcome: Outcome | None) -> d
     }
 
 
-def _charge_quota(quotas: Quotas, caller: Caller, num_new: int) -> None:
-    refusal = quotas.take(caller, num_new, now_s=time.monotonic())
-    if refusal is None:
-        return
+def _quota_fault(error: QuotaExceededError) -> FaultError:
+    value, refusal = f"{error.num_new} new", error.refusal
     if math.isinf(refusal.retry_after_s):
         remedy = "More than this token may ever ask at once; send fewer new queries in one request."
-        raise FaultError(429, "queries", f"{num_new} new", remedy)
+        return FaultError(429, "queries", value, remedy)
     wait_s = math.ceil(refusal.retry_after_s)
     remedy = f"This token may ask {refusal.allowed_now} new queries now; wait {wait_s} s, or send fewer."
-    raise FaultError(429, "queries", f"{num_new} new", remedy, {"Retry-After": str(wait_s)})
+    return FaultError(429, "queries", value, remedy, {"Retry-After": str(wait_s)})
 
 
 def _add_error_bodies(app: FastAPI) -> None:
@@ -309,6 +305,10 @@ def _add_error_bodies(app: FastAPI) -> None:
     @app.exception_handler(FaultError)
     async def refused(_: Request, error: FaultError) -> Response:
         return _faults(error.status_code, [error.fault], error.headers)
+
+    @app.exception_handler(QuotaExceededError)
+    async def over_quota(request: Request, error: QuotaExceededError) -> Response:
+        return await refused(request, _quota_fault(error))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, error: HTTPException) -> Response:

@@ -5,6 +5,9 @@ and so that requests answered together leave together. Stored replies are read w
 
 How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
 ``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
+
+Quotas count what is charged: what a request takes is known only when its turn comes, and queries that were not charged
+after all are given back.
 """
 
 from __future__ import annotations
@@ -12,18 +15,28 @@ from __future__ import annotations
 import asyncio
 import math
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from aggregator.health import Health
 from aggregator.ledger import LedgerError
 from aggregator.mechanism import Outcome
 from aggregator.questions import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
+from aggregator.tokens import Caller, QuotaExceededError, Quotas
 from aggregator.writer import Writer
 from fairpate.types import IntArray
 
 Reply = Outcome | OverBudget
 _MAX_QUERIES_TOGETHER = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Request:
+    questions: Sequence[Question]
+    caller: Caller
+    answered: asyncio.Future[Sequence[Reply]]
 
 
 class Desk:
@@ -35,24 +48,26 @@ class Desk:
         health: Health,
         *,
         count_votes: CountVotes,
+        quotas: Quotas,
         answer_step_s: float,
         on_group: Callable[[], None] = lambda: None,
     ) -> None:
         self._writer, self._health = writer, health
-        self._count_votes = count_votes
+        self._count_votes, self._quotas = count_votes, quotas
         self._answer_step_s = answer_step_s
         self._on_group = on_group
-        self._line: list[tuple[Sequence[Question], asyncio.Future[Sequence[Reply]]]] = []
+        self._line: list[_Request] = []
         self._server: asyncio.Task[None] | None = None
 
     def stored(self, key: str) -> Outcome | None:
         """The stored outcome of a query, or None if it has none."""
         return self._writer.books.ledger.outcome(key)
 
-    async def ask(self, questions: Sequence[Question]) -> Sequence[Reply]:
+    async def ask(self, questions: Sequence[Question], caller: Caller) -> Sequence[Reply]:
         """One reply per question, in order. A request with a new query waits for the end of its step.
 
-        What the session raises is raised to every request of the group.
+        QuotaExceededError if the caller may not have as many new ones; then none is asked. What the session raises is
+        raised to every request of the group.
         """
         known = [self.stored(question.query.key) for question in questions]
         replies = [outcome for outcome in known if outcome is not None]
@@ -61,7 +76,7 @@ class Desk:
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        self._line.append((questions, answered))
+        self._line.append(_Request(questions=questions, caller=caller, answered=answered))
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
         try:
@@ -73,34 +88,60 @@ class Desk:
         while self._line:
             group = self._take_group()
             self._on_group()
-            questions = [question for asked, _ in group for question in asked]
+            results: Sequence[Sequence[Reply] | Exception]
             try:
-                replies = await self._writer.call(lambda session, asked=questions: self._ask_together(session, asked))  # type: ignore[misc]
+                results = await self._writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait
-                for _, answered in group:
-                    if not answered.done():
-                        answered.set_exception(error)
-                continue
-            for asked, answered in group:
-                if not answered.done():
-                    answered.set_result([replies[question.query.key] for question in asked])
+                results = [error] * len(group)
+            for request, result in zip(group, results, strict=True):
+                if request.answered.done():
+                    continue
+                if isinstance(result, Exception):
+                    request.answered.set_exception(result)
+                else:
+                    request.answered.set_result(result)
 
-    def _take_group(self) -> list[tuple[Sequence[Question], asyncio.Future[Sequence[Reply]]]]:
+    def _take_group(self) -> list[_Request]:
         """The requests in front, at least one, as many as fit."""
         total, count = 0, 0
-        for asked, _ in self._line:
-            total += len(asked)
+        for request in self._line:
+            total += len(request.questions)
             if count and total > _MAX_QUERIES_TOGETHER:
                 break
             count += 1
         group, self._line = self._line[:count], self._line[count:]
         return group
 
-    def _ask_together(self, session: AggregatorSession, questions: Sequence[Question]) -> dict[str, Reply]:
-        by_key: dict[str, Question] = {}
-        for question in questions:
-            by_key.setdefault(question.query.key, question)
+    def _ask_together(
+        self, session: AggregatorSession, group: Sequence[_Request]
+    ) -> list[Sequence[Reply] | QuotaExceededError]:
+        """The replies to each request, or why it was not asked. On the writer's thread, one group after another."""
+        paid_by: dict[str, Caller] = {}
+        refused = [self._take_quota(request, paid_by) for request in group]
+        admitted = [request for request, error in zip(group, refused, strict=True) if error is None]
+        by_key = {question.query.key: question for request in admitted for question in request.questions}
+        try:
+            replies = self._ask(session, by_key)
+        finally:
+            for key, caller in paid_by.items():
+                if self.stored(key) is None:
+                    self._quotas.give_back(caller, 1)
+        return [
+            error or [replies[question.query.key] for question in request.questions]
+            for request, error in zip(group, refused, strict=True)
+        ]
 
+    def _take_quota(self, request: _Request, paid_by: dict[str, Caller]) -> QuotaExceededError | None:
+        """Let the caller pay for what nobody has asked yet, in this group or before."""
+        keys = {question.query.key for question in request.questions}
+        new = [key for key in keys if key not in paid_by and self.stored(key) is None]
+        refusal = self._quotas.take(request.caller, len(new), now_s=time.monotonic())
+        if refusal is not None:
+            return QuotaExceededError(refusal, len(new))
+        paid_by.update(dict.fromkeys(new, request.caller))
+        return None
+
+    def _ask(self, session: AggregatorSession, by_key: dict[str, Question]) -> dict[str, Reply]:
         voted = False
 
         def vote(queries: Sequence[Query]) -> IntArray:

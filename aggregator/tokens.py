@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class TokenError(UsageError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who sent a request. ``name`` tells the analysts of one token file apart."""
+    """Who sent a request. ``name`` tells the analysts of one token file apart: those of one name share a quota."""
 
     name: str
     role: Role
@@ -67,8 +68,8 @@ def read_tokens(
 ) -> TokenBook:
     """Tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
 
-    A file holds one token, or several analysts one per line as ``name token``. TokenError for a token shorter than 24
-    characters, a token given twice, or a file that others than its owner may read.
+    A file holds one token per line, each with the name of its analyst in front of it or without. TokenError for a token
+    shorter than 24 characters, a token given twice, or a file that others than its owner may read.
     """
     entries: list[tuple[bytes, Caller]] = []
     sources: tuple[tuple[Role, Path | None], ...] = (("analyst", analyst_file), ("operator", operator_file))
@@ -113,6 +114,14 @@ class QuotaRefusal:
     retry_after_s: float
 
 
+class QuotaExceededError(Exception):
+    """A request of ``num_new`` new queries that its caller's quota has no room for."""
+
+    def __init__(self, refusal: QuotaRefusal, num_new: int) -> None:
+        super().__init__(f"{num_new} new queries, {refusal.allowed_now} allowed now")
+        self.refusal, self.num_new = refusal, num_new
+
+
 class Quotas:
     """What every caller may still spend: a bucket each, in memory, full at the start. Operators have none."""
 
@@ -135,6 +144,12 @@ class Quotas:
         self._buckets[caller.name] = (level - num_queries, now_s)
         return None
 
+    def give_back(self, caller: Caller, num_queries: int) -> None:
+        """Put back what was taken for queries that were not charged after all."""
+        if caller.name in self._buckets:
+            level, filled_at_s = self._buckets[caller.name]
+            self._buckets[caller.name] = (min(self._rule.max_queries, level + num_queries), filled_at_s)
+
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -155,13 +170,15 @@ def _parse(text: str, role: Role, source: str) -> list[tuple[bytes, Caller]]:
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows:
         raise TokenError(f"{source}: holds no token; write one of at least {MIN_TOKEN_CHARACTERS} characters.")
-    return [_entry(row, role, f"{source}, line {number}") for number, row in enumerate(rows, start=1)]
+    salt = secrets.token_bytes(16)
+    return [_entry(row, role, f"{source}, line {number}", salt) for number, row in enumerate(rows, start=1)]
 
 
-def _entry(row: Sequence[str], role: Role, source: str) -> tuple[bytes, Caller]:
+def _entry(row: Sequence[str], role: Role, source: str, salt: bytes) -> tuple[bytes, Caller]:
     if len(row) not in (1, 2):
         raise TokenError(f"{source}: expected `token` or `name token`, got {len(row)} words.")
-    token, name = row[-1], row[0] if len(row) == 2 else role
+    token = row[-1]
+    name = row[0] if len(row) == 2 else f"{role}-{hmac.digest(salt, _digest(token), 'sha256').hex()[:16]}"
     if len(token) < MIN_TOKEN_CHARACTERS:
         raise TokenError(
             f"{source}: expected a token of at least {MIN_TOKEN_CHARACTERS} characters, got {len(token)}; "

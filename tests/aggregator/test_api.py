@@ -228,6 +228,49 @@ def test_a_quota_counts_new_queries_only(service):
         replies(http.post("/v1/queries", json=ids(range(12)), headers=AS_OPERATOR))
 
 
+def test_a_quota_counts_charges_however_many_ask_for_the_same_at_once(service):
+    """Twelve times the same ten new ids are ten charges; what a closed budget has no room for is none."""
+    there = threading.Event()
+
+    def votes(questions):
+        there.wait(0.2)  # so that the others come meanwhile
+        return table_votes(questions)
+
+    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=15)
+    settings = {"tokens": tokens_of_both_roles(), "quota": QuotaRule(max_queries=20, period_s=1e9)}
+    url = service(count_votes=votes, terms=dataclasses.replace(TERMS, budget=budget), **settings)
+    with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as http:
+        with concurrent.futures.ThreadPoolExecutor(12) as clients:
+            asked = list(clients.map(lambda _: http.post("/v1/queries", json=ids(range(10))), range(12)))
+        assert {response.status_code for response in asked} == {200}
+        assert len({response.text for response in asked}) == 1
+        assert http.get("/v1/budget").json()["queries_posed"] == 10
+        refused = http.post("/v1/queries", json=ids(range(11, 22)))  # eleven where ten are left
+        assert "10 new queries now" in refused.json()["errors"][0]["remedy"]
+        assert http.post("/v1/queries", json=ids(range(100, 110))).json()["budget_crossed_at"] == 5
+        refused = http.post("/v1/queries", json=ids(range(200, 206)))  # of those ten five had room
+        assert "5 new queries now" in refused.json()["errors"][0]["remedy"]
+
+
+def test_a_quota_is_given_back_where_the_vote_failed(service):
+    there = threading.Event()
+
+    def votes(questions):
+        if not there.is_set():
+            raise VotesUnavailableError("gone")
+        return table_votes(questions)
+
+    settings = {"tokens": tokens_of_both_roles(), "quota": QuotaRule(max_queries=10, period_s=1e9)}
+    with httpx.Client(
+        base_url=service(count_votes=votes, **settings), headers={"Authorization": f"Bearer {ANALYST}"}
+    ) as http:
+        for _ in range(3):
+            assert http.post("/v1/queries", json=ids(range(10))).status_code == 503
+        there.set()
+        assert len(replies(http.post("/v1/queries", json=ids(range(10))))) == 10
+        assert http.post("/v1/queries", json=ids([11])).status_code == 429
+
+
 def test_an_estimate_charges_nothing_and_is_what_asking_then_costs(http):
     replies(http.post("/v1/queries", json=ids(range(5))))
     estimate = http.post("/v1/estimate", json=ids(range(9))).json()

@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import pytest
@@ -23,10 +24,21 @@ def test_tokens_come_from_files_before_the_environment(tmp_path):
     book = read_tokens(environment, analyst_file=path)
     assert book.caller(ALICE) == ANALYST
     assert book.caller(BOB) == Caller(name="bob", role="analyst")
-    assert book.caller(ROOT) == Caller(name="operator", role="operator")
+    assert book.caller(ROOT).role == "operator"
     assert book.caller("x" * 24) is book.caller("") is book.caller(None) is book.caller(f"{ALICE} ") is None
     assert ALICE not in repr(book)
     assert read_tokens({}).is_empty
+
+
+def test_every_bare_token_has_a_quota_of_its_own_and_no_name_that_tells_it(tmp_path):
+    path = token_file(tmp_path, f"{ALICE}\n{BOB}\n")
+    alice, bob = (read_tokens({}, analyst_file=path).caller(token) for token in (ALICE, BOB))
+    assert alice.name != bob.name
+    assert ALICE not in alice.name
+    assert hashlib.sha256(ALICE.encode()).hexdigest()[:8] not in alice.name
+    assert read_tokens({}, analyst_file=path).caller(ALICE).name != alice.name  # salted
+    quotas = Quotas(QuotaRule(max_queries=10, period_s=100))
+    assert quotas.take(alice, 10, now_s=0) is quotas.take(bob, 10, now_s=0) is None
 
 
 @pytest.mark.parametrize(
@@ -68,6 +80,16 @@ def test_in_any_period_a_token_takes_at_most_the_bucket_and_its_refill(requests)
         if quotas.take(ANALYST, num_queries, now_s=now_s) is None:
             taken += num_queries
     assert taken <= 20 + now_s * 20 / 100 + 1e-6
+
+
+def test_what_is_given_back_may_be_taken_again_and_never_overfills():
+    quotas = Quotas(QuotaRule(max_queries=10, period_s=100))
+    quotas.give_back(ANALYST, 5)
+    assert quotas.take(ANALYST, 8, now_s=0) is None
+    quotas.give_back(ANALYST, 3)
+    assert quotas.take(ANALYST, 6, now_s=0).allowed_now == 5
+    quotas.give_back(ANALYST, 50)
+    assert quotas.take(ANALYST, 11, now_s=0).allowed_now == 10
 
 
 def test_a_refused_request_takes_nothing_and_says_when_it_fits():
