@@ -1,8 +1,9 @@
 """The privacy-and-fairness card of a published student: what it promises, how it treats groups, what it must not claim.
 
-Everything is read from the public part of a run directory and from the public entry of its data set; the private part
-is not opened, and of the configuration only the data set's name, its options and the method enter. The card is
-written beside the student, as JSON and as a page.
+Everything is read from the public part of a run directory, from what the run recorded of its data set, and from the
+public entry of that; the private part is not opened, and of the configuration only the data set's options and the
+method enter. Of a data set that was given from Python no publisher is known, and the card says so. It is written
+beside the student, as JSON and as a page.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import yaml
 from fairpate import __version__
 from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json, write_text
-from fairpate.config import DataConfig, parse_config
+from fairpate.app.trained_on import DataRecord, require_data, require_student_of
+from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data import find_entry
 from fairpate.evaluation.card_page import (
     Card,
@@ -67,7 +69,7 @@ def write_card(
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """The card of a run; only its public part and the names of its method and data set are read."""
+    """The card of a run; only its public part, its method and what names its data set are read."""
     for path in (run.config, run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
@@ -75,10 +77,12 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 "privacy publishes nothing."
             )
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    trained_on = require_data(run)
     statement = json.loads(run.statement.read_text(encoding="utf-8"))
     metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     student = load_student(run.student).card
+    require_student_of(run, trained_on, student)
     return Card(
         model=CardModel(
             method=config.get("method", "fairpate"),
@@ -92,7 +96,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             made_by=f"FairPATE {__version__}",
         ),
         privacy=_privacy(statement),
-        data=_data(config["data"]),
+        data=_data(trained_on, config["data"]),
         use=use,
         evaluation=Evaluation.from_json(metrics),
         refusals=None if refusals is None else _refusals(refusals, unrefused),
@@ -138,11 +142,16 @@ def described_event(event: Mapping[str, Any]) -> str:
     return " ".join(filter(None, words))
 
 
-def _data(values: Mapping[str, Any]) -> CardData:
+def _data(trained_on: DataRecord, values: Mapping[str, Any]) -> CardData:
+    if trained_on.given_from_python:
+        return CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     config = parse_config({name: values[name] for name in ("name", "seed", "options") if name in values}, DataConfig)
+    if config.name != trained_on.name:
+        raise ConfigError(f"data.name: the run was trained on {trained_on.name}, its configuration says {config.name}.")
     entry = find_entry(config.name)
     return CardData(
         name=entry.name,
+        kind=trained_on.kind,
         task=entry.task,
         publisher=entry.publisher,
         address=entry.address,

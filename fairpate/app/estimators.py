@@ -27,6 +27,7 @@ from fairpate.app.methods.sf_pate import check_sf_pate, train_sf_pate
 from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import create_run_directory
+from fairpate.app.trained_on import record_data, with_given_data
 from fairpate.baselines.estimators import Classifier, required_pool
 from fairpate.baselines.method import PublicPool, Trained
 from fairpate.config import AggregatorConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
@@ -82,9 +83,10 @@ class PateClassifier(Classifier):
     def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:
         dataset = self._dataset(x, y, public)
         with _folder(self.folder) as root:
-            config = self._config().model_copy(update={"out": root})
+            config = with_given_data(self._config(), dataset).model_copy(update={"out": root})
             self._check(config)
             run = create_run_directory(config)
+            record_data(run, dataset, given_from_python=True)
             training = Training(dataset=dataset, config=config, run=run, model=network, reporter=Reporter(quiet=True))
             return self._method(training)
 

@@ -31,6 +31,7 @@ from fairpate.app.rundir import (
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.tables import read_votes, write_votes
+from fairpate.app.trained_on import record_data
 from fairpate.config import ConfigError, ModelConfig, RayConfig, RunConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.evaluation.metrics import Evaluation, evaluate
@@ -71,6 +72,7 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
         queries = choose_queries(dataset, config)
         fitting = check_budget(config, dataset, queries)
     run = create_run_directory(config)
+    record_data(run, dataset, given_from_python=False)
     if not run.student.exists():
         check_weights({"teachers": config.teachers.model, "student": config.student.model}, dataset, reporter)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")

@@ -35,6 +35,7 @@ from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
+from fairpate.app.trained_on import require_data_by_name
 from fairpate.config import ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
@@ -129,6 +130,7 @@ def profile_of_run(run: RunDirectory, data: str) -> Profile:
     """The votes of a run on ``data``. RunFolderError where there are none, or of another data set."""
     if not run.votes.is_file():
         raise RunFolderError(f"--votes: {run.votes} is missing: no votes; give a run of a method with teachers.")
+    require_data_by_name(run)
     name = str((read_yaml(run.config).get("data") or {}).get("name"))
     if name != data:
         raise RunFolderError(

@@ -130,6 +130,11 @@ class RunDirectory:
         return self.root / "config.yaml"
 
     @property
+    def data(self) -> Path:
+        """What the run was trained on: names, no records."""
+        return self.root / "data.json"
+
+    @property
     def environment(self) -> Path:
         """Versions, machine and revision."""
         return self.root / "environment.json"

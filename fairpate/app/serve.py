@@ -26,6 +26,7 @@ from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
+from fairpate.app.trained_on import record_data, require_data_by_name
 from fairpate.config import RayConfig, RunConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.types import IntArray, VoteBatch
@@ -43,6 +44,7 @@ def open_backend(root: Path, config: RunConfig) -> Backend:
     """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor."""
     run = RunDirectory(root=root)
     dataset = load_dataset(config.data)
+    record_data(run, dataset, given_from_python=False)
     with RayPool(config.ray) as pool:
         ensemble = train_ensemble(
             dataset.private,
@@ -118,6 +120,7 @@ def serve_aggregator(
     """
     check_exposure(settings)
     run, config = _finished_run(root)
+    require_data_by_name(run)
     with _ray(config.ray, detach=detach):
         service = start_service(
             service_name(run),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from fairpate.app.rundir import (
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.terminal import facts
+from fairpate.app.trained_on import record_data, with_given_data
 from fairpate.baselines.method import Price, Trained, price
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.metrics import Evaluation, nan_to_none
 from fairpate.evaluation.page import epsilon_text
@@ -92,25 +94,36 @@ class UnprotectedRun(RunDirectory):
         return self.private
 
 
-def train_method(config: TrainConfig, reporter: Reporter, dataset: Dataset | None = None) -> RunDirectory:
+def train_method(
+    config: TrainConfig,
+    reporter: Reporter,
+    dataset: Dataset | None = None,
+    *,
+    load: Callable[[DataConfig], Dataset] | None = None,
+) -> RunDirectory:
     """Train ``config.method``, or go on where an earlier command left off, and leave the run directory complete.
 
-    ``dataset`` is what ``config.data`` names, where the caller has loaded it. Errors name the field or file, the value
-    and the remedy. Nothing is charged twice: a released model stays.
+    ``dataset`` None reads what ``config.data`` names, with ``load`` where one is given. Any other is trained on as it
+    is, and every file that describes the run names it; ``config.data`` then counts for nothing. Errors name the field
+    or file, the value and the remedy. Nothing is charged twice: a released model stays.
     """
+    is_given = dataset is not None
     method = METHODS.get(config.method)
     if method is None:
         raise ConfigError(f"method: no method {config.method!r}{nearest(config.method, METHODS)}.")
     method.check(config)
     config = with_pinned_weights(config)
+    if dataset is not None:
+        config = with_given_data(config, dataset)
     config = config.model_copy(update={"out": config.out or default_folder(config)})
     check_run_directory(config)
     with reporter.stage("data"):
-        dataset = dataset or load_dataset(config.data)
+        dataset = (load or load_dataset)(config.data) if dataset is None else dataset
         _check_image_settings(dataset, config)
         if method.asks_teachers or method.has_own_teachers:
             check_teachers(dataset, config)
     run = create_run_directory(config)
+    record_data(run, dataset, given_from_python=is_given)
     if not method.promises(config):
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
@@ -202,7 +215,7 @@ def _post_process(model: nn.Module, dataset: Dataset, config: TrainConfig, repor
 
 def default_folder(config: TrainConfig) -> Path:
     """``runs/METHOD-DATA-DIGEST``."""
-    return Path("runs") / f"{config.method}-{config.data.name}-{config_digest(config)}"
+    return Path("runs") / f"{config.method}-{re.sub('[^A-Za-z0-9_.-]+', '-', config.data.name)}-{config_digest(config)}"
 
 
 def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingStatement:

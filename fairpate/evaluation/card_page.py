@@ -30,6 +30,7 @@ from fairpate.evaluation.public_page import GAP_NAMES
 from fairpate.types import TELLS_SIZE, GateRule, Relation, Unit
 
 _NOT_STATED = "not stated by the publisher"
+_UNKNOWN = "not known: the records were given from Python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +80,25 @@ class CardPrivacy:
 
 @dataclass(frozen=True, kw_only=True)
 class CardData:
-    """The data set as its publisher describes it, and the options it was read with."""
+    """The data set as its publisher describes it, and the options it was read with.
+
+    One that was ``given_from_python`` has a name and a kind; nothing else is known of it.
+    """
 
     name: str
-    task: str
-    publisher: str
-    address: str
-    licence: str
-    options: Mapping[str, Any]
-    split_seed: int
+    kind: str
+    given_from_python: bool = False
+    task: str | None = None
+    publisher: str | None = None
+    address: str | None = None
+    licence: str | None = None
+    options: Mapping[str, Any] | None = None
+    split_seed: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What the records are, for a sentence."""
+        return self.task or f"{self.kind} records that were given from Python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +222,7 @@ def _opening(content: Card) -> str:
     )
     return (
         f'<header><p class="kicker">Privacy-and-fairness card</p><h1>{escape(content.data.name)}</h1>'
-        f'<p class="outcome">A model by <b>{escape(content.model.method)}</b> of {escape(content.data.task)}: how the '
+        f'<p class="outcome">A model by <b>{escape(content.model.method)}</b> of {escape(content.data.words)}: how the '
         f"records it learned from are protected, and how it treats "
         f'groups by {escape(content.model.sensitive_attribute)}.</p><dl class="figures">{cells}</dl></header>\n'
     )
@@ -297,14 +308,17 @@ def _model_and_data(content: Card) -> str:
     ]
     about_data = [
         ("Name", data.name),
-        ("Task", data.task),
+        ("Task", data.task or _UNKNOWN),
         ("Sensitive attribute", f"{model.sensitive_attribute}: {', '.join(model.groups)}"),
-        ("Publisher", data.publisher),
-        ("Address", data.address),
-        ("Licence", data.licence),
-        ("Read with", ", ".join(f"{name}: {value}" for name, value in data.options.items()) or "no options"),
-        ("Seed of the split", str(data.split_seed)),
+        ("Publisher", data.publisher or _UNKNOWN),
+        ("Address", data.address or _UNKNOWN),
+        ("Licence", data.licence or _UNKNOWN),
     ]
+    if data.options is not None:
+        about_data += [
+            ("Read with", ", ".join(f"{name}: {value}" for name, value in data.options.items()) or "no options"),
+            ("Seed of the split", str(data.split_seed)),
+        ]
     return section(
         "Model and data", "", cards(card("Model", "", _pairs(about_model)), card("Data", "", _pairs(about_data)))
     )

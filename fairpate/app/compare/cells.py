@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from fairpate.app.methods import METHODS
 from fairpate.app.rundir import determining_values, values_digest
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
 from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
-from fairpate.data import DataError, find_entry
+from fairpate.data import REGISTRY, DataError, find_entry
 from fairpate.data.files import locate
 from fairpate.names import nearest
 from fairpate.train_config import TrainConfig
@@ -129,11 +129,19 @@ def cells_of(
             faults[f"data_sets.{data}.file: {error}"] = None
             continue
         configs = [_config(data, start, layers, data_dir, faults) for layers in _layers(sweep, data)]
+        faults |= dict.fromkeys(_misnamed(data, configs))
         over_seeds = [_over_seeds(data, config, sweep) for config in configs if config is not None]
         cells |= {cell.digest: cell for of_seed in zip(*over_seeds, strict=True) for cell in of_seed}
     if faults:
         raise ConfigError("\n".join(faults))
     return list(cells.values())
+
+
+def _misnamed(data: str, configs: Iterable[TrainConfig | None]) -> Iterator[str]:
+    """Results must not carry the name of a data set that they are not of."""
+    for name in {config.data.name for config in configs if config is not None} - {data}:
+        if data in REGISTRY:
+            yield f"data_sets.{data}: names another data set than data.name={name}; give the results another name."
 
 
 def _unknown_names(sweep: SweepConfig, left_out: Sequence[str]) -> Iterator[str]:

@@ -117,7 +117,7 @@ def run_cell(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int 
         run = create_run_directory(config)
         if not run.votes.exists():
             write_votes(votes, run.votes)
-    run = train_method(config, Reporter(quiet=True), _dataset(config.data.model_dump_json()))
+    run = train_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
     minutes = (time.monotonic() - started) / 60
     paths = [path for path in (run.record, run.private_record) if path.exists()]
     return [_row(cell, _read_record(path, cell), minutes) for path in dict.fromkeys(paths)]

@@ -1,0 +1,157 @@
+"""What a run was trained on, recorded in its folder by the run itself: ``data.json``, beside the configuration.
+
+A configuration names a data set; a data set that was given from Python has no name that could be looked up. Whatever
+describes a run, or reads its data set again, asks this record: it names what the run had in its hands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json, write_text
+from fairpate.config import DataConfig, RunConfig
+from student.predict import StudentCard, load_student
+
+if TYPE_CHECKING:
+    from fairpate.data import Dataset
+
+Config = TypeVar("Config", bound=RunConfig)
+_GIVEN = "a data set that was given from Python"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """The public words of a data set: its name, kind, and names of labels and groups; the shape of one record.
+
+    ``given_from_python``: the caller handed the records in, and no name leads to them.
+    """
+
+    name: str
+    kind: str
+    record_shape: tuple[int, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    given_from_python: bool
+
+    @classmethod
+    def of(cls, dataset: Dataset, *, given_from_python: bool) -> DataRecord:
+        """The record of ``dataset``."""
+        return cls(
+            name=dataset.name,
+            kind=dataset.kind,
+            record_shape=tuple(dataset.private.x.shape[1:]),
+            label_names=dataset.label_names,
+            group_names=dataset.group_names,
+            sensitive_attribute=dataset.sensitive_attribute,
+            given_from_python=given_from_python,
+        )
+
+
+def with_given_data(config: Config, dataset: Dataset) -> Config:
+    """``config`` with the name of a data set that was given, and without options that were never read."""
+    return config.model_copy(update={"data": DataConfig(name=dataset.name)})
+
+
+def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
+    """Record what ``run`` is trained on; in a folder that has a record, require that it is the same.
+
+    The records of a data set that was given are known by a digest, which is private. RunDirectoryError for others.
+    """
+    found, now = recorded_data(run), DataRecord.of(dataset, given_from_python=given_from_python)
+    if found is not None:
+        _require_same(run, found, now)
+    if given_from_python:
+        _require_same_records(run, dataset)
+    if found is None:
+        if run.student.exists():  # of a run that an earlier version did not record
+            require_student_of(run, now, load_student(run.student).card)
+        write_json(run.data, asdict(now))
+
+
+def recorded_data(run: RunDirectory) -> DataRecord | None:
+    """What the run was trained on; None where an earlier version did not record it."""
+    if not run.data.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(run.data.read_text(encoding="utf-8"))
+        words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return DataRecord(**words)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it.") from error
+
+
+def require_data(run: RunDirectory) -> DataRecord:
+    """As :func:`recorded_data`; RunDirectoryError where nothing is recorded."""
+    record = recorded_data(run)
+    if record is None:
+        raise RunDirectoryError(
+            f"{run.data}: missing, so it is not known what this run was trained on; give the command of the run again, "
+            "which records it and trains nothing anew."
+        )
+    return record
+
+
+def require_data_by_name(run: RunDirectory) -> None:
+    """RunDirectoryError where the run was trained on records that no name leads to."""
+    record = recorded_data(run)
+    if record is not None and record.given_from_python:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on {record.name!r}, {_GIVEN}; it cannot be loaded by its name, so go on "
+            "with this run from Python."
+        )
+
+
+def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
+    """RunDirectoryError where the run's student is one of other data than ``record`` says."""
+    words = ("label_names", "group_names", "sensitive_attribute")
+    differing = [name for name in words if getattr(record, name) != getattr(student, name)]
+    if record.record_shape != student.input_shape:
+        differing.append("record_shape")
+    if differing:
+        raise RunDirectoryError(
+            f"{run.student}: was not trained on {record.name}, it differs in {', '.join(differing)}; restore the "
+            "folder, or start a new one."
+        )
+
+
+def _require_same(run: RunDirectory, found: DataRecord, now: DataRecord) -> None:
+    if not now.given_from_python:
+        require_data_by_name(run)
+    before, after = asdict(found), asdict(now)
+    changes = [
+        f"{field.name}: {before[field.name]} -> {after[field.name]}"
+        for field in fields(DataRecord)
+        if before[field.name] != after[field.name]
+    ]
+    if changes:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
+            "another folder with --out."
+        )
+
+
+def _require_same_records(run: RunDirectory, dataset: Dataset) -> None:
+    digest, path = _digest(dataset), run.private / "data.sha256"
+    if not path.exists():
+        write_text(path, digest + "\n")
+        path.chmod(0o600)
+    elif path.read_text(encoding="utf-8").strip() != digest:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
+        )
+
+
+def _digest(dataset: Dataset) -> str:
+    """Of all records in their order; it would confirm a guess about them, so it stays private."""
+    digest = hashlib.sha256()
+    for split in dataset.splits.values():
+        digest.update(json.dumps([split.record_id, list(split.x.shape)]).encode())
+        for values in (split.x, split.y, split.z):
+            digest.update(np.ascontiguousarray(values.numpy()).data)
+    return digest.hexdigest()
