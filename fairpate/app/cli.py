@@ -23,7 +23,7 @@ from rich.text import Text
 from typer.core import TyperArgument, TyperCommand
 
 from fairpate import __version__
-from fairpate.app.terminal import TerminatedError, discard_output, ended_by_signals, terminal
+from fairpate.app.terminal import discard_output, ended_by_signals, terminal
 from fairpate.config import (
     BACKBONES,
     Config,
@@ -76,8 +76,15 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 def main() -> None:
     """Entry point: a user's error ends in one message and exit code 2 (bad usage) or 1, a signal in 128 + number."""
-    with ended_by_signals():
-        code = _exit_code()
+    code = 0
+    with ended_by_signals() as ending:
+        try:
+            code = _exit_code()
+        except BaseException:
+            if ending.number is None:
+                raise
+    if ending.number is not None:
+        code = _interrupted(128 + ending.number)
     if code:
         sys.exit(code)
 
@@ -87,8 +94,6 @@ def _exit_code() -> int:
         code: int = app(standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
-    except TerminatedError as ending:
-        return _interrupted(int(str(ending.code)))
     except BrokenPipeError:  # `| head` has read enough
         discard_output()
         return _BROKEN_PIPE

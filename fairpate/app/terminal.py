@@ -15,11 +15,15 @@ from rich.table import Table
 _UNLIMITED = 100_000  # columns; a line is only as long as what stands on it
 
 
-class TerminatedError(SystemExit):
-    """A signal asked this process to end. Its code is the one that shells expect: 128 and the signal's number."""
+class Ending:
+    """Which signal asked this process to end, if one did."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
+    number: int | None = None
+
+    def begin(self, number: int, _: FrameType | None) -> None:
+        """The handler. Work may turn what is raised here into other errors, so the signal is kept beside it."""
+        self.number = number
+        raise SystemExit(128 + number)
 
 
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -41,14 +45,14 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise :class:`TerminatedError`, unless the process was started to ignore them."""
-    before = {}
+def ended_by_signals() -> Iterator[Ending]:
+    """Inside, SIGTERM and SIGHUP raise SystemExit, unless the process was started to ignore them."""
+    ending, before = Ending(), {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
-            before[number] = signal.signal(number, _terminate)
+            before[number] = signal.signal(number, ending.begin)
     try:
-        yield
+        yield ending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -57,7 +61,3 @@ def ended_by_signals() -> Iterator[None]:
 def discard_output() -> None:
     """After the reader of a pipe left: what is still to be flushed goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _terminate(number: int, _: FrameType | None) -> None:
-    raise TerminatedError(number)

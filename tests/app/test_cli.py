@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,41 @@ def test_the_installed_module_answers_with_an_exit_code():
 def test_every_configuration_that_is_offered_is_valid(path):
     config = load_config(path)
     assert find_entry(config.data.name).complete_options(config.data.options)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeypatch, number, code, swallowed):
+    def ended(*_):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except SystemExit:
+            if not swallowed:
+                raise
+            raise RuntimeError("what a library made of it") from None
+
+    monkeypatch.setattr("fairpate.app.pipeline.run_pipeline", ended)
+    before = signal.getsignal(number)
+    found, output, errors = fairpate("run")
+    assert (found, output, errors.count("\n")) == (code, "", 1)
+    assert "the same command goes on" in errors
+    assert signal.getsignal(number) == before
+
+
+def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(tmp_path):
+    arguments = ["teachers.num_teachers=8", "ray.num_actors=1", "aggregator.num_queries=10", "student.fit.epochs=1"]
+    arguments += ["aggregator.mechanism.threshold=1", "aggregator.gate.max_disparity=.inf"]
+    command = [sys.executable, "-m", "fairpate", "run", "--out", "run", *(f"--set={word}" for word in arguments)]
+    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    said = ""
+    while "teachers     started" not in said:
+        said += started.stderr.readline()
+    started.terminate()
+    rest = started.communicate(timeout=60)[1]
+    assert started.returncode == 143
+    assert rest.splitlines()[-1].startswith("error Interrupted")
+    assert "***" not in rest
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    assert str(Path("run/public/report.html")) in done.stdout
