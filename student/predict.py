@@ -10,12 +10,14 @@ predictions, and its labels are drawn from them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -139,25 +141,48 @@ def save_student(student: Student, path: Path) -> None:
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     tensors = {name: tensor.contiguous() for name, tensor in student.network.state_dict().items()}
+    card["sha256"] = _digest(card, tensors)
     save_file(tensors, path, metadata={"card": json.dumps(card)})  # several keys would be written in random order
     path.chmod(0o644)
 
 
 def load_student(path: Path) -> Student:
-    """Read a file of :func:`save_student`; StudentFileError if it is missing, damaged or something else."""
+    """Read a file of :func:`save_student`; StudentFileError if it is missing, damaged or something else.
+
+    Of a file that says no checksum, only what cannot be read counts as damage.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise StudentFileError(f"{path}: not a readable student ({error}).") from error
-    values = json.loads(metadata.get("card", "{}"))
-    if (found := values.pop("format", metadata.get("format"))) != FORMAT:
-        raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
+        values = json.loads(metadata.get("card", "{}"))
+        if (found := values.get("format", metadata.get("format"))) != FORMAT:
+            raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
+        return _student(values, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
+
+
+def _student(values: dict[str, object], tensors: dict[str, Tensor]) -> Student:
+    """ValueError, KeyError, TypeError or RuntimeError for a card or weights that are not what was saved."""
+    expected = values.pop("sha256", None)
+    if expected not in (None, _digest(values, tensors)):
+        raise ValueError("its content is not that of its checksum")
+    values.pop("format")
     card = _card(values)
     network = card.build_network()
     network.load_state_dict(tensors)
     return Student(card=card, network=network.eval())
+
+
+def _digest(card: dict[str, object], tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of the card and of every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _card(values: dict[str, object]) -> StudentCard:

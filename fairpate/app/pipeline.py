@@ -40,7 +40,7 @@ from fairpate.files import write_atomically
 from fairpate.nn.models import is_convolutional
 from fairpate.storage import Storage
 from fairpate.types import LabelledSet, VoteBatch
-from student.predict import Student, StudentCard, load_student, save_student
+from student.predict import Student, StudentCard, StudentFileError, load_student, save_student
 from student.train import PublicRecords, train_student
 from teachers.cluster import is_ray_worker, start_ray
 from teachers.ensemble import collect_votes, train_ensemble
@@ -158,11 +158,26 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
     """Train the student on released labels and on the public records that have none."""
     if run.student.exists():
         reporter.note("student", "trained already")
-        return load_student(run.student)
+        return read_student(run, is_free=True)
     network = fit_student(config, dataset, labelled, reporter)
     student = Student(card=student_card(config, dataset), network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student
+
+
+def read_student(run: RunDirectory, *, is_free: bool) -> Student:
+    """The published student. RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy."""
+    try:
+        return load_student(run.student)
+    except StudentFileError as error:
+        remedy = (
+            "Or delete it and give the same command again: it is then trained again from the released labels, at no "
+            "privacy cost."
+            if is_free
+            else "It cannot be made again: another training would be a second release of the same records. Without a "
+            "copy, start a new run folder with --out and count both epsilons."
+        )
+        raise RunDirectoryError(f"{error} {remedy}") from error
 
 
 def fit_student(

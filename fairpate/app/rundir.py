@@ -251,6 +251,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What :func:`write_json` wrote. RunDirectoryError for a damaged file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore it from a copy.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
+    return value
+
+
 def environment() -> dict[str, Any]:
     """Versions of this project and its libraries, the machine, and the revision of the checkout if there is one."""
     return {

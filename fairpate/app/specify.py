@@ -7,6 +7,8 @@ applied on another's, and compared with what that one would have chosen itself.
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fairpate.app.methods import METHODS
 from fairpate.app.records_table import read_rows, strict
+from fairpate.config import ConfigError, load_config
 from fairpate.evaluation.frontier import Panel, Point, by_panel, points_of
 from fairpate.evaluation.frontier_charts import class_label, with_spread
 from fairpate.evaluation.page import epsilon_text
@@ -31,6 +35,7 @@ from fairpate.evaluation.selection import (
     transfer,
     transfer_frontier,
 )
+from fairpate.train_config import TrainConfig
 from fairpate.types import UsageError
 
 _MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
@@ -264,9 +269,33 @@ def _demand_words(demand: Demand) -> str:
 
 
 def _repeat(offer: Offer) -> Text:
-    commands = [command for command in offer.point.commands if command]
+    commands = [repeat_command(command) for command in offer.point.commands if command]
     words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
     return Text(f"{words}\n", no_wrap=True, overflow="ignore")
+
+
+def repeat_command(command: str) -> str:
+    """``command`` with fresh noise, and without settings that its method does not read; another command as it is."""
+    words = shlex.split(command)
+    method = METHODS.get(words[2]) if words[:2] == ["fairpate", "train"] and len(words) > 2 else None
+    if method is None:
+        return command
+    settings = [value for option, value in itertools.pairwise(words) if option == "--set"]
+    try:
+        config = load_config(None, settings, schema=TrainConfig)
+    except ConfigError:  # of another version
+        return command
+    kept: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word != "--set":
+            kept.append(shlex.quote(word))
+            continue
+        setting = next(remaining, "")
+        field, _, value = setting.partition("=")
+        if method.reads(config, field) and not (field.endswith(".noise") and value == "seeded"):
+            kept += [word, shlex.quote(setting)]
+    return " ".join(kept)
 
 
 def _share(value: float) -> str:
@@ -307,7 +336,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
         "noise_from_seed": point.is_seeded,
         "remarks": list(point.remarks),
         "settings": dict(point.settings),
-        "commands": list(point.commands),
+        "commands": [repeat_command(command) for command in point.commands],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.app.rundir import RunDirectory
+from fairpate.app.rundir import RunDirectory, read_json
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.evaluation.page import epsilon_text
@@ -19,8 +18,8 @@ from fairpate.evaluation.page import epsilon_text
 
 def summarise(run: RunDirectory) -> Group:
     """The published numbers of a finished run, and where its files are."""
-    statement = json.loads(run.statement.read_text(encoding="utf-8"))
-    metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
+    statement = read_json(run.statement)
+    metrics = read_json(run.metrics)
     gap = metrics["gaps"]["dp_one_vs_rest"]
     epsilon = (
         f"{epsilon_text(statement['epsilon_data_independent'])} at delta {statement['delta']:g} "

@@ -9,7 +9,6 @@ A model that was released is never trained again: a repeated command goes on fro
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -24,14 +23,16 @@ from torch import nn
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.methods import METHODS
 from fairpate.app.methods.training import Method, Training
-from fairpate.app.pipeline import assess, check_teachers, student_card
+from fairpate.app.pipeline import assess, check_teachers, read_student, student_card
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import (
     RunDirectory,
+    RunDirectoryError,
     check_run_directory,
     config_digest,
     create_run_directory,
     determining_values,
+    read_json,
     write_json,
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
@@ -52,7 +53,7 @@ from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.privacy.accountant import Event
 from fairpate.train_config import TrainConfig
 from fairpate.types import TELLS_SIZE, RunRecord, Unit
-from student.predict import Student, StudentCard, load_student, save_student
+from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
 
 _NOT_PROTECTED: dict[Unit, str | None] = {
@@ -112,6 +113,7 @@ def train_method(
     if method is None:
         raise ConfigError(f"method: no method {config.method!r}{nearest(config.method, METHODS)}.")
     method.check(config)
+    learns_from_labels = method.asks_teachers or method.has_own_teachers
     config = with_pinned_weights(config)
     if dataset is not None:
         config = with_given_data(config, dataset)
@@ -120,27 +122,39 @@ def train_method(
     with reporter.stage("data"):
         dataset = (load or load_dataset)(config.data) if dataset is None else dataset
         _check_image_settings(dataset, config)
-        if method.asks_teachers or method.has_own_teachers:
+        if learns_from_labels:
             check_teachers(dataset, config)
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=is_given)
     if not method.promises(config):
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
+    is_free = learns_from_labels or not method.promises(config)
     if not run.student.exists():
-        teachers = {"teachers": config.teachers.model} if method.asks_teachers or method.has_own_teachers else {}
+        _require_unreleased(run, is_free=is_free)
+        teachers = {"teachers": config.teachers.model} if learns_from_labels else {}
         check_weights(teachers | {"model": config.student.model}, dataset, reporter)
         student = _train(method, dataset, config, run, reporter)
         write_atomically(run.student, lambda path: save_student(student, path))
     reporter.note("model", str(run.student))
-    assessment = assess(run, config, dataset, load_student(run.student))
+    assessment = assess(run, config, dataset, read_student(run, is_free=is_free))
     headline = next(iter(assessment.evaluations.values()))
     record = _record(config, read_statement(run), headline)
     write_json(run.record, plain(asdict(record)))
     if run.costs.exists():
-        spent = json.loads(run.costs.read_text(encoding="utf-8"))["epsilon_data_dependent"]
+        spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, plain(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
     return run
+
+
+def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
+    """RunDirectoryError where a model was released and is gone, and training it again would be another release."""
+    if run.statement.exists() and not is_free:
+        raise RunDirectoryError(
+            f"{run.student}: gone, although {run.statement} says it was released. Training again would be a second "
+            "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
+            "epsilons."
+        )
 
 
 def _check_image_settings(dataset: Dataset, config: TrainConfig) -> None:
@@ -157,8 +171,9 @@ def _check_image_settings(dataset: Dataset, config: TrainConfig) -> None:
 def _train(method: Method, dataset: Dataset, config: TrainConfig, run: RunDirectory, reporter: Reporter) -> Student:
     model = _initial_model(dataset, config)
     trained = method.train(Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter))
-    write_json(run.statement, plain(asdict(_statement(config, trained, price(trained.events, config.target)))))
     network = _post_process(trained.model, dataset, config, reporter)
+    # Right before the model: a statement without a model says that one was released and is gone.
+    write_json(run.statement, plain(asdict(_statement(config, trained, price(trained.events, config.target)))))
     return Student(card=_card(config, dataset, trained, network), network=network)
 
 
@@ -259,8 +274,7 @@ def _record(config: TrainConfig, statement: dict[str, Any], headline: Evaluation
 
 def read_statement(run: RunDirectory) -> dict[str, Any]:
     """The published statement as plain values."""
-    statement: dict[str, Any] = json.loads(run.statement.read_text(encoding="utf-8"))
-    return statement
+    return read_json(run.statement)
 
 
 def plain(value: Any) -> Any:
@@ -275,7 +289,7 @@ def plain(value: Any) -> Any:
 def summarise_training(run: RunDirectory) -> Group:
     """The numbers of a finished training, and where its files are."""
     statement = read_statement(run)
-    record, metrics = (json.loads(path.read_text(encoding="utf-8")) for path in (run.record, run.metrics))
+    record, metrics = read_json(run.record), read_json(run.metrics)
     gap = metrics["gaps"]["dp_one_vs_rest"]
     epsilon = "none: nothing is promised" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
     promise = (

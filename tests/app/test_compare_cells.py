@@ -309,3 +309,50 @@ def test_every_sweep_that_is_offered_is_valid(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)
     found = cells_of(load_sweep(path), folder=path.parent)
     assert len({cell.digest for cell in found}) == len(found) > 5
+
+
+def test_a_configuration_of_a_run_is_no_sweep_and_is_not_shown(fairpate, tmp_path):
+    (tmp_path / "run.yaml").write_text("data: {name: adult}\nteachers: {num_teachers: 200}\n")
+    code, output, errors = fairpate("compare", "run.yaml")
+    assert (code, output) == (2, "")
+    assert errors.count("\n") == 1
+    assert all(word in errors for word in ("no sweep", "data, teachers", "fairpate run"))
+    assert "200" not in errors
+
+
+def test_an_empty_sweep_says_what_is_missing(fairpate, tmp_path):
+    (tmp_path / "sweep.yaml").write_text("seeds: [0]\n")
+    code, _, errors = fairpate("compare", "sweep.yaml")
+    assert code == 2
+    assert "data_sets: missing; add it." in errors
+    assert "methods: missing; add it." in errors
+
+
+def test_faults_of_grids_are_told_beside_those_of_the_form(fairpate, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(
+        """
+seeds: [-1]
+data_sets:
+  color_digits: {grid: {data.num_test: [many]}}
+methods:
+  fairpate: {grid: {aggregator.gate.max_disparity: [], teachers: {num_teachers: [1]}}}
+  dp_sgd: {grid: {"target.epsilon": [1], "target": [{delta: 1.0e-6}], dp_sgd.clip: [1]}, settings: {dp_sgd.momentum: 2}}
+grid: {student.fit.epochs: [], student.fit.learning_rate: [0]}
+tasks: {num_cpus: 0}
+"""
+    )
+    code, _, errors = fairpate("compare", "sweep.yaml")
+    assert code == 2
+    for words in (
+        ("seeds.0", "greater than or equal to 0"),
+        ("tasks.num_cpus", "greater than 0"),
+        ("methods.fairpate.grid.aggregator.gate.max_disparity", "at least 1"),
+        ("methods.fairpate.grid.teachers.num_teachers", "greater than or equal to 2"),
+        ("methods.dp_sgd.grid", "'target.epsilon' and 'target"),
+        ("methods.dp_sgd.grid.dp_sgd.clip", "did you mean clip_norm"),
+        ("methods.dp_sgd.settings.dp_sgd.momentum", "less than 1"),
+        ("grid.student.fit.epochs", "at least 1"),
+        ("grid.student.fit.learning_rate", "greater than 0"),
+        ("data_sets.color_digits.grid.data.num_test", "valid integer"),
+    ):
+        assert any(all(word in line for word in words) for line in errors.splitlines()), (words, errors)

@@ -22,7 +22,7 @@ from aggregator.session import AggregatorSession, query_key
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
-from fairpate.app.rundir import RunDirectoryError, create_run_directory, open_run_directory
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
@@ -163,6 +163,20 @@ def test_a_lost_stage_is_done_again_with_the_same_result(finished, tmp_path):
     for path in ("private/votes.parquet", "public/labels.parquet"):
         assert pq.read_table(copy / path).equals(pq.read_table(folder.root / path))
     assert read_json(again.metrics) == read_json(folder.metrics)
+
+
+def test_a_damaged_student_is_named_and_made_again_from_the_labels_for_nothing(finished, tmp_path):
+    run_directory, config = finished
+    copy = RunDirectory(root=tmp_path / "copy")
+    shutil.copytree(run_directory.root, copy.root)
+    content, statement = copy.student.read_bytes(), copy.statement.read_bytes()
+    copy.student.write_bytes(content[:-1])
+    moved = config.model_copy(update={"out": copy.root})
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors.*delete it.*at no privacy cost"):
+        run(moved)
+    copy.student.unlink()
+    run(moved)
+    assert (copy.student.read_bytes(), copy.statement.read_bytes()) == (content, statement)
 
 
 def test_another_configuration_in_the_same_folder_is_refused_by_field(finished, small_config):

@@ -9,8 +9,11 @@ import sys
 import pytest
 
 from fairpate.app import cli
+from fairpate.app.methods import METHODS
 from fairpate.app.records_table import write_rows
+from fairpate.app.specify import repeat_command
 from fairpate.evaluation.rows import Row
+from fairpate.train_config import TrainConfig
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
 
@@ -233,3 +236,45 @@ def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, m
     assert output == ""
     for word in words:
         assert word in errors
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "fairpate train fairpate --data 'my data' --set aggregator.noise=seeded --set dp_sgd.epochs=2 "
+            "--set aggregator.gate.max_disparity=0.1 --set 'teachers.model.hidden=[8, 8]'",
+            "fairpate train fairpate --data 'my data' --set aggregator.gate.max_disparity=0.1 "
+            "--set 'teachers.model.hidden=[8, 8]'",
+        ),
+        (
+            "fairpate train dp_sgd --data adult --set dp_sgd.noise=seeded --set student.fit.epochs=3 --set seed=1",
+            "fairpate train dp_sgd --data adult --set seed=1",
+        ),
+        (
+            "fairpate train dp_sgd --set public_data.self_label=true --set student.fit.epochs=3",
+            "fairpate train dp_sgd --set public_data.self_label=true --set student.fit.epochs=3",
+        ),
+        ("fairpate train of_another_version --set a.b=1", "fairpate train of_another_version --set a.b=1"),
+        ("make results", "make results"),
+    ],
+)
+def test_the_command_to_repeat_has_fresh_noise_and_what_its_method_reads(command, expected):
+    assert repeat_command(command) == expected
+
+
+def test_every_method_reads_its_own_section_and_no_other_s():
+    for name, method in METHODS.items():
+        config = TrainConfig(method=name)
+        assert all(
+            method.reads(config, field) for field in ("seed", "data.name", "target.epsilon", "student.model.name")
+        )
+        if name in TrainConfig.model_fields:
+            assert method.reads(config, name)
+    sections = ("sgd", "dp_sgd", "teachers", "f_ld")
+    read = {name: [part for part in sections if METHODS[name].reads(TrainConfig(), part)] for name in METHODS}
+    assert read["sgd"] == ["sgd"]
+    assert read["raco_dp"] == ["dp_sgd"]
+    assert read["dp_postprocessing"] == ["sgd", "dp_sgd"]
+    assert read["sf_pate"] == ["teachers", "f_ld"]
+    assert read["fairpate"] == ["teachers"]

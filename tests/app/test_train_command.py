@@ -119,6 +119,30 @@ def test_a_released_model_is_not_trained_again(tmp_path: Path) -> None:
     assert train(tmp_path / "sgd", "sgd").student.read_bytes() == model
 
 
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_damaged_or_lost_model_is_never_released_twice(tmp_path: Path, length: int) -> None:
+    run = train(tmp_path / "run", "dp_sgd")
+    statement = run.statement.read_bytes()
+    run.student.write_bytes(run.student.read_bytes()[:length])
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors.*second release.*--out"):
+        train(tmp_path / "run", "dp_sgd")
+    run.student.unlink()
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: gone.*second release"):
+        train(tmp_path / "run", "dp_sgd")
+    assert run.statement.read_bytes() == statement
+    assert not run.student.exists()
+
+
+def test_a_model_without_privacy_is_made_again(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "sgd")
+    before = run.student.read_bytes()
+    run.student.write_bytes(b"")
+    with pytest.raises(RunDirectoryError, match=r"delete it and give the same command again"):
+        train(tmp_path / "run", "sgd")
+    run.student.unlink()
+    assert train(tmp_path / "run", "sgd").student.read_bytes() == before
+
+
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in RANDOMISED])
 def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(method: str, tmp_path: Path) -> None:
     seeded = (

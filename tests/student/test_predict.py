@@ -1,9 +1,11 @@
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from fairpate.config import ModelConfig
@@ -79,6 +81,43 @@ def test_a_file_that_is_no_student_is_refused(tmp_path):
     for path, cause in ((damaged, "readable"), (foreign, "format"), (tmp_path / "missing", "readable")):
         with pytest.raises(StudentFileError, match=cause):
             load_student(path)
+
+
+def test_a_flipped_bit_or_a_missing_end_anywhere_is_noticed(tmp_path):
+    path = tmp_path / "student.safetensors"
+    save_student(make_student(RULE), path)
+    content = path.read_bytes()
+    assert load_student(path)
+    damaged = [content[:length] for length in range(0, len(content), 7)]
+    for position in range(len(content)):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        damaged.append(bytes(flipped))
+    for number, wrong in enumerate(damaged):
+        path.write_bytes(wrong)
+        try:
+            load_student(path)
+        except StudentFileError as error:
+            assert "restore it from a copy" in str(error) or "expected format" in str(error)
+        else:
+            assert same_header(wrong, content), f"damage {number} was not noticed"
+
+
+def same_header(one, other):
+    """Whether only white space of the safetensors header, which means nothing, differs."""
+    length = int.from_bytes(other[:8], "little")
+    return one[8 + length :] == other[8 + length :] and one[8 : 8 + length].split() == other[8 : 8 + length].split()
+
+
+def test_a_file_without_a_checksum_is_read_as_before(tmp_path):
+    path = tmp_path / "student.safetensors"
+    save_student(make_student(), path)
+    with safe_open(path, framework="pt") as file:
+        card = json.loads(file.metadata()["card"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del card["sha256"]
+    save_file(tensors, path, metadata={"card": json.dumps(card)})
+    assert load_student(path).card == make_student().card
 
 
 def randomised(**card):

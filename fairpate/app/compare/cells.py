@@ -81,11 +81,22 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
 
 def parse_sweep(values: dict[str, Any], *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
     """The sweep that ``values`` write down. Where its form is wrong, ConfigError lists the faults of its cells too."""
+    _require_sweep(values)
     try:
         return parse_config(values, SweepConfig)
     except ConfigError as error:
         in_cells = _faults_of_the_rest(values, error, folder, data_dir)
         raise ConfigError("\n".join([str(error), *in_cells])) from error
+
+
+def _require_sweep(values: Mapping[str, Any]) -> None:
+    """ConfigError, in one line, for the configuration of a run."""
+    of_a_run = [name for name in values if name in TrainConfig.model_fields and name not in SweepConfig.model_fields]
+    if of_a_run and not {"methods", "data_sets"} & values.keys():
+        raise ConfigError(
+            f"no sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; a configuration of one run is "
+            "for `fairpate run`, or for `fairpate train METHOD --config`."
+        )
 
 
 def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
@@ -94,13 +105,12 @@ def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path,
     rest = copy.deepcopy(values)
     left_out: list[str] = []
     for fault in form.__cause__.errors():
-        section, *names = map(str, fault["loc"] or [""])
-        part = rest.get(section)
-        if section in ("data_sets", "methods") and isinstance(part, dict) and names:
-            part.pop(names[0], None)
-            left_out += names[:1] if section == "data_sets" else []
-        else:
-            rest.pop(section, None)
+        place = [str(name) for name in fault["loc"]]
+        if place[:1] == ["data_sets"] and place[2:3] not in (["grid"], ["settings"]):
+            place = place[:2]  # without its own file it may be another data set
+        _leave_out(rest, place)
+        if place[:1] == ["data_sets"] and place[1:] and place[1] not in (rest.get("data_sets") or {}):
+            left_out.append(place[1])
     try:
         sweep = SweepConfig.model_validate(rest)
     except ValidationError:
@@ -110,6 +120,41 @@ def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path,
     except ConfigError as error:
         return str(error).splitlines()
     return []
+
+
+def _leave_out(values: dict[str, Any], place: Sequence[str]) -> None:
+    """Remove what stands at ``place``, or the part of it that is there; of axes that overlap, all but the first."""
+    section: Any = values
+    for number, name in enumerate(place):
+        if not isinstance(section, dict):
+            return
+        if name not in section:
+            _leave_out_dotted(section, name)
+            return
+        inner = section[name]
+        if number == len(place) - 1 and name == "grid" and isinstance(inner, dict):
+            section[name] = _first_axes(inner)
+        elif number == len(place) - 1 or not isinstance(inner, dict):
+            del section[name]
+            return
+        section = inner
+
+
+def _leave_out_dotted(section: dict[str, Any], dotted: str) -> None:
+    """Remove an axis that is written as sections in sections."""
+    first, _, rest = dotted.partition(".")
+    if isinstance(section.get(first), dict) and rest and rest not in section[first]:
+        _leave_out_dotted(section[first], rest)
+    elif isinstance(section.get(first), dict) and rest:
+        del section[first][rest]
+
+
+def _first_axes(grid: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for axis, values in flattened(grid).items():
+        if not any(overlapping(axis, other) for other in kept):
+            kept[axis] = values
+    return kept
 
 
 def cells_of(

@@ -12,8 +12,14 @@ from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, torch_generator
 from fairpate.baselines.method import Trained
+from fairpate.config import StudentConfig
 from fairpate.data import Dataset
 from fairpate.train_config import TrainConfig
+
+_OF_ALL = ("method", "seed", "out", "storage", "ray", "data", "target", "student", "public_data")
+_HOW_A_STUDENT_LEARNS = tuple(
+    f"student.{field}" for field in StudentConfig.model_fields if field not in ("model", "idp3")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +42,27 @@ class Method:
     """How a method is trained.
 
     Where ``promises`` says no for a configuration, nobody is protected and nothing is published. It either
-    ``asks_teachers`` about public records, whose votes runs may share, or ``has_own_teachers``.
+    ``asks_teachers`` about public records, whose votes runs may share, or ``has_own_teachers``. ``sections`` of the
+    configuration are its own, but for the fields ``ignored`` in them; :meth:`reads` says what it reads in all.
     ``check`` raises ConfigError for a configuration that it cannot train, before anything is written.
     """
 
     train: Callable[[Training], Trained]
+    sections: tuple[str, ...]
     promises: Callable[[TrainConfig], bool] = lambda _: True
+    ignored: tuple[str, ...] = ()
     asks_teachers: bool = False
     has_own_teachers: bool = False
     check: Callable[[TrainConfig], None] = lambda _: None
+
+    def reads(self, config: TrainConfig, field: str) -> bool:
+        """Whether training with ``config`` reads the dotted ``field``; what all methods read is read."""
+        if _is_in(field, self.ignored):
+            return False
+        if _is_in(field, _HOW_A_STUDENT_LEARNS):
+            return self.asks_teachers or self.has_own_teachers or config.public_data.self_label
+        return _is_in(field, (*_OF_ALL, *self.sections))
+
+
+def _is_in(field: str, sections: tuple[str, ...]) -> bool:
+    return any(f"{field}.".startswith(f"{section}.") for section in sections)
