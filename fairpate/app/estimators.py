@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +27,12 @@ from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import create_run_directory
 from fairpate.app.trained_on import record_data, with_given_data
+from fairpate.baselines.attribute import require_unseen
 from fairpate.baselines.estimators import Classifier, required_pool
 from fairpate.baselines.method import PublicPool, Trained
 from fairpate.config import AggregatorConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.data import Dataset, Split
+from fairpate.data.identity import counted
 from fairpate.train_config import (
     CalibrationConfig,
     FldConfig,
@@ -221,7 +222,10 @@ class SfPateClassifier(PateClassifier):
         public_X: npt.ArrayLike | None = None,
         public_sensitive_features: npt.ArrayLike | None = None,
     ) -> SfPateClassifier:
-        """As the parent's, with one of ``sensitive_features`` (N,) per private record. ValueError without them."""
+        """As the parent's, with one of ``sensitive_features`` (N,) per private record; their set of values is public.
+
+        ValueError without them, and where a column of ``X`` is one of their encodings.
+        """
         if sensitive_features is None:
             raise ValueError("SfPateClassifier reads groups: give sensitive_features to fit.")
         codes = np.unique(np.asarray(sensitive_features), return_inverse=True)[1]
@@ -240,6 +244,7 @@ class SfPateClassifier(PateClassifier):
         check_sf_pate(config)
 
     def _dataset(self, x: Tensor, y: Tensor, public: PublicPool | None) -> Dataset:
+        require_unseen(x, self._groups, method="SfPateClassifier")
         if self.sf_pate.variant == "sf_t":
             public = required_pool(public, "SF-PATE with fair teachers")
         pool = public or PublicPool(x=x[:0], groups=y[:0])
@@ -253,11 +258,12 @@ def _dataset(x: Tensor, y: Tensor, groups: Tensor, public: PublicPool, *, num_cl
     """Private and public records as the pipeline reads them; nobody reads the labels of public ones, which are -1."""
     unknown = torch.full((len(public.groups),), -1, dtype=torch.int64)
     nothing = Split(x=x[:0], y=y[:0], z=y[:0], record_id=())
+    private_units, public_units = _units(x, y), _units(public.x, public.groups)
     return Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=Split(x=x, y=y, z=groups, record_id=tuple(_identifiers(x, y))),
-        public=Split(x=public.x, y=unknown, z=public.groups, record_id=tuple(_identifiers(public.x, public.groups))),
+        private=Split(x=x, y=y, z=groups, record_id=counted(private_units), unit_id=private_units),
+        public=Split(x=public.x, y=unknown, z=public.groups, record_id=counted(public_units), unit_id=public_units),
         validation=nothing,
         test=nothing,
         label_names=tuple(str(label) for label in range(num_classes)),
@@ -266,13 +272,13 @@ def _dataset(x: Tensor, y: Tensor, groups: Tensor, public: PublicPool, *, num_cl
     )
 
 
-def _identifiers(x: Tensor, codes: Tensor) -> Iterator[str]:
-    """A name from a record's content; records with equal content are numbered among themselves."""
-    seen: Counter[str] = Counter()
-    for values, code in zip(x.numpy(), codes.tolist(), strict=True):
-        digest = hashlib.sha256(values.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
-        yield f"{digest}-{seen[digest]}"
-        seen[digest] += 1
+def _units(x: Tensor, codes: Tensor) -> tuple[str, ...]:
+    """A name per record from its content; records with equal content are one unit."""
+    contents = (
+        values.tobytes() + code.to_bytes(8, "little", signed=True)
+        for values, code in zip(x.numpy(), codes.tolist(), strict=True)
+    )
+    return tuple(hashlib.sha256(content).hexdigest() for content in contents)
 
 
 @contextmanager

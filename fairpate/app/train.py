@@ -38,6 +38,7 @@ from fairpate.app.rundir import (
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.terminal import facts
 from fairpate.app.trained_on import record_data, with_given_data
+from fairpate.baselines.attribute import require_unseen
 from fairpate.baselines.method import Price, Trained, price
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
@@ -112,7 +113,7 @@ def train_method(
     method = METHODS.get(config.method)
     if method is None:
         raise ConfigError(f"method: no method {config.method!r}{nearest(config.method, METHODS)}.")
-    method.check(config)
+    method.require_trainable(config)
     learns_from_labels = method.asks_teachers or method.has_own_teachers
     config = with_pinned_weights(config)
     if dataset is not None:
@@ -122,6 +123,8 @@ def train_method(
     with reporter.stage("data"):
         dataset = (load or load_dataset)(config.data) if dataset is None else dataset
         _check_image_settings(dataset, config)
+        if method.attribute_only(config):
+            require_unseen(dataset.private.x, dataset.private.z, method=config.method)
         if learns_from_labels:
             check_teachers(dataset, config)
     run = create_run_directory(config)

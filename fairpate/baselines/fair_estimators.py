@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.baselines import dp_fermi, noisy_histogram, pf_ld, raco_dp
+from fairpate.baselines.attribute import require_unseen
 from fairpate.baselines.dp_fermi import Cells
 from fairpate.baselines.estimators import DpSgdClassifier
 from fairpate.baselines.mean_parity import MeanParity
@@ -52,7 +53,8 @@ class GroupReadingClassifier(DpSgdClassifier):
         """Train on private ``X`` (N, ...), ``y`` (N,) and ``sensitive_features`` (N,).
 
         ``public_X`` and ``public_sensitive_features`` are for calibration. ValueError without sensitive features, for
-        fewer than two groups, and for settings out of range.
+        fewer than two groups, for settings out of range, and where a method that protects the group alone is given it,
+        or an encoding of it, as a column of ``X``.
         """
         if sensitive_features is None:
             raise ValueError(f"{type(self).__name__} reads groups: give sensitive_features to fit.")
@@ -65,6 +67,10 @@ class GroupReadingClassifier(DpSgdClassifier):
         finally:
             del self._group_codes  # private records do not outlive training
         return self
+
+    def _require_unseen_groups(self, x: Tensor) -> None:
+        """ValueError where features show the groups; for methods that count features as public."""
+        require_unseen(x, self._group_codes, method=type(self).__name__)
 
 
 class DpFermiClassifier(GroupReadingClassifier):
@@ -119,6 +125,8 @@ class DpFermiClassifier(GroupReadingClassifier):
 
     def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:  # noqa: ARG002
         config, base, target = self._section(DpFermiConfig), self._section(DpSgdConfig), self._target()
+        if config.mode != "all":
+            self._require_unseen_groups(x)
         steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
         randomness = private_randomness(base.noise, self._noise_seed)
         cells = Cells.of(
@@ -163,6 +171,7 @@ class FLdClassifier(GroupReadingClassifier):
         self.calibration, self.idp3, self.random_state = calibration, idp3, random_state
 
     def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:  # noqa: ARG002
+        self._require_unseen_groups(x)
         config = self._section(FldConfig)
         return pf_ld.train_f_ld(
             network,
@@ -251,6 +260,7 @@ class PfLdClassifier(FLdClassifier):
         self.min_group_share, self.batches, self.noise = min_group_share, batches, noise
 
     def _train(self, network: nn.Module, x: Tensor, y: Tensor, public: PublicPool | None) -> Trained:  # noqa: ARG002
+        self._require_unseen_groups(x)
         settings = {name: getattr(self, name) for name in PfLdConfig.model_fields if name != "form"}
         config = PfLdConfig(**settings)
         return pf_ld.train_pf_ld(

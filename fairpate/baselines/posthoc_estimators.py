@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fairpate.baselines import dp_oracle_learner, dp_postprocessing, randomised_response
+from fairpate.baselines.attribute import require_unseen
 from fairpate.baselines.method import Trained, price, private_randomness
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.mixture import draw_labels, said_labels
@@ -48,7 +49,8 @@ class _RandomisedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: npt.ArrayLike) -> _RandomisedClassifier:
         """Train on ``X`` (N, ...), bytes or floats, ``y`` (N,) and the group of each record (N,).
 
-        ValueError for settings out of range, a single group, and what the method itself refuses.
+        ValueError for settings out of range, a single group, what the method itself refuses, and where only the group
+        is protected and a column of ``X`` is the group or an encoding of it.
         """
         features = _tensor(X)
         self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
@@ -61,8 +63,10 @@ class _RandomisedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         self._model_seed, self._training_seed, self._noise_seed, self._prediction_seed = (
             int(seed) for seed in check_random_state(self.random_state).randint(_MAX_SEED, size=4)
         )
-        codes = (torch.from_numpy(values.astype(np.int64)) for values in (labels, groups))
-        self.trained_ = self._train(features, *codes)
+        label_codes, group_codes = (torch.from_numpy(values.astype(np.int64)) for values in (labels, groups))
+        if self._attribute_only:
+            require_unseen(features, group_codes, method=type(self).__name__)
+        self.trained_ = self._train(features, label_codes, group_codes)
         self.events_, self.noise_ = self.trained_.events, self.trained_.noise
         self.privacy_ = price(self.events_, self._target())
         self.n_features_in_ = int(features[0].numel())
@@ -96,6 +100,11 @@ class _RandomisedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
     @abstractmethod
     def _train(self, x: Tensor, y: Tensor, groups: Tensor) -> Trained:
         """Train on codes of labels and groups."""
+
+    @property
+    def _attribute_only(self) -> bool:
+        """Whether features and labels count as public."""
+        return True
 
     def _target(self) -> PrivacyTarget:
         """What the price is stated under."""
@@ -152,6 +161,10 @@ class PostprocessingClassifier(_RandomisedClassifier):
         self.base, self.count_share = base, count_share
         self.fit_config, self.dp_sgd_config = fit_config, dp_sgd_config
         self.noise, self.random_state = noise, random_state
+
+    @property
+    def _attribute_only(self) -> bool:
+        return self.base == "sgd"
 
     def _train(self, x: Tensor, y: Tensor, groups: Tensor) -> Trained:
         network = build_model(

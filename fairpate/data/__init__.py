@@ -8,7 +8,7 @@ from fairpate.data.describe import DatasetDescription, DatasetListing, SplitDesc
 from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
 from fairpate.data.fetch import fetch
 from fairpate.data.load import load_dataset
-from fairpate.data.registry import REGISTRY, find_entry
+from fairpate.data.registry import REGISTRY, find_entry, option_showing_attribute
 from fairpate.data.storage import read_dataset, save_dataset
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "find_entry",
     "list_datasets",
     "load_dataset",
+    "option_showing_attribute",
     "read_dataset",
     "save_dataset",
 ]

@@ -25,7 +25,10 @@ from fairpate.data.tables import column_of, require_columns
 
 FloatArray = npt.NDArray[np.float32]
 SENSITIVE_AS_FEATURE = Option(
-    default=False, allowed=(False, True), description="Whether the model may see the sensitive attribute."
+    default=False,
+    allowed=(False, True),
+    description="Whether the model may see the sensitive attribute.",
+    shows_attribute=True,
 )
 
 

@@ -26,6 +26,7 @@ COLOUR_AS_FEATURE = Option(
     default=True,
     allowed=(True, False),
     description="Whether the image shows its colour; else it has one channel, and a model cannot learn from colour.",
+    shows_attribute=True,  # the noisy label too: the colour is that label under public flips
 )
 Codes = npt.NDArray[np.int64]
 

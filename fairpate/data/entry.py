@@ -52,11 +52,15 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One choice that a loader offers, with every value it takes."""
+    """One choice that a loader offers, with every value it takes.
+
+    ``shows_attribute`` is the value under which features are functions of the sensitive attribute; null for none.
+    """
 
     default: OptionValue
     allowed: tuple[OptionValue, ...]
     description: str
+    shows_attribute: OptionValue | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

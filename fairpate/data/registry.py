@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from fairpate.data import (
     acs,
@@ -45,6 +46,18 @@ _MODULES = (
     heart,
 )
 REGISTRY: Mapping[str, DatasetEntry] = MappingProxyType({module.ENTRY.name: module.ENTRY for module in _MODULES})
+
+
+def option_showing_attribute(name: str, options: Mapping[str, Any]) -> str | None:
+    """The option of data set ``name`` that makes the sensitive attribute a feature; None where none does.
+
+    What else may be wrong with the name or the options is not this function's to say.
+    """
+    known = REGISTRY[name].options if name in REGISTRY else {}
+    for option, choice in known.items():
+        if choice.shows_attribute is not None and options.get(option, choice.default) == choice.shows_attribute:
+            return option
+    return None
 
 
 def find_entry(name: str) -> DatasetEntry:

@@ -105,7 +105,7 @@ def test_the_card_of_a_trained_method_says_what_its_statement_says(trained: RunD
 
 
 def test_a_card_says_first_what_its_model_does_not_protect(tmp_path: Path) -> None:
-    run = train(tmp_path / "pf_ld", "pf_ld", "target.epsilon=2")
+    run = train(tmp_path / "pf_ld", "pf_ld", "target.epsilon=2", "data.options={colour_as_feature: false}")
     statement = json.loads(run.statement.read_text())
     run.statement.write_text(json.dumps(statement | {"remarks": ["Held <loosely>."]}))
     page, card = contents(write_card(run.root))

@@ -27,6 +27,7 @@ from teachers.shard import assign_teachers, shard_key, shard_rows
 
 SMALL = [
     "method=sf_pate",
+    "data.options={colour_as_feature: false}",
     "target.epsilon=20",
     "target.accounting=rdp",
     "student.model={name: mlp, hidden: [16]}",
@@ -38,6 +39,8 @@ SMALL = [
     "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
     "ray.num_actors=1",
 ]
+
+DATA = DataConfig(options={"colour_as_feature": False})
 
 
 def configured(out: Path, *overrides: str) -> TrainConfig:
@@ -65,7 +68,7 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
     """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
     monkeypatch.setattr(sf_pate, "ask_teachers", identical_teachers)
     run = train_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
-    private = load_dataset(DataConfig()).private
+    private = load_dataset(DATA).private
     labelled = read_labels(run.labels)
     z_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
     assert len(labelled.labels) == 40
@@ -94,7 +97,7 @@ def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
 
 def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> None:
     """One changed attribute changes the records of one teacher, and nothing that is asked."""
-    dataset = load_dataset(DataConfig())
+    dataset = load_dataset(DATA)
     asked = sf_pate.attribute_questions(dataset)
     assert asked.num_classes == dataset.num_groups
     assert torch.equal(asked.private.y, dataset.private.z)
@@ -102,7 +105,7 @@ def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> Non
     assert not asked.public.z.any()
     z = dataset.private.z.clone()
     z[17] = (z[17] + 1) % dataset.num_groups
-    rows_T = shard_rows(assign_teachers(dataset.private.record_id, 10, shard_key(0)), 10)
+    rows_T = shard_rows(assign_teachers(dataset.private.unit_id, 10, shard_key(0)), 10)
     assert sum(not torch.equal(z[rows], dataset.private.z[rows]) for rows in map(torch.from_numpy, rows_T)) == 1
 
 
@@ -116,7 +119,7 @@ def test_labels_become_features() -> None:
 
 
 def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> None:
-    private = load_dataset(DataConfig()).private.take(range(5))
+    private = load_dataset(DATA).private.take(range(5))
     ids = (private.record_id[3], private.record_id[1])
     labelled = LabelledSet(record_ids=ids, labels=np.array([2, 0]), groups=np.array([0, 0]))
     groups = sf_pate.released_groups(private, labelled)

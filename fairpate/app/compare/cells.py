@@ -295,7 +295,7 @@ def _config(
             laid.append(layer)
             values = merge(values, _nested(layer))
         config = parse_config(values, TrainConfig)
-        METHODS[config.method].check(config)
+        METHODS[config.method].require_trainable(config)
     except ConfigError as error:
         found.append(error)
     try:

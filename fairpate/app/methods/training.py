@@ -12,8 +12,8 @@ from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, torch_generator
 from fairpate.baselines.method import Trained
-from fairpate.config import StudentConfig
-from fairpate.data import Dataset
+from fairpate.config import ConfigError, StudentConfig
+from fairpate.data import Dataset, option_showing_attribute
 from fairpate.train_config import TrainConfig
 
 _OF_ALL = ("method", "seed", "out", "storage", "ray", "data", "target", "student", "public_data")
@@ -45,6 +45,7 @@ class Method:
     ``asks_teachers`` about public records, whose votes runs may share, or ``has_own_teachers``. ``sections`` of the
     configuration are its own, but for the fields ``ignored`` in them; :meth:`reads` says what it reads in all.
     ``check`` raises ConfigError for a configuration that it cannot train, before anything is written.
+    ``attribute_only`` says whether it protects the sensitive attribute alone and counts features as public.
     """
 
     train: Callable[[Training], Trained]
@@ -54,6 +55,7 @@ class Method:
     asks_teachers: bool = False
     has_own_teachers: bool = False
     check: Callable[[TrainConfig], None] = lambda _: None
+    attribute_only: Callable[[TrainConfig], bool] = lambda _: False
 
     def reads(self, config: TrainConfig, field: str) -> bool:
         """Whether training with ``config`` reads the dotted ``field``; what all methods read is read."""
@@ -62,6 +64,16 @@ class Method:
         if _is_in(field, _HOW_A_STUDENT_LEARNS):
             return self.asks_teachers or self.has_own_teachers or config.public_data.self_label
         return _is_in(field, (*_OF_ALL, *self.sections))
+
+    def require_trainable(self, config: TrainConfig) -> None:
+        """ConfigError for what ``check`` refuses, and for an attribute among the features that count as public."""
+        self.check(config)
+        option = option_showing_attribute(config.data.name, config.data.options)
+        if option is not None and self.attribute_only(config):
+            raise ConfigError(
+                f"data.options.{option}: {config.method} protects the sensitive attribute alone and counts features as "
+                "public, but with true they show it; set it to false, or choose a method that protects whole records."
+            )
 
 
 def _is_in(field: str, sections: tuple[str, ...]) -> bool:

@@ -1,0 +1,173 @@
+"""Methods that protect the sensitive attribute alone refuse it as a feature, in commands, sweeps and estimators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairpate.app.compare.cells import cells_of
+from fairpate.app.progress import Reporter
+from fairpate.app.train import train_method
+from fairpate.baselines.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.baselines.posthoc_estimators import (
+    OracleLearnerClassifier,
+    PostprocessingClassifier,
+    RandomisedResponseClassifier,
+)
+from fairpate.compare_config import SweepConfig
+from fairpate.config import ConfigError, load_config, parse_config
+from fairpate.data import REGISTRY
+from fairpate.data.registry import option_showing_attribute
+from fairpate.estimators import SfPateClassifier
+from fairpate.train_config import DpSgdConfig, TrainConfig
+
+REFUSING = (
+    ["method=f_ld"],
+    ["method=pf_ld"],
+    ["method=pf_ld", "pf_ld.form=as_printed"],
+    ["method=sf_pate"],
+    ["method=sf_pate", "sf_pate.variant=sf_t"],
+    ["method=dp_postprocessing"],
+    ["method=dp_oracle_learner", "student.model.name=logistic"],
+    ["method=randomised_response", "student.model.name=logistic"],
+    ["method=dp_fermi", "dp_fermi.mode=sens_public_batches"],
+)
+PROTECTING_RECORDS = (
+    ["method=dp_fermi"],
+    ["method=dp_postprocessing", "dp_postprocessing.base=dp_sgd"],
+    ["method=pate"],
+    ["method=raco_dp"],
+)
+SHOWN = (
+    ("colour_as_feature", ["data.name=color_digits"]),
+    ("colour_as_feature", ["data.name=color_digits", "data.options={sensitive: label}"]),
+    ("sensitive_as_feature", ["data.name=adult", "data.options={sensitive_as_feature: true}"]),
+    ("sensitive_as_feature", ["data.name=bank", "data.options={sensitive: marital, sensitive_as_feature: true}"]),
+)
+
+
+def train(out: Path, *overrides: str) -> None:
+    train_method(load_config(None, [*overrides, f"out={out}"], schema=TrainConfig), Reporter(quiet=True))
+
+
+@pytest.mark.parametrize("settings", REFUSING, ids=" ".join)
+@pytest.mark.parametrize(("option", "data"), SHOWN)
+def test_a_command_is_refused_before_data_are_read(
+    settings: list[str], option: str, data: list[str], tmp_path: Path
+) -> None:
+    method = settings[0].removeprefix("method=")
+    refusal = (
+        rf"^data\.options\.{option}: {method} protects the sensitive attribute alone .* set it to false, or choose"
+    )
+    with pytest.raises(ConfigError, match=refusal):
+        train(tmp_path / "run", *settings, *data, f"data.data_dir={tmp_path / 'nowhere'}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", PROTECTING_RECORDS, ids=" ".join)
+def test_methods_that_protect_whole_records_go_on_to_read_data(settings: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere: no such data folder"):
+        train(tmp_path / "run", *settings, *SHOWN[2][1], f"data.data_dir={tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("settings", REFUSING, ids=" ".join)
+def test_an_attribute_out_of_sight_is_no_reason_to_refuse(settings: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere: no such data folder"):
+        train(tmp_path / "run", *settings, "data.name=adult", f"data.data_dir={tmp_path / 'nowhere'}")
+
+
+def test_every_option_that_shows_an_attribute_says_so() -> None:
+    for entry in REGISTRY.values():
+        showing = {name for name in entry.options if name in ("sensitive_as_feature", "colour_as_feature")}
+        assert {name for name, option in entry.options.items() if option.shows_attribute} == showing
+        for name in showing:
+            assert option_showing_attribute(entry.name, {name: True}) == name
+            assert option_showing_attribute(entry.name, {name: False}) is None
+    assert option_showing_attribute("no data set", {"sensitive_as_feature": True}) is None
+
+
+def test_a_sweep_lists_them_with_its_other_faults() -> None:
+    values: dict[str, Any] = {
+        "data_sets": {"color_digits": None},
+        "methods": {
+            "dp_sgd": {"grid": {"dp_sgd.epochs": [-1]}},
+            "pf_ld": None,
+            "sf_pate": {"settings": {"data.options.colour_as_feature": True}},
+            "f_ld": {"settings": {"data.options.colour_as_feature": False}},
+        },
+    }
+    with pytest.raises(ConfigError) as raised:
+        cells_of(parse_config(values, SweepConfig), folder=Path())
+    faults = str(raised.value).splitlines()
+    assert len(faults) == 3
+    assert "dp_sgd.epochs" in faults[0]
+    assert faults[1].startswith("data_sets.color_digits: data.options.colour_as_feature: pf_ld protects")
+    assert faults[2].startswith("methods.sf_pate.settings.data.options.colour_as_feature: sf_pate protects")
+
+
+GROUPS = np.array(["b", "a", "c"])[np.arange(60) % 3]
+CLASSIFIERS = (
+    FLdClassifier(),
+    PfLdClassifier(),
+    DpFermiClassifier(mode="sens_public_batches"),
+    PostprocessingClassifier(),
+    OracleLearnerClassifier(),
+    RandomisedResponseClassifier(),
+    SfPateClassifier(),
+)
+ENCODINGS = {
+    "its codes": np.unique(GROUPS, return_inverse=True)[1],
+    "other numbers": np.array([5.0, -1.0, 0.25])[np.arange(60) % 3],
+    "one indicator": GROUPS == "c",
+}
+
+
+def fit(classifier: Any, column: np.ndarray[Any, Any]) -> None:
+    x = np.stack([np.random.default_rng(0).normal(size=60), np.ones(60), column], axis=1)
+    classifier.fit(x, np.where(x[:, 0] > 0, "yes", "no"), sensitive_features=GROUPS)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("classifier", CLASSIFIERS, ids=lambda classifier: type(classifier).__name__)
+def test_an_estimator_is_refused_a_column_that_the_groups_determine(classifier: Any, encoding: str) -> None:
+    refusal = rf"{type(classifier).__name__} protects sensitive_features alone, .* column\(s\) 2 of X; leave them out"
+    with pytest.raises(ValueError, match=refusal):
+        fit(classifier, ENCODINGS[encoding])
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [
+        FLdClassifier(epochs=1, warmup_epochs=1),
+        DpFermiClassifier(mode="sens_public_batches", epochs=1, batch_size=20, accounting="rdp"),
+        PostprocessingClassifier(epsilon=50, noise="seeded", random_state=0),
+    ],
+    ids=lambda classifier: type(classifier).__name__,
+)
+def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier: Any) -> None:
+    column = ENCODINGS["its codes"].copy()
+    column[7] = (column[7] + 1) % 3
+    fit(classifier, column)
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [
+        DpFermiClassifier(epochs=1, batch_size=20, accounting="rdp"),
+        RacoDpClassifier(epochs=1, batch_size=20, accounting="rdp"),
+        PostprocessingClassifier(
+            base="dp_sgd",
+            epsilon=50,
+            noise="seeded",
+            random_state=0,
+            dp_sgd_config=DpSgdConfig(epochs=1, batch_size=20),
+            accounting="rdp",
+        ),
+    ],
+    ids=lambda classifier: type(classifier).__name__,
+)
+def test_estimators_that_protect_whole_records_may_see_the_group(classifier: Any) -> None:
+    fit(classifier, ENCODINGS["its codes"])

@@ -1,0 +1,168 @@
+"""SF-PATE on a small file in Adult's layout: one sex changes one teacher, and what is published does not tell it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fairpate.app.methods import sf_pate
+from fairpate.app.methods.training import Training
+from fairpate.app.pipeline import collect_vote_batch
+from fairpate.app.progress import Reporter
+from fairpate.app.release import choose_queries
+from fairpate.app.rundir import RunDirectory, create_run_directory
+from fairpate.app.tables import read_labels
+from fairpate.app.train import train_method
+from fairpate.config import DataConfig, RunConfig, load_config
+from fairpate.data import Dataset, Split, load_dataset
+from fairpate.nn.models import build_model
+from fairpate.train_config import TrainConfig
+from fairpate.types import VoteBatch
+from teachers.ensemble import train_ensemble
+from teachers.pool import InProcessPool
+
+QUIET = Reporter(quiet=True)
+NUM_ROWS, NUM_TEACHERS = 60, 4
+SEXES = ("Male", "Female")
+
+
+def rows_of_adult(count: int) -> list[list[str]]:
+    """Persons of few ages, hours and incomes: several are equal but for their sex and their survey weight."""
+    draw = random.Random(0)
+    return [
+        [
+            *(str(draw.choice(range(20, 60, 4))), "Private", str(draw.randrange(10_000, 99_999)), "HS-grad", "9"),
+            *("Divorced", "Sales", "Unmarried", "White", draw.choice(SEXES), "0", "0", str(draw.choice((20, 40)))),
+            *("Japan", draw.choice(("<=50K", ">50K"))),
+        ]
+        for _ in range(count)
+    ]
+
+
+def with_other_sex(row: list[str]) -> list[str]:
+    return [*row[:9], SEXES[1 - SEXES.index(row[9])], *row[10:]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("fairpate.data.files.check_sha256", lambda *_: None)
+    (tmp_path / "data" / "adult").mkdir(parents=True)
+    write(tmp_path / "data" / "adult" / "adult.test", rows_of_adult(20))
+    return tmp_path / "data"
+
+
+def write(path: Path, rows: list[list[str]]) -> None:
+    path.write_text("".join(", ".join(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def load(folder: Path, rows: list[list[str]]) -> Dataset:
+    write(folder / "adult" / "adult.data", rows)
+    return load_dataset(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
+
+
+def configured(folder: Path, out: Path, *overrides: str) -> TrainConfig:
+    settings = [
+        "method=sf_pate",
+        "target.epsilon=20",
+        "target.accounting=rdp",
+        f"data={{name: adult, data_dir: {folder}, num_public: 12, num_validation: 8}}",
+        "student={model: {name: logistic}, fit: {epochs: 1}}",
+        f"teachers={{num_teachers: {NUM_TEACHERS}, model: {{name: logistic}}, block_size: 1, engine: loop}}",
+        "teachers.fit={epochs: 5, batch_size: 4, learning_rate: 0.1}",
+        "f_ld={warmup_epochs: 1, epochs: 6, batch_size: 64, optimizer: sgd, learning_rate: 1.0, dual_step: 5.0}",
+        "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
+        f"out={out}",
+    ]
+    return load_config(None, [*settings, *overrides], schema=TrainConfig)
+
+
+def votes_on_attributes(dataset: Dataset, config: TrainConfig) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """SF_S: votes, and what names each teacher by its shard and training."""
+    asked = sf_pate.attribute_questions(dataset)
+    queries = choose_queries(asked, config)
+    assert config.out is not None
+    ensemble = train_ensemble(
+        asked.private, config.teachers, num_classes=2, seed=config.seed, checkpoint_dir=config.out
+    )
+    batch = collect_vote_batch(config, asked, queries, QUIET, checkpoint_dir=config.out, pool=InProcessPool())
+    return batch.votes_QC, [Path(block.checkpoint).name for block in ensemble.blocks]
+
+
+def votes_on_labels(dataset: Dataset, config: TrainConfig) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """SF_T: votes, and what each teacher voted."""
+    queries, teachers = dataset.public, []
+    model = build_model(config.student.model, input_shape=(1,), num_classes=2, generator_seed=0)
+    run = create_run_directory(config)
+    training = Training(dataset=dataset, config=config, run=run, model=model, reporter=QUIET)
+    with pytest.MonkeyPatch.context() as patch:
+        fair_vote = sf_pate._fair_vote
+
+        def witnessed(*arguments: object, **options: object) -> object:
+            votes = fair_vote(*arguments, **options)  # type: ignore[arg-type]
+            teachers.append(str(votes.tolist()))
+            return votes
+
+        patch.setattr(sf_pate, "_fair_vote", witnessed)
+        batch = sf_pate._ask_fair_teachers(training)(run, config, dataset, queries, QUIET)
+    return batch.votes_QC, teachers
+
+
+@pytest.mark.parametrize("ask", [votes_on_attributes, votes_on_labels], ids=["sf_s", "sf_t"])
+def test_one_changed_attribute_changes_one_teacher_and_moves_counts_by_one(
+    ask: Callable[[Dataset, TrainConfig], tuple[npt.NDArray[np.int64], list[str]]], folder: Path, tmp_path: Path
+) -> None:
+    rows = rows_of_adult(NUM_ROWS)
+    before = load(folder, rows)
+    assert len(before.private) - len(set(before.private.unit_id)) > 5
+    votes_QC, teachers = ask(before, configured(folder, tmp_path / "before"))
+    changed_counts = 0
+    for place in range(0, NUM_ROWS, 5):
+        after = load(folder, [*rows[:place], with_other_sex(rows[place]), *rows[place + 1 :]])
+        other_QC, others = ask(after, configured(folder, tmp_path / f"after-{place}"))
+        assert sum(mine != theirs for mine, theirs in zip(teachers, others, strict=True)) <= 1
+        assert np.abs(other_QC - votes_QC).max() <= 1
+        changed_counts += int((other_QC != votes_QC).any())
+    assert changed_counts > 1
+
+
+def knowing_teachers(
+    run: RunDirectory,
+    config: RunConfig,
+    dataset: Dataset,
+    queries: Split,
+    reporter: Reporter,
+) -> VoteBatch:
+    """A thousand of them, so that no label is overturned or refused."""
+    votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
+    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="known")
+
+
+def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attacker knows all but one sex, and lets the loader itself name the record under both."""
+    monkeypatch.setattr(sf_pate, "ask_teachers", knowing_teachers)
+    rows = rows_of_adult(NUM_ROWS)
+
+    def published(out: Path) -> tuple[tuple[str, ...], str]:
+        run = train_method(configured(folder, out, "teachers.num_teachers=1000"), QUIET)
+        return read_labels(run.labels).record_ids, run.statement.read_text(encoding="utf-8")
+
+    def named(candidates: list[list[str]]) -> set[str]:
+        return {name for split in load(folder, candidates).splits.values() for name in split.record_id}
+
+    load(folder, rows)
+    names, statement = published(tmp_path / "run")
+    assert len(names) >= 10
+    recovered = set()
+    for place, row in enumerate(rows):
+        guesses = [named([*rows[:place], guess, *rows[place + 1 :]]) for guess in (row, with_other_sex(row))]
+        recovered |= {name for name in names if (name in guesses[0]) != (name in guesses[1])}
+    assert recovered == set()
+    load(folder, [with_other_sex(row) for row in rows])
+    assert published(tmp_path / "others") == (names, statement)
