@@ -7,7 +7,8 @@ With r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.dpfr`), the expected 
 
 r depends on theta, which earlier steps released, and on public records. So as_written is DP-SGD on other per-example
 gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
-lambda = 0 is DP-SGD bit for bit. The public records, groups included, must really be public.
+lambda = 0 is DP-SGD bit for bit. The public records, groups included, must really be public. That the norm stays at C
+however long r is takes more care than in DP-SGD: :mod:`fairpate.nn.shifted_fit`.
 
 Deviations from the paper:
 - ``post`` is not the printed algorithm, and is the default: in ``as_written`` one vector eats every record's clipping

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.layer_gradients import LayerGradient, WeightedSums, layer_gradient
+from fairpate.nn.layer_gradients import WeightedSums
 from fairpate.nn.models import ScaleBytes, scale_bytes
+from fairpate.nn.record_wise import unknown_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class DenseChain:
             len(dense) == sum(type(layer) not in _ACTIVATIONS for layer in layers)
             and len(set(map(id, dense))) == len(dense)
             and all((leaf.start_dim, leaf.end_dim) == (1, -1) for leaf in leading if isinstance(leaf, nn.Flatten))
-            and not any(map(_has_hooks, model.modules()))
+            and unknown_module(model) is None
             and any(map(_is_trained, dense))
             and layers[0] is dense[0]
         )
@@ -76,9 +77,9 @@ class DenseChain:
         return values
 
     @torch.no_grad()
-    def backward(self, values: list[Tensor], gradient: Tensor) -> list[LayerGradient]:
-        """The gradients of every trained layer, from what ``forward`` gave and the output's gradient (B, O)."""
-        return [layer_gradient(*each) for each in self._dense_gradients(values, gradient)]
+    def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Module, Tensor, Tensor]]:
+        """Every trained layer, its input and its output's gradient, from what ``forward`` gave and the last one's."""
+        return list(self._dense_gradients(values, gradient))
 
     @torch.no_grad()
     def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
@@ -110,11 +111,6 @@ def _leaves(model: nn.Module) -> Iterator[nn.Module]:
         return
     for child in model:
         yield from _leaves(child)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
 
 
 def _is_trained(layer: nn.Module) -> bool:

@@ -82,8 +82,11 @@ class MatrixGame:
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
-        """Take in the predictions of a part of the batch; the next :meth:`ascend` uses and forgets them."""
-        self._sums_KC.addmm_(targets_BK.mT, probability_BC)
+        """Take in the predictions of a part of the batch; the next :meth:`ascend` uses and forgets them.
+
+        A prediction that is not a number counts as 0: the noise covers one record, not a sum that it has spoilt.
+        """
+        self._sums_KC.addmm_(targets_BK.mT, probability_BC.nan_to_num())
 
     def gradient(self) -> FloatArray:
         """The gradient of the summed psi of all records observed with respect to the matrices, (E, G, C)."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.layer_gradients import LayerGradient
-from fairpate.nn.per_example import ClippedSum, CrossEntropy, GradientClipper, PerExampleLoss
+from fairpate.nn.per_example import ClippedSum, CrossEntropy, GradientClipper, LayerCall, PerExampleLoss
 
 
 class GuidedGradients:
@@ -75,10 +74,10 @@ class _WeightedClipper(GradientClipper):
         self._weights_B, self._values = weights_B, values
         return self.sum(x, targets)
 
-    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
-        return super()._clip_factors(squared_norms_B) * self._weights_B
+    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+        return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
 
-    def _layer_gradients(self, x: Tensor, targets: Tensor) -> list[LayerGradient]:
+    def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
         if self._values is None or self._chain is None:
-            return super()._layer_gradients(x, targets)
+            return super()._layer_calls(x, targets)
         return self._chain.backward(self._values, self._loss_gradient(self._values[-1], targets))

@@ -2,8 +2,10 @@
 
 Each layer is given its input and the gradient of the summed loss with respect to its output, from which the gradient
 of every record follows without another backward pass. A dense layer's is an outer product, so its norm is the product
-of two norms and it is never formed (Goodfellow 2015, arXiv 1510.01799); over T positions the products of all pairs
-take that place (Li et al. 2022, arXiv 2110.05679). Convolutions form theirs, some records at a time.
+of two norms and it is never formed (Goodfellow 2015, arXiv 1510.01799). Every other layer forms its gradients, for a
+norm must be that of what is summed: a closed form of terms that cancel, such as the products of all pairs of positions,
+can be too small by any factor. Norms are sums of squares, added up in blocks that double precision joins: their
+relative error is below :data:`ROUNDING` times the precision of the layer.
 
 Shapes: B records; T positions; I inputs, O outputs, G groups of a layer.
 """
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_FLOATS_UNFOLDED_AT_ONCE = 2**19
+ROUNDING = 64  # in units of the precision that gradients have
+_FLOATS_UNFOLDED_AT_ONCE, _FLOATS_SQUARED_AT_ONCE = 2**19, 2**9
 WeightedSums = list[tuple[Tensor, Tensor]]
 
 
@@ -26,10 +29,13 @@ class LayerGradient(Protocol):
     """The gradients of B records with respect to one layer's parameters."""
 
     def squared_norms(self) -> Tensor:
-        """Squared L2 norm per record over the layer's trainable parameters, shape (B,)."""
+        """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         """Per trainable parameter the sum over records of weight times gradient."""
+
+    def per_record(self) -> WeightedSums:
+        """Per trainable parameter every record's gradient, shape (B, P)."""
 
 
 def supports(layer: nn.Module) -> bool:
@@ -67,30 +73,18 @@ class _Dense:
             sums.append((self._layer.bias, weights_B @ self._gradient_BO))
         return sums
 
-
-class _DenseOverPositions:
-    """The sum of such products over T positions, whose norm takes the products of all pairs of positions."""
-
-    def __init__(self, layer: nn.Linear, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = layer
-        self._input_BTI, self._gradient_BTO = layer_input.flatten(1, -2), output_gradient.flatten(1, -2)
-
-    def squared_norms(self) -> Tensor:
-        pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
-        inputs_BTT = self._input_BTI @ self._input_BTI.mT
-        counts_weight = int(self._layer.weight.requires_grad)
-        both: Tensor = (pairs_BTT * (counts_weight * inputs_BTT + _trains_bias(self._layer))).sum(dim=(1, 2))
-        return both.clamp(min=0)
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        gradient = (self._gradient_BTO * weights_B[:, None, None]).flatten(0, 1)
-        weight = gradient.mT @ self._input_BTI.flatten(0, 1) if self._layer.weight.requires_grad else None
-        return _trainable((self._layer.weight, weight), (self._layer.bias, gradient.sum(dim=0)))
+    def per_record(self) -> WeightedSums:
+        weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
+        return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
 
 
 def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    make = _Dense if layer_input.ndim == 2 else _DenseOverPositions
-    return make(cast("nn.Linear", layer), layer_input, output_gradient)
+    linear = cast("nn.Linear", layer)
+    if layer_input.ndim == 2:
+        return _Dense(linear, layer_input, output_gradient)
+    gradient_BTO = output_gradient.flatten(1, -2)
+    weight_BOI = gradient_BTO.mT @ layer_input.flatten(1, -2)
+    return _Stored((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
 
 
 def _trains_bias(layer: nn.Linear) -> int:
@@ -108,6 +102,9 @@ class _Stored:
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         return [(p, (weights_B @ values).reshape(p.shape)) for p, values in self._gradients]
+
+    def per_record(self) -> WeightedSums:
+        return self._gradients
 
 
 class _Convolution:
@@ -129,6 +126,11 @@ class _Convolution:
         total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
         return [*_trainable((self._layer.weight, total)), *self._bias.weighted_sums(weights_B)]
 
+    def per_record(self) -> WeightedSums:
+        outputs, inputs, height, width = self._layer.weight.shape
+        weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
+        return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
+
 
 @torch.no_grad()
 def _convolution_gradients(layer: nn.Conv2d, layer_input: Tensor, output_gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +143,7 @@ def _convolution_gradients(layer: nn.Conv2d, layer_input: Tensor, output_gradien
     num_records, groups, positions, outputs = gradient_BGTO.shape
     size = layer.weight[0].numel()
     weights = layer_input.new_empty(num_records, groups, outputs, size)
-    norms_B = layer_input.new_empty(num_records)
+    norms_B = layer_input.new_empty(num_records, dtype=torch.float64)
     at_once = max(1, _FLOATS_UNFOLDED_AT_ONCE // max(1, groups * positions * size))
     buffer = layer_input.new_empty(at_once, *patches.shape[1:])
     for start in range(0, num_records, at_once):
@@ -178,9 +180,13 @@ def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
 
 
 def squared_norms(values_BP: Tensor) -> Tensor:
-    """Squared L2 norm of every row, shape (B,)."""
-    norms_B: Tensor = torch.linalg.vector_norm(values_BP, dim=1)
-    return norms_B.square_()
+    """Squared L2 norm of every row, ``float64`` of shape (B,)."""
+    whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
+    norms_B: Tensor = torch.linalg.vector_norm(values_BP[:, whole:], dim=1).double().square_()
+    if whole:
+        blocks = values_BP[:, :whole].unflatten(1, (-1, _FLOATS_SQUARED_AT_ONCE))
+        norms_B += torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
+    return norms_B
 
 
 def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -202,23 +208,29 @@ def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) 
 
 
 class _Embedding:
+    """A word that stands at n positions of a record has one gradient, their sum: each of them holds an n-th of it."""
+
     def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
         self._layer = cast("nn.Embedding", layer)
         self._index_BT = layer_input.reshape(len(layer_input), -1)
         gradient_BTO = output_gradient.reshape(*self._index_BT.shape, -1)
         is_padding_BT = self._index_BT == (-1 if self._layer.padding_idx is None else self._layer.padding_idx)
-        self._gradient_BTO = gradient_BTO.masked_fill(is_padding_BT[..., None], 0)
+        same_BTT = (self._index_BT[:, :, None] == self._index_BT[:, None, :]).to(gradient_BTO.dtype)
+        self._count_BT1 = same_BTT.sum(dim=2, keepdim=True)
+        self._share_BTO = same_BTT @ gradient_BTO.masked_fill(is_padding_BT[..., None], 0) / self._count_BT1
 
     def squared_norms(self) -> Tensor:
-        same_BTT = self._index_BT[:, :, None] == self._index_BT[:, None, :]
-        pairs_BTT = self._gradient_BTO @ self._gradient_BTO.mT
-        norms: Tensor = (pairs_BTT * same_BTT).sum(dim=(1, 2)).clamp(min=0)
-        return norms
+        return squared_norms((self._share_BTO * self._count_BT1.sqrt()).flatten(1))
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         total = torch.zeros_like(self._layer.weight)
-        weighted = (self._gradient_BTO * weights_B[:, None, None]).flatten(0, 1)
+        weighted = (self._share_BTO * weights_B[:, None, None]).flatten(0, 1)
         return [(self._layer.weight, total.index_add_(0, self._index_BT.flatten(), weighted))]
+
+    def per_record(self) -> WeightedSums:
+        total_BVO = self._share_BTO.new_zeros(len(self._index_BT), *self._layer.weight.shape)
+        index_BTO = self._index_BT[:, :, None].expand_as(self._share_BTO)
+        return [(self._layer.weight, total_BVO.scatter_add_(1, index_BTO, self._share_BTO).flatten(1))]
 
 
 def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:

@@ -2,21 +2,27 @@
 
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
 parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. Two engines give the same
-sum. ``book_keeping`` runs one backward pass that keeps each layer's input and output gradient, takes the norms in
-closed form from these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038).
+sum. ``book_keeping`` runs one backward pass that keeps each layer's input and output gradient, takes the norms from
+these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038).
 A chain of dense layers needs no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works
 for any module, more slowly.
 
-A layer that mixes the records of a batch has no per-example gradient and is refused. This module draws no noise and
-knows no epsilon.
+Only models of known layers are given to ``book_keeping``; any other goes through ``functional``, where a record cannot
+reach another, and is tried once (:mod:`fairpate.nn.record_wise`). A layer that mixes the records of a batch has no
+per-example gradient and is refused.
+
+The bound holds for what the machine adds up: norms are those of the formed gradients up to a rounding error that
+``clip_norm`` is reduced by beforehand, and a record whose gradient is not finite adds nothing. What rounding does to
+the *other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as in any
+floating-point implementation. This module draws no noise and knows no epsilon.
 
 Shapes: B records of a batch; T positions; P values of one parameter.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +33,16 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fairpate.nn.dense_chain import DenseChain
-from fairpate.nn.layer_gradients import LayerGradient, layer_gradient, squared_norms, supports
+from fairpate.nn.layer_gradients import ROUNDING, layer_gradient, squared_norms
+from fairpate.nn.record_wise import refuse_statistics, try_records_apart, unknown_module
 
 Engine = Literal["book_keeping", "functional"]
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
-_MIXES_RECORDS = (nn.modules.batchnorm._BatchNorm,)
+# One call of a layer: the layer, its input and the gradient of its output.
+LayerCall = tuple[nn.Module, Tensor, Tensor]
+_SMALLEST_INPUT: dict[type[nn.Module], int] = {nn.Conv2d: 4, nn.Embedding: 1}  # axes, that of records included
+_LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
+_log = logging.getLogger(__name__)
 
 
 class CrossEntropy:
@@ -81,12 +92,16 @@ class GradientClipper:
         """
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
-        _refuse_mixing_layers(model)
-        uncovered = _uncovered(model)
-        if engine == "book_keeping" and uncovered is not None:
-            raise ValueError(f"Parameter {uncovered} has no closed form for its norm; use engine `functional`.")
-        self.engine: Engine = engine if engine != "auto" else "functional" if uncovered else "book_keeping"
+        refuse_statistics(model)
+        unknown = unknown_module(model)
+        if engine == "book_keeping" and unknown is not None:
+            raise ValueError(
+                f"{unknown} is not known to run once, on its own weights and on every record by itself; use engine "
+                "`functional`."
+            )
+        self.engine: Engine = engine if engine != "auto" else "functional" if unknown else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self._trained, self._is_tried, self._is_told = self.parameters, unknown is None, False
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
@@ -95,36 +110,46 @@ class GradientClipper:
     def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
         """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
 
-        The model should be in the mode that training wants. ValueError for a gradient that is not finite, and under
-        autocast: a norm that was rounded to eight bits bounds nothing.
+        A record whose gradient is not finite adds nothing, which the log says once. The model should be in the mode
+        that training wants. ValueError for weights that are not finite, and under autocast: a norm that was rounded to
+        eight bits bounds nothing.
         """
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
-        part = self._book_keeping if self.engine == "book_keeping" else self._functional
+        if not self._is_tried and len(x):
+            try_records_apart(self._model, self._tried_gradients, x)
+            self._is_tried = True
         size = self._max_records or len(x)
         if 0 < len(x) <= size:
-            return part(x, targets)
-        parts = [part(x[i : i + size], targets[i : i + size]) for i in range(0, len(x), max(1, size))]
-        total = [torch.zeros_like(p) for p in self.parameters]
-        for each in parts:
+            return self._part(x, targets)
+        parts = [self._part(x[i : i + size], targets[i : i + size]) for i in range(0, len(x), max(1, size))]
+        if not parts:
+            nothing = torch.zeros(0, device=x.device, dtype=torch.float64)
+            return ClippedSum(gradients=[torch.zeros_like(p) for p in self.parameters], squared_norms_B=nothing)
+        total = parts[0].gradients
+        for each in parts[1:]:
             torch._foreach_add_(total, each.gradients)
-        nothing = torch.zeros(0, device=x.device)
-        return ClippedSum(
-            gradients=total, squared_norms_B=torch.cat([nothing, *(each.squared_norms_B for each in parts)])
-        )
+        return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
+
+    def _part(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        return self._book_keeping(x, targets) if self.engine == "book_keeping" else self._functional(x, targets)
 
     def _book_keeping(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        layers = self._layer_gradients(x, targets)
+        calls = self._layer_calls(x, targets)
         with torch.no_grad():
+            layers = [layer_gradient(*call) for call in calls]
             squared_norms_B = _total([layer.squared_norms() for layer in layers])
-            factors_B = self._clip_factors(squared_norms_B)
+            is_counted_B = self._is_counted(squared_norms_B)
+            if is_counted_B is not None:
+                layers = [layer_gradient(layer, *_only(is_counted_B, *values)) for layer, *values in calls]
+            factors_B = self._clip_factors(squared_norms_B, is_counted_B)
             sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
-        gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self.parameters]
+        gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
         return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
 
-    def _layer_gradients(self, x: Tensor, targets: Tensor) -> list[LayerGradient]:
-        """One forward and one backward pass: the gradients of every layer that ran."""
+    def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
+        """One forward and one backward pass: every trained layer that ran, with what its gradients follow from."""
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
             return self._chain.backward(values, self._loss_gradient(values[-1], targets))
@@ -132,12 +157,11 @@ class GradientClipper:
             losses_B = self._loss(self._model(x), targets)
         _check_losses(losses_B, len(x))
         output_gradients = torch.autograd.grad(losses_B.sum(), [call.output for call in calls])
-        layers: list[LayerGradient] = []
-        with torch.no_grad():
-            for call, output_gradient in zip(calls, output_gradients, strict=True):
-                _check_input(call, len(x))
-                layers.append(layer_gradient(call.layer, call.layer_input, output_gradient))
-        return layers
+        for call in calls:
+            _check_input(call, len(x))
+        return [
+            (call.layer, call.layer_input, gradient) for call, gradient in zip(calls, output_gradients, strict=True)
+        ]
 
     def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._gradient_of_loss is not None:
@@ -149,27 +173,62 @@ class GradientClipper:
         return gradient
 
     def _functional(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        named = dict(self._model.named_parameters())
+        return self._clipped_rows(self._mapped_gradients(self._model, self._loss, x, targets))
+
+    def _mapped_gradients(self, model: nn.Module, loss: PerExampleLoss, x: Tensor, targets: Tensor) -> list[Tensor]:
+        """Every record's gradient, (B, ...) per trainable parameter, with one record in the model at a time."""
+        named = dict(model.named_parameters())
         trainable = {name: p.detach() for name, p in named.items() if p.requires_grad}
         fixed = {name: p.detach() for name, p in named.items() if not p.requires_grad}
-        fixed |= dict(self._model.named_buffers())
+        fixed |= dict(model.named_buffers())
 
         def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-            output = functional_call(self._model, parameters | fixed, (record[None],))
-            return self._loss(output, target[None])[0]
+            output = functional_call(model, parameters | fixed, (record[None],))
+            return loss(output, target[None])[0]
 
         per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
-        flat = [gradient.flatten(1) for gradient in per_record(trainable, x, targets).values()]
-        squared_norms_B = _total([squared_norms(values) for values in flat])
-        factors_B = self._clip_factors(squared_norms_B)
-        sums = [(factors_B @ values).reshape(p.shape) for values, p in zip(flat, trainable.values(), strict=True)]
+        return list(per_record(trainable, x, targets).values())
+
+    def _tried_gradients(self, model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
+        def along(outputs: Tensor, targets: Tensor) -> Tensor:
+            return (outputs * targets).flatten(1).sum(dim=1)
+
+        return self._mapped_gradients(model, along, x, weights)
+
+    @torch.no_grad()
+    def _clipped_rows(self, gradients: list[Tensor]) -> ClippedSum:
+        """The clipped sum of gradients that are formed: one (B, ...) per trainable parameter."""
+        rows = [values.flatten(1) for values in gradients]
+        squared_norms_B = _total([squared_norms(values) for values in rows])
+        is_counted_B = self._is_counted(squared_norms_B)
+        if is_counted_B is not None:
+            rows = list(_only(is_counted_B, *rows))
+        factors_B = self._clip_factors(squared_norms_B, is_counted_B)
+        sums = [(factors_B.to(values) @ values).reshape(p.shape) for values, p in zip(rows, self._trained, strict=True)]
         return ClippedSum(gradients=sums, squared_norms_B=squared_norms_B)
 
-    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
-        """min(1, clip_norm / norm) per record. ValueError for a norm that is not finite."""
-        if not math.isfinite(squared_norms_B.sum()):
-            raise ValueError("The gradient of a record is not finite; lower the learning rate or scale the features.")
-        return squared_norms_B.rsqrt().mul_(self._clip_norm).clamp_(max=1)
+    def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
+        """Which records add something, (B,), or None where all do. ValueError for weights that are not finite.
+
+        An error would tell of a record; weights are released anyway.
+        """
+        is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
+        if bool(is_counted_B.all()):
+            return None
+        if not all(bool(p.isfinite().all()) for p in self._model.parameters()):
+            raise ValueError("The model's weights are not finite; lower the learning rate.")
+        if not self._is_told:
+            _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
+            self._is_told = True
+        return is_counted_B
+
+    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+        """min(1, clip_norm / norm) per record, of the parameters' precision and less its rounding, or 0."""
+        precision = torch.finfo(self._trained[0].dtype).eps
+        factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
+        if is_counted_B is not None:
+            factors_B = factors_B.where(is_counted_B, 0)
+        return factors_B.to(self._trained[0].dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,25 +268,10 @@ def _total(terms: list[Tensor]) -> Tensor:
     return sum(terms[1:], start=terms[0])
 
 
-def _refuse_mixing_layers(model: nn.Module) -> None:
-    mixing = [(name, module) for name, module in model.named_modules() if isinstance(module, _MIXES_RECORDS)]
-    if mixing:
-        name, module = mixing[0]
-        raise ValueError(
-            f"Layer {name} ({type(module).__name__}) mixes the records of a batch, so no record has a gradient of its "
-            "own; use GroupNorm or LayerNorm."
-        )
-
-
-def _uncovered(model: nn.Module) -> str | None:
-    """The first trainable parameter without a closed form, or that two layers share."""
-    seen: set[int] = set()
-    for layer_name, module in model.named_modules():
-        for name, parameter in module.named_parameters(layer_name, recurse=False):
-            if parameter.requires_grad and (not supports(module) or id(parameter) in seen):
-                return str(name)
-            seen.add(id(parameter))
-    return None
+def _only(is_counted_B: Tensor, *values: Tensor) -> Iterator[Tensor]:
+    """The same tensors (B, ...) with zeros in place of the other records, whatever those hold."""
+    for each in values:
+        yield each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0)
 
 
 def _check_input(call: _Call, num_records: int) -> None:
@@ -237,6 +281,10 @@ def _check_input(call: _Call, num_records: int) -> None:
             f"{name} reads {len(call.layer_input)} rows for {num_records} records: records must stay along the first "
             "axis; use engine `functional`."
         )
+    smallest = _SMALLEST_INPUT.get(type(call.layer), 2)
+    axes = len(call.layer.normalized_shape) + 1 if isinstance(call.layer, nn.LayerNorm) else smallest
+    if call.layer_input.ndim < axes:
+        raise ValueError(f"{name} reads records without an axis of their own: {tuple(call.layer_input.shape)}.")
     if call.layer_input._version != call.input_version:
         raise ValueError(f"The input of {name} is overwritten by a later layer; use engine `functional`.")
 

@@ -121,7 +121,9 @@ class PricedLoss:
         return self.release(self._histogram(rows_BK.detach(), targets)) if self.prices_QK is None else self.prices_QK
 
     def _histogram(self, rows_BK: Tensor, targets: Tensor) -> Tensor:
-        sums = rows_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1]).index_add_(0, targets, rows_BK)
+        counted_BK = rows_BK.nan_to_num()  # a row that is not a number would spoil the sums of all others
+        sums = counted_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1])
+        sums.index_add_(0, targets, counted_BK)
         return sums.view(self._num_cells, self._num_classes, -1).sum(dim=1)
 
     def _lookup(self, prices_QK: FloatArray, rows_BK: Tensor) -> Tensor:

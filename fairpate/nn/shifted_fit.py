@@ -1,61 +1,68 @@
 """DP-SGD in which one public vector is added to every record's gradient *before* it is clipped.
 
-FairDP-SGD as printed (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. The norms follow from those of g_i and
-from the inner products with r, ``|g_i + r|^2 = |g_i|^2 + 2 <g_i, r> + |r|^2``, and all layers give their inner products
-in closed form, so that the shifted gradients are never formed and nothing runs a second time.
+FairDP-SGD as printed (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
+gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the norm,
+and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore formed, in
+``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to ``float32``.
 
-Shapes: B records of a batch.
+Shapes: B records of a batch, P values of one parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import singledispatch
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fairpate.nn import layer_gradients
-from fairpate.nn.layer_gradients import LayerGradient
+from fairpate.nn.layer_gradients import layer_gradient
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
+
+_VALUES_AT_ONCE = 2**24
 
 
 class ShiftedClipper(GradientClipper):
     """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
 
-    ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
+    Sums are ``float64``. ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
     """
 
     shift: Sequence[Tensor] | None = None
 
-    def __init__(self, model: nn.Module, loss: PerExampleLoss, **options: Any) -> None:
-        super().__init__(model, loss, **options)
-        self._tilted: GradientClipper | None = None
+    def __init__(
+        self, model: nn.Module, loss: PerExampleLoss, *, max_records: int | None = None, **options: Any
+    ) -> None:
+        num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
+        super().__init__(
+            copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
+        )
+        self._original = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        """As the parent's, of the model as it is now."""
+        self._model.load_state_dict(self._original.state_dict())
+        self._model.train(self._original.training)
+        return super().sum(x.double() if x.is_floating_point() else x, targets)
+
+    def _part(self, x: Tensor, targets: Tensor) -> ClippedSum:
+        rows = self._rows(x, targets)
+        if self.shift is not None:
+            rows = [values + part.double().flatten() for values, part in zip(rows, self.shift, strict=True)]
+        return self._clipped_rows(rows)
+
+    def _rows(self, x: Tensor, targets: Tensor) -> list[Tensor]:
+        """Every record's gradient, (B, P) per trainable parameter."""
         if self.engine == "functional":
-            self._tilted = GradientClipper(_Tilted(model, self), _tilted(loss), **options | {"engine": "functional"})
-
-    def _functional(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        if self.shift is None or self._tilted is None:
-            return super()._functional(x, targets)
-        return self._tilted.sum(x, targets)
-
-    def _book_keeping(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        if self.shift is None:
-            return super()._book_keeping(x, targets)
-        layers = self._layer_gradients(x, targets)
-        shift_of = {id(p): values for p, values in zip(self.parameters, self.shift, strict=True)}
+            return [values.flatten(1) for values in self._mapped_gradients(self._model, self._loss, x, targets)]
+        calls = self._layer_calls(x, targets)
         with torch.no_grad():
-            squared_norms = [layer.squared_norms() for layer in layers]
-            squared_norms += [2 * inner_products(layer, shift_of, len(x)) for layer in layers]
-            squared_norms += [values.square().sum() for values in self.shift]
-            squared_norms_B = torch.stack(torch.broadcast_tensors(*squared_norms)).sum(dim=0).clamp(min=0)
-            factors_B = self._clip_factors(squared_norms_B)
-            sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
-            gradients = [sums.get(id(p), 0) + factors_B.sum() * shift_of[id(p)] for p in self.parameters]
-        return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
+            rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
+        return [rows[id(p)] if id(p) in rows else p.new_zeros(len(x), p.numel()) for p in self._trained]
 
 
 class ShiftedTraining(PrivateTraining):
@@ -79,43 +86,6 @@ class ShiftedTraining(PrivateTraining):
     def step(self) -> None:
         """As the parent's, with the public gradient of the model as it is now."""
         self._shifted.shift = list(self._shift(self._model))
+        if not all(bool(values.isfinite().all()) for values in self._shifted.shift):
+            raise ValueError("The public gradient is not finite; lower the learning rate, or the regulariser's weight.")
         super().step()
-
-
-class _Tilted(nn.Module):
-    """A model that also says how far it lies along the shift: the gradient of that is the shift itself."""
-
-    def __init__(self, model: nn.Module, clipper: ShiftedClipper) -> None:
-        super().__init__()
-        self.model = model
-        self._shift = lambda: clipper.shift or ()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        parameters = (p for p in self.model.parameters() if p.requires_grad)
-        return self.model(x), sum((p * s).sum() for p, s in zip(parameters, self._shift(), strict=True))  # type: ignore[return-value]
-
-
-def _tilted(loss: PerExampleLoss) -> Callable[..., Tensor]:
-    return lambda outputs, targets: loss(outputs[0], targets) + outputs[1]
-
-
-@singledispatch
-def inner_products(layer: LayerGradient, shift_of: dict[int, Tensor], num_records: int) -> Tensor:
-    """Inner product of every record's gradient with the shift of a layer's parameters (by ``id``), shape (B,).
-
-    That is how the shift's product with a weighted sum of the gradients changes with the weights.
-    """
-    with torch.enable_grad():
-        weights_B = torch.ones(num_records, requires_grad=True, device=next(iter(shift_of.values())).device)
-        along = [(total * shift_of[id(p)]).sum() for p, total in layer.weighted_sums(weights_B)]
-        (products_B,) = torch.autograd.grad(along, weights_B, [torch.ones_like(each) for each in along])
-    return products_B
-
-
-@inner_products.register
-def _(layer: layer_gradients._Dense, shift_of: dict[int, Tensor], num_records: int) -> Tensor:  # noqa: ARG001
-    dense = layer._layer
-    weight = shift_of.get(id(dense.weight), torch.zeros_like(dense.weight))
-    moved_BO = functional.linear(layer._input_BI, weight, shift_of.get(id(dense.bias)))
-    products_B: Tensor = torch.linalg.vecdot(moved_BO, layer._gradient_BO)
-    return products_B

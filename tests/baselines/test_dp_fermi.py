@@ -191,6 +191,22 @@ def test_no_record_and_no_change_of_group_moves_the_matrix_gradient_further_than
     assert 0.99 * game.group_sensitivity < most_group <= game.group_sensitivity * (1 + 1e-6)
 
 
+def test_a_record_that_is_not_finite_spoils_neither_of_the_two_sums() -> None:
+    x, y, z = records(6, seed=4)
+    x[2] = torch.inf
+    game = game_of(np.array([[0.5, 0.5]]), 2, weight=3.0)
+    clipper = GradientClipper(network(), FermiLoss(game.pull_KC, observe=game.observe), clip_norm=0.7)
+    targets = watched_targets(y, z, num_classes=2, num_cells=2)
+    sums = torch.cat([g.flatten() for g in clipper.sum(x, targets).gradients])
+    of_all = game.gradient()
+    assert sums.norm() <= 5 * 0.7
+    rest = [0, 1, 3, 4, 5]
+    other = game_of(np.array([[0.5, 0.5]]), 2, weight=3.0)
+    clipper = GradientClipper(network(), FermiLoss(other.pull_KC, observe=other.observe), clip_norm=0.7)
+    torch.testing.assert_close(sums, torch.cat([g.flatten() for g in clipper.sum(x[rest], targets[rest]).gradients]))
+    np.testing.assert_allclose(of_all, other.gradient(), rtol=1e-5)
+
+
 def test_another_group_moves_the_clipped_sum_by_twice_the_clip_norm_at_most() -> None:
     x, y, _ = records(60, seed=4)
     game = game_of(np.array([[0.1, 0.9]]), 2, weight=30.0, radius=2.0)

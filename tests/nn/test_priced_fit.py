@@ -72,6 +72,21 @@ def test_every_way_of_taking_a_batch_gives_the_sum_of_autograds_gradients(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["chain", "hooked", "functional"])
+def test_a_record_that_is_not_finite_spoils_neither_the_histogram_nor_the_sum(kind: str) -> None:
+    network, bad = model(kind), X.clone()
+    bad[7] = torch.inf
+    seen: list[Tensor] = []
+    loss = PricedLoss(SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of(seen))
+    clipper = PricedClipper(network, loss, clip_norm=0.1)
+    spoilt = clipper.sum(bad, loss.targets(LABELS, CELLS)).gradients
+    rest = torch.arange(len(X)) != 7
+    expected = clipper.sum(X[rest], loss.targets(LABELS, CELLS)[rest]).gradients
+    torch.testing.assert_close(seen[0], seen[1])
+    for ours, theirs in zip(spoilt, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_the_two_losses_are_clipped_as_one_vector() -> None:
     network = model("chain")
     loss = PricedLoss(SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]))

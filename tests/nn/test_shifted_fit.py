@@ -68,8 +68,8 @@ def test_the_sum_of_shifted_and_clipped_gradients(name: str, engine: Any, max_re
     clipper.shift = shift
     found = clipper.sum(x, y)
     for ours, theirs in zip(found.gradients, total, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
-    torch.testing.assert_close(found.norms_B, norms, atol=2e-6, rtol=2e-5)
+        torch.testing.assert_close(ours, theirs.double(), atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(found.norms_B, norms.double(), atol=2e-6, rtol=2e-5)
 
 
 def test_embeddings_are_covered() -> None:
@@ -82,9 +82,9 @@ def test_embeddings_are_covered() -> None:
     clipper.shift = shift_for(model)
     total, norms = by_hand(model, x, y, clipper.shift)
     found = clipper.sum(x, y)
-    torch.testing.assert_close(found.norms_B, norms, atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(found.norms_B, norms.double(), atol=2e-6, rtol=2e-5)
     for ours, theirs in zip(found.gradients, total, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+        torch.testing.assert_close(ours, theirs.double(), atol=2e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "functional"])
@@ -94,19 +94,95 @@ def test_no_shift_is_plain_clipping_and_no_record_is_no_sum(engine: Any) -> None
     clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=CLIP_NORM, engine=engine)
     total, _ = by_hand(model, x, y, [torch.zeros_like(p) for p in model.parameters()])
     for ours, theirs in zip(clipper.sum(x, y).gradients, total, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+        torch.testing.assert_close(ours, theirs.double(), atol=2e-6, rtol=2e-5)
     clipper.shift = shift_for(model)
     assert not any(gradient.any() for gradient in clipper.sum(x[:0], y[:0]).gradients)
 
 
-def test_one_record_moves_the_sum_by_at_most_the_clip_norm_however_large_the_shift() -> None:
+def nearly_opposite(model: nn.Module, x: Tensor, y: Tensor, size: float) -> list[Tensor]:
+    """A shift of norm ``size`` that the first record's gradient, made as long, all but cancels."""
+    loss = nn.functional.cross_entropy(model(x[:1]), y[:1])
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    return [-size / norm * g for g in gradients]
+
+
+class Steep:
+    """Cross entropy times a number: gradients as long as a shift."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.factor * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def length(gradients: list[Tensor]) -> float:
+    return float(torch.cat([g.double().flatten() for g in gradients]).norm())
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [0.0, 1.0, 1.4e3, 1.4e4, 1e6])
+def test_a_record_that_all_but_cancels_the_shift_is_clipped_exactly(name: str, size: float, engine: Any) -> None:
+    """In ``float32``, |g|^2 + 2 <g, r> + |r|^2 lets through 1.15 clip norms at 1.4e3 and 5 at 1.4e4."""
+    torch.manual_seed(0)
+    model, (x, y) = MODELS[name](), batch()
+    norm = length(torch.autograd.grad(nn.functional.cross_entropy(model(x[:1]), y[:1]), list(model.parameters())))
+    loss = Steep(max(size, 1.0) / norm)
+    clipper = ShiftedClipper(model, loss, clip_norm=CLIP_NORM, engine=engine)
+    opposite = nearly_opposite(model, x, y, size)
+    generator = torch.Generator().manual_seed(5)
+    alone, moved = [], []
+    for left in (0.0, 1.5 * CLIP_NORM, 5 * CLIP_NORM, 100 * CLIP_NORM):
+        direction = [torch.randn(s.shape, generator=generator) for s in opposite]
+        clipper.shift = [s + left / length(direction) * d for s, d in zip(opposite, direction, strict=True)]
+        alone += [length(clipper.sum(x[i : i + 1], y[i : i + 1]).gradients) for i in range(3)]
+        whole, rest = clipper.sum(x, y).gradients, clipper.sum(x[1:], y[1:]).gradients
+        moved.append(length([a - b for a, b in zip(whole, rest, strict=True)]))
+    assert max(alone) <= CLIP_NORM
+    assert max(moved) <= CLIP_NORM * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, torch.inf])
+def test_one_record_moves_the_sum_by_at_most_the_clip_norm_however_large_the_shift(scale: float) -> None:
     torch.manual_seed(0)
     model, (x, y) = MODELS["convolution"](), batch()
+    x[0] *= scale
     clipper = ShiftedClipper(model, CrossEntropy(), clip_norm=CLIP_NORM)
     clipper.shift = shift_for(model, size=5.0)
-    with_all, without = clipper.sum(10 * x, y).gradients, clipper.sum(10 * x[1:], y[1:]).gradients
-    moved = torch.cat([(a - b).flatten() for a, b in zip(with_all, without, strict=True)]).norm()
-    assert moved <= CLIP_NORM * (1 + 1e-4)
+    with_all, without = clipper.sum(x, y).gradients, clipper.sum(x[1:], y[1:]).gradients
+    assert length([a - b for a, b in zip(with_all, without, strict=True)]) <= CLIP_NORM * (1 + 1e-12)
+
+
+def test_noise_joins_before_anything_is_rounded_and_the_model_keeps_its_precision() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = MODELS["dense"](), batch(30)
+    steps = PrivateSteps(
+        num_steps=2,
+        sampling_rate=0.5,
+        expected_batch_size=15,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        learning_rate=0.1,
+        momentum=0.5,
+    )
+    training = ShiftedTraining(
+        model,
+        x,
+        y,
+        CrossEntropy(),
+        steps,
+        randomness=SeededRandomness(0),
+        public_gradient=lambda m: [torch.full_like(p, 0.25) for p in m.parameters()],
+    )
+    before = [p.detach().clone() for p in model.parameters()]
+    training.step()
+    assert training._clipper.sum(x, y).gradients[0].dtype == torch.float64
+    training.step()
+    assert all(
+        p.dtype == torch.float32 and not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)
+    )
 
 
 def test_without_clipping_the_shift_counts_once_per_sampled_record() -> None:
