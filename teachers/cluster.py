@@ -1,5 +1,8 @@
 """The Ray that work runs on: the one there is, a cluster's, or one of this machine for as long as it is needed.
 
+One of this machine is for the process that starts it: it listens on loopback alone, and asks for a token that is made
+for it and stays in memory.
+
 When the head of a cluster dies Ray ends this process after a minute or so, without a word; a thread that watches the
 head says it before.
 """
@@ -9,11 +12,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -39,19 +43,56 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         yield
         return
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    watch: AbstractContextManager[object] = nullcontext()
-    if os.environ.get("RAY_ADDRESS"):
-        with _own_sigterm():
-            _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
-        watch = HeadWatch(ray.get_runtime_context().gcs_address)
-    else:
-        with _own_sigterm():
-            ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+    with ExitStack() as stack:
+        if os.environ.get("RAY_ADDRESS"):
+            with _own_sigterm():
+                _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
+            stack.callback(ray.shutdown)
+            stack.enter_context(HeadWatch(ray.get_runtime_context().gcs_address))
+        else:
+            stack.enter_context(_private_to_this_process())
+            stack.callback(ray.shutdown)
+            with _own_sigterm():
+                ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+        yield
+
+
+@contextmanager
+def _private_to_this_process() -> Iterator[None]:
+    """A Ray started inside the block is reached from this machine only, and only with a token of its own.
+
+    Ray binds to loopback where it is told that there are no clusters, as on macOS; `_node_ip_address` does not do it.
+    A mode of authentication or a token that the user chose in the environment stays. Ray would write its token into a
+    file that everybody may read.
+    """
+    from ray._private import ray_constants
+
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    chosen = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": mode}
+    if mode == "token" and os.environ.keys().isdisjoint({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
+        chosen["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    before = {name: os.environ.get(name) for name in chosen}
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(chosen)
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the variable is read when Ray is imported
+    _read_authentication_again()
     try:
-        with watch:
-            yield
+        yield
     finally:
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        _read_authentication_again()
+
+
+def _read_authentication_again() -> None:
+    from ray import _raylet
+
+    compiled: Any = _raylet
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

@@ -1,13 +1,21 @@
-"""What is said when the head of a cluster goes away, against a real socket."""
+"""What is said when the head of a cluster goes away, and who reaches a Ray of this machine."""
 
+import contextlib
 import logging
+import os
+import re
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import ray
 
-from teachers.cluster import HeadWatch
+from fairpate.config import RayConfig
+from teachers.cluster import HeadWatch, start_ray
 
 LIMIT_S = 20.0
 
@@ -37,3 +45,66 @@ def test_a_head_that_goes_away_and_comes_back_is_told_of_once_each(caplog: pytes
         with listening(port):
             wait_until(lambda: len(caplog.messages) == 2)
     assert "answers again" in caplog.messages[1]
+
+
+def family_of(root: int) -> set[int]:
+    """``root`` and the processes that it started."""
+    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    parents = [tuple(map(int, row.split())) for row in rows.splitlines()]
+    family, size = {root}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {pid for pid, parent in parents if parent in family}
+    return family
+
+
+def listening_addresses(family: set[int]) -> set[str]:
+    """Where these processes listen, as `ss` shows it, without the ports."""
+    sockets = subprocess.run(["ss", "-H", "-ltnp"], capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S607
+    of_ray = [row for row in sockets if family & set(map(int, re.findall(r"pid=(\d+)", row)))]
+    return {row.split()[3].rpartition(":")[0] for row in of_ray}
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="`ss` (iproute2) is not installed")
+def test_a_ray_of_this_machine_listens_on_loopback_alone(ray_session: None) -> None:
+    ray.get(ray.remote(lambda: None).remote())  # a worker is there
+    addresses = listening_addresses(family_of(os.getpid()))
+    assert addresses
+    assert {address.strip("[]").removeprefix("::ffff:") for address in addresses} <= {"127.0.0.1", "::1"}
+
+
+def test_a_ray_of_this_machine_asks_for_a_token_that_is_in_no_file(ray_session: None) -> None:
+    """Its processes were told so; that Ray then refuses others is tested on the cluster of tests/deploy."""
+    found = []
+    for pid in family_of(os.getpid()) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"gcs_server" in command or b"/raylet " in command.replace(b"\0", b" "):
+                found.append(dict(line.split(b"=", 1) for line in environment_of(pid)))
+    if not found:
+        pytest.skip("the processes of Ray cannot be seen here")
+    assert {variables[b"RAY_AUTH_MODE"] for variables in found} == {b"token"}
+    (token,) = {variables[b"RAY_AUTH_TOKEN"].decode() for variables in found}
+    kept = Path.home() / ".ray" / "auth_token"
+    assert len(token) == 64
+    assert not kept.exists() or kept.read_text(encoding="utf-8").strip() != token
+
+
+def environment_of(pid: int) -> list[bytes]:
+    return [line for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in line]
+
+
+def test_the_environment_is_left_as_it_was_where_ray_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        raise ConnectionError("no room")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = dict(os.environ)
+    with pytest.raises(ConnectionError), start_ray(RayConfig()):
+        pass
+    changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    assert changed <= {"RAY_worker_niceness", "RAY_USAGE_STATS_ENABLED"}
