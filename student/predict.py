@@ -42,6 +42,7 @@ class StudentCard:
 
     ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
     of predicting k for a member of group a where the network says j; None predicts what it says.
+    ``num_training_labels``: released labels that it was trained on; None where that was not recorded.
     """
 
     model: ModelConfig
@@ -52,6 +53,7 @@ class StudentCard:
     idp3: GateRule | None = None
     num_members: int | None = None
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    num_training_labels: int | None = None
 
     @property
     def is_randomised(self) -> bool:

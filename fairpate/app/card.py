@@ -94,6 +94,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             reject_option=student.idp3,
             sha256=hashlib.sha256(run.student.read_bytes()).hexdigest(),
             made_by=f"FairPATE {__version__}",
+            num_training_labels=student.num_training_labels,
         ),
         privacy=_privacy(statement),
         data=_data(trained_on, config["data"]),

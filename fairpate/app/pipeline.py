@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
             statement=statement,
             evaluations=assessment.evaluations,
             reject_option=assessment.reject_option,
+            num_training_labels=student.card.num_training_labels,
         )
     return run
 
@@ -160,7 +161,8 @@ def learn(run: RunDirectory, config: RunConfig, dataset: Dataset, labelled: Labe
         reporter.note("student", "trained already")
         return read_student(run, is_free=True)
     network = fit_student(config, dataset, labelled, reporter)
-    student = Student(card=student_card(config, dataset), network=network)
+    card = replace(student_card(config, dataset), num_training_labels=len(labelled.labels))
+    student = Student(card=card, network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student
 

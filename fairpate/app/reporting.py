@@ -103,6 +103,7 @@ def write_reports(
     statement: PrivacyStatement,
     evaluations: dict[str, Evaluation],
     reject_option: RejectOptionSpread | None,
+    num_training_labels: int | None,
 ) -> None:
     """Write ``public/report.html``, ``private/report.html`` and ``private/costs.json``."""
     public = PublicReport(
@@ -120,6 +121,7 @@ def write_reports(
         answered_GC=_answers_by_group(spending),
         evaluations=evaluations,
         reject_option=reject_option,
+        num_training_labels=num_training_labels,
     )
     private = _private_report(public, spending)
     write_json(run.costs, costs(spending, statement))

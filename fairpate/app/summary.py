@@ -14,6 +14,7 @@ from fairpate.app.rundir import RunDirectory, read_json
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.evaluation.page import epsilon_text
+from student.predict import load_student
 
 
 def summarise(run: RunDirectory) -> Group:
@@ -31,11 +32,19 @@ def summarise(run: RunDirectory) -> Group:
         ("coverage", _number(metrics["coverage"])),
         ("demographic disparity", f"{_number(gap['value'])}, {interval}"),
         ("labels released", f"{statement['answered']} of {statement['queries_posed']} queries"),
+        *_trained_on(load_student(run.student).card.num_training_labels, statement["answered"]),
         ("epsilon, data-independent", epsilon),
         ("published", str(run.public_report)),
         ("operator only", str(run.private_report)),
     ]
     return Group(Text(), facts(rows))
+
+
+def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, str]]:
+    """Said where the ledger released more labels than the student learned from."""
+    if num_labels is None or num_labels == num_released:
+        return []
+    return [("student trained on", f"{num_labels} of these labels, those of the run's own queries")]
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:

@@ -17,6 +17,7 @@ from fairpate.evaluation.page import (
     card,
     cards,
     count,
+    counted,
     decimal,
     delta_text,
     epsilon_text,
@@ -37,7 +38,8 @@ _UNKNOWN = "not known: the records were given from Python"
 class CardModel:
     """The published model: how it came about, what goes in, what comes out. ``reject_option`` None answers everything.
 
-    ``sha256`` is that of the published file.
+    ``sha256`` is that of the published file, ``num_training_labels`` how many released labels it was trained on, where
+    that was recorded.
     """
 
     method: str
@@ -49,6 +51,7 @@ class CardModel:
     reject_option: GateRule | None
     sha256: str
     made_by: str
+    num_training_labels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +156,17 @@ class Card:
         ]
 
     @property
+    def _attribute(self) -> str:
+        return f"the {self.privacy.unit} of private training records"
+
+    @property
     def limits(self) -> list[str]:
         """What the numbers do not say."""
         privacy = self.privacy
         limits = [
             *privacy.remarks,
-            "Privacy is promised to the private training records alone: not to public or test records, and not to "
-            "people whom the model is used on.",
+            f"Privacy is promised to {'the private training records' if privacy.unit == 'record' else self._attribute} "
+            "alone: not to public or test records, and not to people whom the model is used on.",
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
@@ -197,9 +204,13 @@ def _banner(content: Card) -> str:
     if content.privacy.protects:
         return ""
     return (
-        '<div class="banner warn" role="note"><b>This model protects nobody.</b>Its noise: '
-        f"{escape(content.privacy.noise)}.</div>"
+        '<div class="banner warn" role="note"><b>This model protects nobody.</b>'
+        f"{escape(_why_not(content.privacy))}.</div>"
     )
+
+
+def _why_not(privacy: CardPrivacy) -> str:
+    return "No ε is finite" if privacy.noise == "os_entropy" else f"Its noise: {privacy.noise}"
 
 
 def _opening(content: Card) -> str:
@@ -306,6 +317,8 @@ def _model_and_data(content: Card) -> str:
         ("Reject option", _reject_option(content)),
         ("sha256 of the file", model.sha256),
     ]
+    if model.num_training_labels is not None:
+        about_model.insert(1, ("Trained on", counted(model.num_training_labels, "released label")))
     about_data = [
         ("Name", data.name),
         ("Task", data.task or _UNKNOWN),

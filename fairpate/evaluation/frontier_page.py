@@ -171,7 +171,11 @@ def _opening(report: FrontierReport, points: Sequence[Point]) -> str:
     done = [row for row in report.shown if row.record is not None]
     members = on_frontier(points)
     figures = [
-        ("Methods", count(len({row.method for row in report.shown})), "compared under the same conditions"),
+        (
+            "Methods",
+            count(len({row.method for row in report.shown})),
+            ", ".join(sorted({row.method for row in report.shown})),
+        ),
         (
             "Data sets",
             count(len({row.data for row in report.shown})),

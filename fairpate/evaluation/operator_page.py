@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from html import escape
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairpate.evaluation import charts
 from fairpate.evaluation.page import (
     card,
     cards,
+    counted,
     course,
     delta_text,
     epsilon_text,
@@ -41,13 +43,14 @@ def ledgers(report: PrivateReport) -> str:
     statement = report.public.statement
     totals = {
         "Data-independent": statement.epsilon_data_independent,
-        "Data-dependent, honest": _last(report.epsilon_data_dependent_course_Q),
-        "Data-dependent, as published": _last(report.epsilon_as_published_course_Q),
+        "Data-dependent": _last(report.epsilon_data_dependent_course_Q),
+        "Data-dependent, as in the paper": _last(report.epsilon_as_published_course_Q),
     }
     notes = (
-        "Every posed query at its worst case. The only one that may be published.",
-        "Everything that was computed is charged, rejections by the fairness gate included.",
-        "Rejections by the fairness gate are free, as FairPATE’s authors reported it. Too low; for comparison only.",
+        "Every posed query at its worst case, whatever the votes. May be published.",
+        "Everything that was computed, at what these votes make it cost. Private.",
+        "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
+        "the probability that it is taken, not because it was. No bound; for comparison only.",
     )
     rows = [
         [f"<b>{escape(name)}</b><small>{escape(note)}</small>", f"<b>{epsilon_text(value)}</b>"]
@@ -69,7 +72,7 @@ def ledgers(report: PrivateReport) -> str:
     )
     return section(
         "Three ledgers for the same run",
-        "The difference between the last two is what charging the rejected answers costs.",
+        compared_ledgers(*totals.values(), rejected=statement.rejected_fairness),
         cards(
             card(
                 "Total",
@@ -79,6 +82,28 @@ def ledgers(report: PrivateReport) -> str:
             card("Course", "After each posed query.", curve),
         ),
     )
+
+
+def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:
+    """How the three totals lie to one another, in words; as they are printed, rounded up to hundredths."""
+    gates = (
+        f"It leaves out {counted(rejected, 'rejection')} by the fairness gate" if rejected else "The gate rejected none"
+    )
+    return (
+        f"Of these votes the data-dependent ε is {_against(dependent, independent)} the data-independent one. The "
+        f"ledger as in the paper is {_against(as_in_paper, dependent)} the data-dependent one. {gates}; whichever "
+        "way it differs, it is no privacy guarantee."
+    )
+
+
+def _against(value: float, other: float) -> str:
+    """``0.15 above``, ``0.15 below`` or ``equal to``, from the numbers as they are printed."""
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return "equal to" if value == other else "above" if value > other else "below"
+    difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
+    if not difference:
+        return "equal to"
+    return f"{abs(difference)} {'above' if difference > 0 else 'below'}"
 
 
 def query_by_query(report: PrivateReport) -> str:
@@ -105,18 +130,37 @@ def query_by_query(report: PrivateReport) -> str:
         title="Data-dependent cost per query",
         tick_labels=labels,
     )
-    dearest = np.sort(cost_Q)[::-1][: max(1, len(cost_Q) // 10)].sum()
-    share = float(dearest / cost_Q.sum()) if cost_Q.sum() else math.nan
-    middle = float(np.median(share_Q[voted_Q])) if voted_Q.any() else math.nan
     return section(
         "Query by query",
-        f"The dearest tenth of the queries makes up {percent(share, digits=0)} of the cost; on half of the queries at "
-        f"least {percent(middle, digits=0)} of the teachers agree.",
+        _cost_words(cost_Q),
         cards(
             card("Cost per query", "What each query added, from its votes.", outcome_legend() + costs),
-            card("Consensus", "Clear votes are cheap: consensus is what saves budget.", outcome_legend() + consensus),
+            card("Consensus", _consensus_words(share_Q[voted_Q], cost_Q[voted_Q]), outcome_legend() + consensus),
         ),
     )
+
+
+def _cost_words(cost_Q: FloatArray) -> str:
+    """How much of the cost the dearest tenth of the queries makes up, at least one of them."""
+    if not cost_Q.sum():
+        return "No query has cost anything."
+    number = max(1, len(cost_Q) // 10)
+    share = percent(float(np.sort(cost_Q)[::-1][:number].sum() / cost_Q.sum()), digits=0)
+    return f"The dearest {number} of {counted(len(cost_Q), 'query', 'queries')}: {share} of the cost."
+
+
+def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray) -> str:
+    """Where the middle of the consensus lies, and what the clearer half of the votes made up of the cost."""
+    if not len(share_Q):
+        return "No query was voted on."
+    middle = (
+        f"On half of the queries that were voted on, {percent(float(np.median(share_Q)), digits=0)} of the teachers or "
+    )
+    clearer_Q = np.argsort(-share_Q, kind="stable")[: (len(share_Q) + 1) // 2]
+    if not cost_Q.sum():
+        return middle + "more agree."
+    share = percent(float(cost_Q[clearer_Q].sum() / cost_Q.sum()), digits=0)
+    return middle + f"more agree. The {len(clearer_Q)} with the clearest votes made up {share} of the cost."
 
 
 def _stacks(values_Q: FloatArray, outcomes_Q: npt.NDArray[np.object_], edges: FloatArray) -> list[charts.Stack]:

@@ -69,9 +69,9 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def counted(value: int, noun: str) -> str:
-    """``1 seed``, ``2 seeds``."""
-    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+def counted(value: int, noun: str, plural: str | None = None) -> str:
+    """``1 seed``, ``2 seeds``; ``plural`` for a noun that takes no s."""
+    return f"{count(value)} {noun if value == 1 else plural or f'{noun}s'}"
 
 
 def percent(share: float, *, digits: int = 1) -> str:

@@ -13,6 +13,7 @@ from fairpate.evaluation.page import (
     cards,
     column,
     count,
+    counted,
     course,
     decimal,
     delta_text,
@@ -23,7 +24,7 @@ from fairpate.evaluation.page import (
 )
 from fairpate.evaluation.records import OUTCOMES, GroupOutcomes, PublicReport
 from fairpate.evaluation.reject_option import RejectOptionSpread, Spread
-from fairpate.types import GateRule, PrivacyStatement
+from fairpate.types import STOPPED_BY_VOTES, GateRule, MechanismParameters, PrivacyStatement
 
 GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",
@@ -81,20 +82,32 @@ def _outcome(report: PublicReport) -> str:
     measured, statement = report.headline, report.statement
     return (
         f"{count(report.num_teachers)} teachers answered {count(statement.answered)} of "
-        f"{count(statement.queries_posed)} public queries; the student trained on those labels is right on "
-        f"<b>{percent(measured.accuracy)}</b> of the test records it answers, its largest gap between groups is "
-        f"<b>{decimal(measured.disparity)}</b>, and the labels cost "
-        f"<b>ε = {epsilon_text(statement.epsilon_data_independent)}</b>."
+        f"{count(statement.queries_posed)} public queries, which cost "
+        f"<b>ε = {epsilon_text(statement.epsilon_data_independent)}</b> in all. The student was trained on "
+        f"{_training_labels(report)}. It is right on <b>{percent(measured.accuracy)}</b> of the test records it "
+        f"answers, and its demographic-parity gap is <b>{decimal(measured.disparity)}</b>."
     )
+
+
+def _training_labels(report: PublicReport) -> str:
+    """The labels behind the student, beside those that the ledger has released until now."""
+    trained, answered = report.num_training_labels, report.statement.answered
+    if trained is None:
+        return "released labels, of which the number was not recorded"
+    if trained < answered:
+        others = f"the other {count(answered - trained)} answer queries beside the run’s own"
+        return f"{count(trained)} of these labels: {others}"
+    return "these labels" if trained == answered else counted(trained, "released label")
 
 
 def pipeline(report: PublicReport) -> str:
     """Records, teachers, queries, labels and student as one picture."""
     statement, rule = report.statement, report.mechanism
     records = "undisclosed" if report.num_private_records is None else count(report.num_private_records)
+    declared = "" if report.num_private_records is None else "declared size; "
     private = _steps(
         [
-            (records, "private records", "declared size; each record belongs to one teacher"),
+            (records, "private records", f"{declared}each record belongs to one teacher"),
             (count(report.num_teachers), "teachers", "trained on disjoint shards"),
         ]
     )
@@ -111,25 +124,31 @@ def pipeline(report: PublicReport) -> str:
             (
                 percent(report.headline.accuracy),
                 "student accuracy",
-                f"{percent(report.headline.coverage)} of test records answered",
+                f"{percent(report.headline.coverage)} of test records answered; trained on "
+                + (
+                    "labels of unrecorded number"
+                    if report.num_training_labels is None
+                    else counted(report.num_training_labels, "label")
+                ),
             ),
         ]
     )
     settings = (
-        f"Threshold {rule.threshold:g} votes, threshold noise σ₁ = {rule.threshold_stddev_votes:g} votes, label noise "
-        f"σ₂ = {rule.noise_stddev_votes:g} votes. Fairness margin {_gate(report.gate)}. Noise: {_noise(statement)}. "
+        f"{_check(rule)}, label noise σ₂ = {rule.noise_stddev_votes:g} votes. {_gate_words(report.gate)}. "
+        f"Noise: {_noise(statement)}. "
         f"Tuning {'is' if statement.tuning_accounted else 'is not'} part of ε."
     )
     drawing = (
         f'<div class="pipeline"><div class="zone private"><p>Stays with the operator</p>{private}</div>'
         f'<div class="gateway"><div><b>ε = {epsilon_text(statement.epsilon_data_independent)}</b>'
-        f"<span>noisy votes,<br>fairness gate</span></div></div>"
+        f"<span>noisy votes{'' if math.isinf(report.gate.max_disparity) else ',<br>fairness gate'}</span></div></div>"
         f'<div class="zone public"><p>May be published</p>{public}</div></div>'
         f'<p class="note" style="margin-top:10px">{escape(settings)}</p>'
     )
     return section(
         "From private records to a student",
-        "Only noisy answers leave the operator; everything that may be published is computed from them.",
+        "Of the private records only noisy answers leave the operator; the student is computed from these and from "
+        "public records. Metrics are measured on test records.",
         drawing,
     )
 
@@ -192,7 +211,8 @@ def answers(report: PublicReport) -> str:
             ),
             card(
                 "Released labels by class and group",
-                "The distance between marks is the gap of that class. A refused query has no label.",
+                "The distance between the outermost marks is the gap between two groups in that class. A refused query "
+                "has no label.",
                 _group_legend(measured.group_names) + labels + _more("Counts", counts),
             ),
         ),
@@ -390,22 +410,21 @@ def promises(report: PublicReport) -> str:
         + f"(ε, δ)-differential privacy with ε = {epsilon}, δ = {delta}, for one {statement.unit} "
         f"({statement.relation}) among the private records.",
         "The bound is data-independent: every posed query is charged at its worst case, whatever the votes were.",
-        "A query that the fairness gate rejected is charged in full, because its noisy vote was drawn.",
-        "A refusal before the vote used no votes; the bound counts it all the same, because how many there are depends "
-        "on the labels released.",
+        *_totals_held(statement),
+        *_refusals_held(statement),
         "Only a repeat of an earlier query costs nothing: it shows the stored outcome.",
     ]
     if statement.epsilon_sanitised is not None:
-        held.append(
-            "On these votes the labels cost less: by a smooth-sensitivity release, which the bound includes, at most "
-            f"ε = {epsilon_text(statement.epsilon_sanitised)}, with 95 % confidence over the release’s own noise."
-        )
+        held.append(_sanitised_words(statement.epsilon_sanitised, statement.epsilon_data_independent))
     not_held = [
         "Test metrics use true labels and groups of the test records. They are outside the guarantee.",
-        f"The fairness margin (γ = {_margin(report.gate)}) steers each answer as it is given. It does not bound the "
-        "final gap of the labels, and even less the student’s.",
+        "No fairness margin was set: the aggregator answered whatever the gap between groups."
+        if math.isinf(report.gate.max_disparity)
+        else f"The fairness margin (γ = {_margin(report.gate)}) steers each answer as it is given. It does not bound "
+        "the final gap of the labels, and even less the student’s.",
         "Small differences between groups on this test set may be chance: read the intervals and cell sizes.",
-        "Public records and their groups are not protected, nor is the declared number of private records.",
+        "Public records and their groups are not protected"
+        + ("." if report.num_private_records is None else ", nor is the declared number of private records."),
     ]
     if not statement.tuning_accounted:
         not_held.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
@@ -423,6 +442,59 @@ def promises(report: PublicReport) -> str:
         f'<div class="card"><h3>Promised</h3><ul>{held_items}</ul></div>',
         f'<div class="card"><h3>Not promised</h3><ul>{not_held_items}</ul></div></div>',
     )
+
+
+def _totals_held(statement: PrivacyStatement) -> list[str]:
+    """Why totals by step may be published; not where votes decided when to stop, which the statement remarks."""
+    if STOPPED_BY_VOTES in statement.remarks:
+        return []
+    return [
+        "How many queries were answered, and which step refused the others, is covered too: the check and the noisy "
+        "vote of every query are charged, and the gate decides by their outcomes alone."
+    ]
+
+
+def _refusals_held(statement: PrivacyStatement) -> list[str]:
+    """What becomes of refusals in the bound, for those there are."""
+    rejected, free = statement.rejected_fairness, statement.refused_free
+    held = []
+    if rejected:
+        held.append(
+            f"{counted(rejected, 'query', 'queries')} that the fairness gate rejected: charged in full, because "
+            "the noisy vote was drawn."
+        )
+    if free:
+        held.append(
+            f"{counted(free, 'refusal')} before the vote used no votes; the bound counts them all the same, because "
+            "how many there are depends on the labels released."
+        )
+    return held
+
+
+def _sanitised_words(sanitised: float, bound: float) -> str:
+    """What a smooth-sensitivity release says of these votes, against the bound for any votes."""
+    compared = (
+        "less than the bound"
+        if sanitised < bound
+        else "as much as the bound"
+        if sanitised == bound
+        else "no less: the bound is smaller, and holds for any votes"
+    )
+    return (
+        "On these votes, by a smooth-sensitivity release, which the bound includes, the labels cost at most "
+        f"ε = {epsilon_text(sanitised)}, with 95 % confidence over the release’s own noise: {compared}."
+    )
+
+
+def _check(rule: MechanismParameters) -> str:
+    """The check of consensus, or that there is none."""
+    if rule.threshold == -math.inf:
+        return "No check of consensus"
+    return f"Threshold {rule.threshold:g} votes, threshold noise σ₁ = {rule.threshold_stddev_votes:g} votes"
+
+
+def _gate_words(rule: GateRule) -> str:
+    return "No fairness gate" if math.isinf(rule.max_disparity) else f"Fairness margin {_gate(rule)}"
 
 
 def _group_legend(group_names: Sequence[str]) -> str:

@@ -39,7 +39,8 @@ class PublicReport:
     data-independent epsilon after each posed query, at the statement's delta: it grows with every one, also with
     those refused before the vote. ``answered_GC[z][k]`` counts released labels. ``evaluations`` maps what was measured
     on the test records to its result; the first is the headline. ``reject_option`` is how a student that may refuse
-    fares in other orders of the test records; None for one that answers everything.
+    fares in other orders of the test records; None for one that answers everything. ``num_training_labels``: released
+    labels that the student was trained on, which the ledger may have outgrown; None where that is not known.
     """
 
     title: str
@@ -54,6 +55,7 @@ class PublicReport:
     answered_GC: Sequence[Sequence[int]]
     evaluations: Mapping[str, Evaluation]
     reject_option: RejectOptionSpread | None = None
+    num_training_labels: int | None = None
 
     def __post_init__(self) -> None:
         if not self.evaluations:

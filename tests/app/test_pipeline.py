@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.console import Console
 
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
 from aggregator.mechanism import Outcome
@@ -23,6 +25,7 @@ from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory
+from fairpate.app.summary import summarise
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
@@ -299,6 +302,18 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
     assert before["epsilon_fixed_beforehand"] == before["epsilon_data_independent"]
     assert after["epsilon_fixed_beforehand"] == open_terms(folder).budget.epsilon > after["epsilon_data_independent"]
     assert f"ε = {epsilon_text(after['epsilon_fixed_beforehand'])}" in after["remarks"][0]
+    words = f"trained on {before['answered']} of these labels: the other 1 answer queries beside the run’s own."
+    for page in (again.public_report, again.private_report):
+        assert words in page.read_text(encoding="utf-8")
+    assert "was trained on these labels." in folder.public_report.read_text(encoding="utf-8")
+    for deleted in (False, True):  # a student that is trained anew learns from the labels of the run, as before
+        if deleted:
+            again.student.unlink()
+            again = run(config.model_copy(update={"out": copy}))
+        assert load_student(again.student).card.num_training_labels == before["answered"]
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(summarise(again))
+    assert f"{before['answered']} of these labels, those of the run's own queries" in printed.getvalue()
 
 
 def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path, ray_session):

@@ -67,14 +67,23 @@ RECORD = {
     *("accuracy", "coverage", "disparity"),
 }
 ROW = RECORD | {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
-STUDENT = {"format", "input_shape", "label_names", "group_names", "sensitive_attribute", "num_members", "mixing"}
+STUDENT = {
+    "num_training_labels",
+    "format",
+    "input_shape",
+    "label_names",
+    "group_names",
+    "sensitive_attribute",
+    "num_members",
+    "mixing",
+}
 CARD = {
     *("format", "publishable", "not_publishable", "limits", "protects"),
     *(
         f"model.{name}"
         for name in ("method", "architecture", "input_shape", "classes", "groups", "sensitive_attribute")
     ),
-    *("model.sha256", "model.made_by", *(f"model.reject_option.{name}" for name in RULE)),
+    *("model.sha256", "model.made_by", "model.num_training_labels", *(f"model.reject_option.{name}" for name in RULE)),
     *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "epsilon_sanitised", "not_protected"}),
     "privacy.tells_size",
     *(f"data.{name}" for name in ("name", "task", "publisher", "address", "licence", "split_seed", "kind")),
@@ -206,7 +215,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "statement", "mechanism", "gate", "num_private_records", "num_teachers", "num_public_records"),
-        *("epsilon_course_Q", "outcomes", "answered_GC", "evaluations", "reject_option"),
+        *("epsilon_course_Q", "outcomes", "answered_GC", "evaluations", "reject_option", "num_training_labels"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
         *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed")

@@ -16,7 +16,7 @@ from fairpate.evaluation.metrics import evaluate
 from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, percent
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.report import GroupOutcomes, PrivateReport, PublicReport, private_report, public_report
-from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
+from fairpate.types import STOPPED_BY_VOTES, GateRule, MechanismParameters, PrivacyStatement
 
 VOID = {"meta", "link", "br"}
 OUTCOMES = ["answered", "answered", "fairness", "confidence", "answered", "free"]
@@ -185,7 +185,7 @@ def test_every_posed_query_counts_in_the_promise_and_in_the_chart() -> None:
     words = Page(public_report(published())).words
     for expected in (
         "every posed query is charged at its worst case",
-        "A refusal before the vote used no votes; the bound counts it all the same",
+        "1 refusal before the vote used no votes; the bound counts them all the same",
         "refusals before the vote included",
     ):
         assert expected in words
@@ -220,6 +220,99 @@ def test_only_the_operators_page_shows_what_depends_on_votes() -> None:
         assert secret not in public
 
 
+@pytest.mark.parametrize(
+    ("dependent", "as_in_paper", "rejected", "words"),
+    [
+        # Rounded up to hundredths: 6.13 published; 2.35 and 1.80, then 4.39 and 4.54, then 2.35 twice.
+        (2.3456, 1.7912, 1, ("3.78 below the data-independent", "0.55 below the data-dependent", "1 rejection by")),
+        (4.3823, 4.5350, 4, ("1.74 below the data-independent", "0.15 above the data-dependent", "4 rejections by")),
+        (
+            2.3456,
+            2.3444,
+            0,
+            ("3.78 below the data-independent", "equal to the data-dependent", "gate rejected none"),
+        ),
+        (6.1234, 6.1234, 0, ("equal to the data-independent", "equal to the data-dependent", "rejected none")),
+        (6.2, 6.1234, 0, ("0.07 above the data-independent", "0.07 below the data-dependent", "rejected none")),
+        (math.inf, 6.0, 0, ("above the data-independent", "below the data-dependent", "rejected none")),
+    ],
+)
+def test_the_ledgers_are_compared_by_their_numbers(
+    dependent: float, as_in_paper: float, rejected: int, words: tuple[str, ...]
+) -> None:
+    statement = replace(published().statement, rejected_fairness=rejected, rejected_confidence=2 - rejected)
+    page = private_report(
+        operated(
+            public=published(statement=statement),
+            epsilon_data_dependent_course_Q=[0.5] * 5 + [dependent],
+            epsilon_as_published_course_Q=[0.5] * 5 + [as_in_paper],
+        )
+    )
+    for expected in words:
+        assert expected in Page(page).words
+    assert "Too low" not in page
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"),
+    [
+        (3, "The student was trained on these labels."),
+        (2, "The student was trained on 2 of these labels: the other 1 answer queries beside the run’s own."),
+        (None, "The student was trained on released labels, of which the number was not recorded."),
+    ],
+)
+def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_released(
+    trained: int | None, words: str
+) -> None:
+    public = published(num_training_labels=trained)
+    for page in (public_report(public), private_report(operated(public=public))):
+        assert "100 teachers answered 3 of 6 public queries" in Page(page).words
+        assert words in Page(page).words
+
+
+def test_what_queries_cost_is_told_by_their_costs() -> None:
+    # Costs 1e-3, 2e-4, .05, .1, 0, 0: the dearest of six is .1 of .1512. Voted on are the first five, with .95, .9,
+    # .7, .4 and 1 of the teachers; the clearest three of them cost 0, 1e-3 and 2e-4.
+    words = Page(private_report(operated())).words
+    assert "The dearest 1 of 6 queries: 66\u00a0% of the cost." in words
+    assert "On half of the queries that were voted on, 90\u00a0% of the teachers or more agree." in words
+    assert "The 3 with the clearest votes made up 1\u00a0% of the cost." in words
+    # The other way round: what is clear was dear.
+    words = Page(private_report(operated(rdp_Q=[0.1, 0.3, 0.0, 0.1, 0.4, 0.0]))).words
+    assert "The 3 with the clearest votes made up 89\u00a0% of the cost." in words
+    words = Page(private_report(operated(rdp_Q=[0.0] * 6, outcomes_Q=["free"] * 6))).words
+    assert "No query has cost anything." in words
+    assert "No query was voted on." in words
+
+
+@pytest.mark.parametrize(
+    ("sanitised", "words"),
+    [
+        (4.0, "at most ε\u00a0=\u00a04.00, with 95 % confidence over the release’s own noise: less than the bound"),
+        (6.1234, "own noise: as much as the bound"),
+        (7.0, "own noise: no less: the bound is smaller, and holds for any votes"),
+    ],
+)
+def test_a_released_price_is_compared_with_the_bound(sanitised: float, words: str) -> None:
+    statement = replace(published().statement, epsilon_sanitised=sanitised)
+    assert words in Page(public_report(published(statement=statement))).words
+
+
+def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
+    statement = replace(published().statement, rejected_fairness=0, refused_free=0, answered=5)
+    unchecked = replace(published().mechanism, threshold=-math.inf)
+    words = Page(public_report(published(statement=statement, mechanism=unchecked, num_private_records=None))).words
+    assert "No check of consensus, label noise" in words
+    for absent in ("rejected: charged", "before the vote used no votes", "declared"):
+        assert absent not in words
+    words = Page(public_report(published())).words
+    assert "1 query that the fairness gate rejected: charged in full" in words
+    assert "nor is the declared number of private records" in words
+    assert "which step refused the others, is covered too" in words
+    leaking = replace(published().statement, remarks=(STOPPED_BY_VOTES,))
+    assert "is covered too" not in Page(public_report(published(statement=leaking))).words
+
+
 def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:
     statement = replace(published().statement, noise="seeded: not private")
     for html in (PAGES["public"](statement=statement), PAGES["private"](statement=statement)):
@@ -251,7 +344,9 @@ def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
     words = Page(PAGES["public"](statement=noiseless, epsilon_course_Q=[math.inf] * 6)).words
     assert "ε\u00a0=\u00a0∞" in words
     ungated = Page(PAGES["public"](gate=GateRule(max_disparity=math.inf, min_count=0))).words
-    assert ungated.count("γ\u00a0=\u00a0off") == 2
+    assert "No fairness gate." in ungated
+    assert "No fairness margin was set" in ungated
+    assert "γ" not in ungated
 
 
 def test_records_that_do_not_fit_are_named() -> None:
