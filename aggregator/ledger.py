@@ -32,7 +32,7 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -164,8 +164,11 @@ class LedgerState:
 class Ledger:
     """An open ledger: the only writer of its file. Use as a context manager, or call :meth:`close`.
 
-    Any thread may read; writes must come one after another.
+    Any thread may read; writes must come one after another. ``hold``, where it is set, is called before each charge
+    with the numbers of reservations and publications that there would be, and may raise LedgerError to refuse it.
     """
+
+    hold: Callable[[int, int], None] | None = None
 
     def __init__(self, path: Path, terms: LedgerTerms, *, create: bool = True) -> None:
         """Open ``path``; every entry is verified and replayed before anything is written.
@@ -292,6 +295,8 @@ class Ledger:
         words = " ".join(keys)
         if len(words.split()) != len(keys):
             raise ValueError("Expected keys without white space.")
+        if self.hold is not None:
+            self.hold(self.num_reservations + len(keys), len(self.publications))
         self._append("reserve", {"groups": groups, "keys": words, "votes": _votes_text(votes_QC)})
         first = self.num_reservations
         self._state.reserve(keys, groups, votes_QC)
@@ -311,6 +316,8 @@ class Ledger:
 
     def publish(self, price: SanitisedRdp) -> None:
         """Store, durably, what may be published of the price of all reservations so far. Only then may it leave."""
+        if self.hold is not None:
+            self.hold(self.num_reservations, len(self.publications) + 1)
         publication = Publication(num_reservations=self.num_reservations, price=price)
         self._append("publish", asdict(publication))
         self._state.publications.append(publication)

@@ -189,6 +189,8 @@ class PrivacyStatement:
     free depends on the labels released. ``epsilon_fixed_beforehand`` is the bound that held before the first query,
     however many were going to be posed; null where votes end the queries. The two differ only where the number of
     queries may depend on released labels (admission in rounds, a service), and then this one is the guarantee.
+    ``earlier_releases`` on the same data set were counted by the operator's odometer before this one, and cost
+    ``epsilon_with_earlier`` together with it, at ``delta``; null where it was not counted or is not private.
     ``epsilon_sanitised`` is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over
     its own noise, null unless one was planned and paid; it is no guarantee for other votes. Counts of answers and
     refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
@@ -208,6 +210,8 @@ class PrivacyStatement:
     noise: str
     tuning_accounted: bool
     epsilon_fixed_beforehand: float | None = None
+    earlier_releases: int | None = None
+    epsilon_with_earlier: float | None = None
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

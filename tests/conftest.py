@@ -1,5 +1,7 @@
-"""Shared by all tests: one thread of torch, and one Ray for the whole session."""
+"""Shared by all tests: one thread of torch, one Ray for the whole session, and no file of the user's own."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,8 @@ from fairpate.config import RayConfig
 from teachers.cluster import start_ray
 
 torch.set_num_threads(1)
+_STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
+os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
 
 
 @pytest.fixture(scope="session")

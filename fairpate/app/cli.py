@@ -377,6 +377,43 @@ def show_ledger(
     terminal().print(last_charges(path, last))
 
 
+@ledger_app.command("total")
+def total_of_releases(
+    data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
+    delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
+) -> None:
+    """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
+    from fairpate.app.ledgers import describe_totals
+
+    _checked_delta(delta)
+    terminal().print(describe_totals(data=data, delta=delta))
+
+
+@ledger_app.command("limit")
+def limit_releases(
+    data: DatasetName,
+    epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
+    unit: Annotated[str, typer.Option(help="record, or sensitive attribute.")] = "record",
+    delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
+) -> None:
+    """Refuse from now on what would make all releases on a data set cost more than this."""
+    from typing import get_args
+
+    from fairpate.app.odometer import Odometer
+    from fairpate.types import Unit
+
+    units: dict[str, Unit] = {name: name for name in get_args(Unit)}
+    if unit not in units:
+        raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+    Odometer().set_limit(data, units[unit], epsilon=epsilon, delta=delta)
+    typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
+
+
+def _checked_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -1,4 +1,7 @@
-"""What `fairpate ledger` prints and writes: for the operator, and safe while a service writes."""
+"""What `fairpate ledger` prints and writes: for the operator, and safe while a service writes.
+
+Sums of a data set are of releases under one unit and one relation; those under others are not in them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aggregator import audit
+from fairpate.app.odometer import Odometer, OdometerError
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.terminal import facts
+from fairpate.evaluation.page import epsilon_text
 
 
 def ledger_path(path: Path) -> Path:
@@ -39,4 +44,19 @@ def last_charges(path: Path, count: int) -> Table:
     table = Table(*names, box=SIMPLE_HEAD)
     for row in islice(rows, count):
         table.add_row(*(str(getattr(row, name)) for name in names))
+    return table
+
+
+def describe_totals(*, data: str | None, delta: float) -> Table:
+    """What all releases cost together, per data set, unit and relation. OdometerError, and for a data set without."""
+    totals = Odometer().totals(delta=delta, data=data)
+    if data is not None and not totals:
+        raise OdometerError(
+            f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
+        )
+    table = Table("data set", "unit", "relation", "releases", f"epsilon at {delta:g}", "limit", "not private")
+    for total in totals:
+        limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
+        counts = (str(total.releases), epsilon_text(total.epsilon), limit, str(total.not_private))
+        table.add_row(total.data, total.unit, total.relation, *counts)
     return table

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from fairpate.app.backbones import check_weights, with_pinned_weights
+from fairpate.app.odometer import Meter, Odometer
 from fairpate.app.progress import Reporter
-from fairpate.app.release import check_budget, choose_queries, release_labels
+from fairpate.app.release import check_budget, choose_queries, noise_source, release_labels
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
     RunDirectory,
@@ -38,6 +39,7 @@ from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.files import write_atomically
 from fairpate.nn.models import is_convolutional
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.storage import Storage
 from fairpate.types import LabelledSet, VoteBatch
 from student.predict import Student, StudentCard, StudentFileError, load_student, save_student
@@ -73,6 +75,10 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
         fitting = check_budget(config, dataset, queries)
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=False)
+    meter = Meter(run, Odometer(), data=dataset.name, method="fairpate")
+    if meter.stored() is None:
+        queries_event = ConfidentGnmaxQueries(count=fitting, **asdict(config.aggregator.mechanism))
+        meter.check([queries_event], noise=noise_source(config).label)
     if not run.student.exists():
         check_weights({"teachers": config.teachers.model, "student": config.student.model}, dataset, reporter)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
@@ -80,7 +86,7 @@ def run_pipeline(config: RunConfig, reporter: Reporter) -> RunDirectory:
         reporter.note("budget", f"has room for {fitting} of {planned} queries; the others will not be asked")
     votes = ask_teachers(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
-        release = release_labels(run, config, dataset, queries, votes, advance)
+        release = release_labels(run, config, dataset, queries, votes, advance, meter=meter)
     statement = release.statement
     reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
     if release.over_budget:

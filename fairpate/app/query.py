@@ -16,6 +16,7 @@ from rich.table import Table
 from aggregator.client import DEFAULT_URL, AggregatorClient, QueryError
 from aggregator.shell import CommandError, QueryShell, describe, parse_range
 from aggregator.wire import Reply
+from fairpate.app.odometer import state_folder
 from fairpate.app.progress import Reporter
 from fairpate.app.terminal import terminal
 from fairpate.files import check_output_file, write_atomically
@@ -41,7 +42,7 @@ def query(words: Sequence[str], *, ids: str | None, out: Path | None, batch_size
         if numbers is not None:
             label_pool(client, numbers, out=out, batch_size=batch_size)
             return
-        shell = QueryShell(client, terminal(), history=Path.home() / _HISTORY)
+        shell = QueryShell(client, terminal(), history=state_folder() / "history")
         if command:
             shell.run_once(" ".join(command))
         else:

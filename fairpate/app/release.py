@@ -21,6 +21,7 @@ from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
 from fairpate.app.admission import answer_admitted
+from fairpate.app.odometer import LedgerMeter, Meter, Standing, standing_remarks
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
@@ -99,12 +100,24 @@ def _budget_words(budget: Budget) -> str:
 
 
 def release_labels(
-    run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, votes: VoteBatch, on_progress: Advance
+    run: RunDirectory,
+    config: RunConfig,
+    dataset: Dataset,
+    queries: Split,
+    votes: VoteBatch,
+    on_progress: Advance,
+    *,
+    meter: Meter | None,
+    attribute_only: bool = False,
 ) -> Release:
-    """Ask the aggregator every query, and write labels and statement. However often it runs, one release results."""
+    """Ask the aggregator every query, and write labels and statement. However often it runs, one release results.
+
+    ``meter`` counts it in the operator's odometer, where it is counted; ``attribute_only``: as of the attribute alone.
+    """
     keys, source = _keys(queries), noise_source(config)
     terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
-    with open_ledger(run, terms, queries, create=True) as ledger:
+    ledger_meter = None if meter is None else LedgerMeter(meter, terms, attribute_only=attribute_only)
+    with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=source)
         result = _pose(votes, keys, queries, session, config, dataset, on_progress)
         if not result.replies:
@@ -119,9 +132,12 @@ def release_labels(
             num_publications=len(ledger.publications),
             published=published,
         )
+        if ledger_meter is not None:
+            ledger_meter.settle(ledger)
     planned = _planned(spending, config)
     by_service = len(result.replies) < len(spending.charges_Q)
-    statement = state_privacy(spending, None if by_service else planned)
+    standing = None if meter is None else meter.standing(delta=spending.target_delta)
+    statement = state_privacy(spending, None if by_service else planned, standing)
     write_labels(result.labelled, run.labels)
     write_json(run.statement, statement.to_json())
     return Release(
@@ -223,10 +239,13 @@ def _publication(config: RunConfig, *, num_classes: int) -> SmoothRelease | None
     return release
 
 
-def state_privacy(spending: Spending, planned: Sequence[accountant.Event] | None) -> PrivacyStatement:
+def state_privacy(
+    spending: Spending, planned: Sequence[accountant.Event] | None, standing: Standing | None
+) -> PrivacyStatement:
     """The publishable claim: every reservation and publication at its full cost, whatever came of it.
 
     ``planned`` are the events that were fixed before the first query; None where only the ledger's budget was.
+    ``standing`` is where the run stands among all releases on its data set; None where it is not counted.
     """
     outcomes, event = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
     delta = spending.target_delta
@@ -248,7 +267,9 @@ def state_privacy(spending: Spending, planned: Sequence[accountant.Event] | None
         noise=spending.terms.noise,
         tuning_accounted=False,
         epsilon_fixed_beforehand=bound,
-        remarks=_remarks(price.epsilon, bound, len(outcomes)),
+        earlier_releases=None if standing is None else standing.earlier,
+        epsilon_with_earlier=None if standing is None else standing.epsilon,
+        remarks=(*_remarks(price.epsilon, bound, len(outcomes)), *standing_remarks(standing, delta=delta)),
     )
 
 
@@ -274,11 +295,13 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     return [abandoned + by_query[0], *by_query[1:]] if by_query else []
 
 
-def open_ledger(run: RunDirectory, terms: LedgerTerms, queries: Split, *, create: bool) -> Ledger:
+def open_ledger(
+    run: RunDirectory, terms: LedgerTerms, queries: Split, *, create: bool, meter: LedgerMeter | None
+) -> Ledger:
     """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
 
-    With ``create``, and only while nothing was released, a missing one is made. RunDirectoryError for a ledger that
-    lacks something, LedgerError as :class:`Ledger`.
+    With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
+    charges. RunDirectoryError for a ledger that lacks something, LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     if released and not run.ledger.exists():
@@ -289,6 +312,8 @@ def open_ledger(run: RunDirectory, terms: LedgerTerms, queries: Split, *, create
     ledger = Ledger(run.ledger, terms, create=create and not released)
     try:
         _check_released(run, ledger, queries)
+        if meter is not None:
+            meter.open(ledger)
     except BaseException:
         ledger.close()
         raise

@@ -80,6 +80,11 @@ class RunDirectory:
         return self.private / "ledger.sqlite"
 
     @property
+    def receipt(self) -> Path:
+        """What the odometer counts of this run, and the id under which it does."""
+        return self.private / "release.json"
+
+    @property
     def labels(self) -> Path:
         """Released labels."""
         return self.public / "labels.parquet"

@@ -23,6 +23,7 @@ from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
+from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
@@ -40,8 +41,11 @@ _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
 
 
-def open_backend(root: Path, config: RunConfig) -> Backend:
-    """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor."""
+def open_backend(root: Path, config: RunConfig, state: Path | None = None) -> Backend:
+    """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
+
+    ``state`` is the operator's folder, where the odometer lies; None: this process's own.
+    """
     run = RunDirectory(root=root)
     dataset = load_dataset(config.data)
     record_data(run, dataset, given_from_python=False)
@@ -57,7 +61,8 @@ def open_backend(root: Path, config: RunConfig) -> Backend:
     terms, queries = ledger_terms(config, dataset, ensemble=ensemble.digest), choose_queries(dataset, config)
 
     def open_books() -> tuple[Ledger, AggregatorSession]:
-        ledger = open_ledger(run, terms, queries, create=False)
+        meter = Meter(run, Odometer(state), data=dataset.name, method="fairpate")
+        ledger = open_ledger(run, terms, queries, create=False, meter=LedgerMeter(meter, terms))
         return ledger, AggregatorSession(ledger, source=noise_source(config))
 
     ledger, session = open_books()
@@ -125,7 +130,7 @@ def serve_aggregator(
         service = start_service(
             service_name(run),
             open_backend,
-            (run.root.absolute(), _with_absolute_places(config, data_dir)),
+            (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder()),
             settings,
             detached=detach,
             resources=_this_node() if detach else None,

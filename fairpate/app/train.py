@@ -23,6 +23,7 @@ from torch import nn
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.methods import METHODS
 from fairpate.app.methods.training import Method, Training
+from fairpate.app.odometer import Meter, Odometer, Standing, event_from, standing_remarks
 from fairpate.app.pipeline import assess, check_teachers, read_student, student_card
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import (
@@ -69,7 +70,8 @@ class TrainingStatement:
 
     ``epsilon`` is null where nothing is promised. ``events`` are what was priced; ``noise`` is ``os_entropy`` or says
     why nobody is protected. ``not_protected``: what the model may reveal without noise. ``epsilon_as_published`` is the
-    paper's number, where its own accounting was asked for: no promise.
+    paper's number, where its own accounting was asked for: no promise. ``earlier_releases`` on the same data set were
+    counted before this one and cost ``epsilon_with_earlier`` together with it; null where it is not private.
     """
 
     method: str
@@ -83,6 +85,8 @@ class TrainingStatement:
     not_protected: str | None = None
     remarks: tuple[str, ...] = ()
     epsilon_as_published: float | None = None
+    earlier_releases: int | None = None
+    epsilon_with_earlier: float | None = None
     tuning_accounted: bool = False
 
 
@@ -132,12 +136,15 @@ def train_method(
     if not method.promises(config):
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
+    meter = Meter(run, Odometer(), data=dataset.name, method=config.method)
     is_free = learns_from_labels or not method.promises(config)
-    if not run.student.exists():
+    if run.student.exists():
+        _count_earlier(meter, run)
+    else:
         _require_unreleased(run, is_free=is_free)
         teachers = {"teachers": config.teachers.model} if learns_from_labels else {}
         check_weights(teachers | {"model": config.student.model}, dataset, reporter)
-        student = _train(method, dataset, config, run, reporter)
+        student = _train(method, dataset, config, run, reporter, meter)
         write_atomically(run.student, lambda path: save_student(student, path))
     reporter.note("model", str(run.student))
     assessment = assess(run, config, dataset, read_student(run, is_free=is_free))
@@ -171,13 +178,28 @@ def _check_image_settings(dataset: Dataset, config: TrainConfig) -> None:
             raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
 
 
-def _train(method: Method, dataset: Dataset, config: TrainConfig, run: RunDirectory, reporter: Reporter) -> Student:
+def _train(
+    method: Method, dataset: Dataset, config: TrainConfig, run: RunDirectory, reporter: Reporter, meter: Meter
+) -> Student:
     model = _initial_model(dataset, config)
-    trained = method.train(Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter))
+    training = Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter, meter=meter)
+    trained = method.train(training)
+    cost = price(trained.events, config.target)
+    # A ledger's labels are out by now, within the limit; all else is released from here on.
+    meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
+    standing = meter.standing(delta=cost.delta)
     network = _post_process(trained.model, dataset, config, reporter)
     # Right before the model: a statement without a model says that one was released and is gone.
-    write_json(run.statement, plain(asdict(_statement(config, trained, price(trained.events, config.target)))))
+    write_json(run.statement, plain(asdict(_statement(config, trained, cost, standing))))
     return Student(card=_card(config, dataset, trained, network), network=network)
+
+
+def _count_earlier(meter: Meter, run: RunDirectory) -> None:
+    """Count a model that a version without an odometer released, by its statement."""
+    if meter.stored() is None:
+        statement = read_statement(run)
+        events = [event_from(values, statement["unit"]) for values in statement["events"]]
+        meter.record(events, noise=statement["noise"], enforce=False)
 
 
 def _card(config: TrainConfig, dataset: Dataset, trained: Trained, network: nn.Module) -> StudentCard:
@@ -236,7 +258,7 @@ def default_folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{config.method}-{re.sub('[^A-Za-z0-9_.-]+', '-', config.data.name)}-{config_digest(config)}"
 
 
-def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingStatement:
+def _statement(config: TrainConfig, trained: Trained, cost: Price, standing: Standing | None) -> TrainingStatement:
     return TrainingStatement(
         method=config.method,
         unit=cost.unit,
@@ -247,8 +269,14 @@ def _statement(config: TrainConfig, trained: Trained, cost: Price) -> TrainingSt
         noise=trained.noise,
         events=trained.events,
         not_protected=_NOT_PROTECTED[cost.unit],
-        remarks=(*trained.remarks, *size_remarks(config, trained.events, cost.unit)),
+        remarks=(
+            *trained.remarks,
+            *size_remarks(config, trained.events, cost.unit),
+            *standing_remarks(standing, delta=cost.delta),
+        ),
         epsilon_as_published=trained.epsilon_as_published,
+        earlier_releases=None if standing is None else standing.earlier,
+        epsilon_with_earlier=None if standing is None else standing.epsilon,
     )
 
 

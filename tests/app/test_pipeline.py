@@ -21,6 +21,7 @@ from rich.console import Console
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, query_key
+from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
@@ -43,6 +44,8 @@ STATEMENT = {
     "epsilon_data_independent",
     "epsilon_fixed_beforehand",
     "epsilon_sanitised",
+    "earlier_releases",
+    "epsilon_with_earlier",
     "queries_posed",
     "answered",
     "rejected_confidence",
@@ -202,10 +205,22 @@ def test_more_queries_than_public_records_are_refused_before_anything_starts(sma
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_without_noise_from_a_seed_says_so(small_config, tmp_path, ray_session):
+def test_a_run_without_noise_from_a_seed_says_so_and_counts_once(small_config, tmp_path, ray_session, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     folder = run(small_config(tmp_path / "run", "aggregator.noise=os_entropy"))
     assert read_json(folder.statement)["noise"] == "os_entropy"
     assert "seeded" not in folder.public_report.read_text(encoding="utf-8")
+    statement = read_json(folder.statement)
+    assert (statement["earlier_releases"], statement["remarks"]) == (0, [])
+    again = run(small_config(tmp_path / "run", "aggregator.noise=os_entropy"))
+    assert read_json(again.statement) == statement
+    (total,) = Odometer().totals(delta=1e-5)
+    assert (total.data, total.releases, total.not_private) == ("color_digits", 1, 0)
+    assert total.epsilon == statement["epsilon_data_independent"] == statement["epsilon_with_earlier"]
+    Odometer().set_limit("color_digits", "record", epsilon=1.5 * total.epsilon, delta=1e-5)
+    with pytest.raises(LimitReachedError, match="color_digits, unit record: 1 releases"):
+        run(small_config(tmp_path / "other", "aggregator.noise=os_entropy", "seed=1"))
+    assert not (tmp_path / "other/private/teachers").exists()
 
 
 @pytest.mark.parametrize("stage", ["teachers", "ledger.sqlite"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.train import METHODS, train_method
@@ -91,7 +92,7 @@ def test_every_method_leaves_a_record_a_statement_and_a_model(method: str, tmp_p
     if METHODS[method].promises(configured(tmp_path, method)):
         assert statement["epsilon"] <= 2
         assert statement["noise"] == "os_entropy"
-        assert bool(list(run.private.iterdir())) == (method in PATE_FAMILY)
+        assert ({path.name for path in run.private.iterdir()} == {"release.json"}) == (method not in PATE_FAMILY)
     else:
         assert statement["epsilon"] is None
         assert "not private" in statement["noise"]
@@ -111,6 +112,34 @@ def test_a_seeded_run_can_be_made_again_and_says_that_it_is_not_private(tmp_path
     assert read(runs[0].statement)["noise"] == "seeded: not private"
     other = train(tmp_path / "three", "fair_dp_sgd", "dp_sgd.noise=seeded", "seed=1")
     assert weights(other) != weights(runs[0])
+
+
+def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    first, second = (train(tmp_path / f"run-{seed}", "dp_sgd", f"seed={seed}") for seed in range(2))
+    alone, both = read(first.statement), read(second.statement)
+    assert (alone["earlier_releases"], both["earlier_releases"]) == (0, 1)
+    assert both["epsilon"] < both["epsilon_with_earlier"] < both["epsilon"] + alone["epsilon"]
+    assert "1 earlier result" in both["remarks"][-1]
+    counted = Odometer().totals(delta=both["delta"])
+    assert [(total.releases, total.epsilon) for total in counted] == [(2, both["epsilon_with_earlier"])]
+    Odometer().path.unlink()
+    first.receipt.unlink()  # as a version without an odometer left it
+    for seed in range(2):
+        train(tmp_path / f"run-{seed}", "dp_sgd", f"seed={seed}")
+    again = Odometer().totals(delta=both["delta"])
+    assert [(total.releases, total.epsilon) for total in again] == [(2, pytest.approx(both["epsilon_with_earlier"]))]
+
+
+def test_a_model_that_would_pass_the_limit_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    Odometer().set_limit("color_digits", "record", epsilon=1.0, delta=1e-5)
+    with pytest.raises(LimitReachedError, match=r"color_digits, unit record: 0 releases.*the limit is 1"):
+        train(tmp_path / "run", "dp_sgd", "target.epsilon=2", "target.delta=1.0e-5")
+    assert list((tmp_path / "run/public").iterdir()) == []
+    assert not (tmp_path / "run/private/release.json").exists()
 
 
 def test_a_released_model_is_not_trained_again(tmp_path: Path) -> None:

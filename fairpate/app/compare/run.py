@@ -25,6 +25,7 @@ from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
+from fairpate.app.odometer import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows, strict
 from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values
@@ -175,7 +176,9 @@ def run_cells(
                 ray.cancel(reference, force=True)
 
 
-def _compute_in_time(compute: Compute, cell: Cell, out: Path, votes: VoteBatch | None, tasks: TasksConfig) -> list[Row]:
+def _compute_in_time(
+    compute: Compute, cell: Cell, out: Path, votes: VoteBatch | None, tasks: TasksConfig
+) -> tuple[list[Row], Release | None]:
     """``compute`` in a worker's main thread, which the operating system interrupts when time is up."""
 
     def interrupt(*_: object) -> None:
@@ -184,7 +187,8 @@ def _compute_in_time(compute: Compute, cell: Cell, out: Path, votes: VoteBatch |
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
     try:
-        return compute(cell, out, votes, tasks.torch_threads)
+        rows = compute(cell, out, votes, tasks.torch_threads)
+        return rows, read_receipt(RunDirectory(root=out))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -212,11 +216,15 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
     import ray
 
     try:
-        rows: list[Row] = ray.get(reference, timeout=60.0)
+        rows, release = ray.get(reference, timeout=60.0)
+        if release is not None:
+            Odometer().record(release)  # a worker elsewhere has an odometer of its own
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if error.cause is not None else error
         _fail(cell, f"{type(cause).__name__}: {cause}", folder, table)
     except ray.exceptions.RayError as error:
+        _fail(cell, f"{type(error).__name__}: {error}", folder, table)
+    except (LimitReachedError, OdometerError) as error:
         _fail(cell, f"{type(error).__name__}: {error}", folder, table)
     else:
         folder.add(cell, rows)

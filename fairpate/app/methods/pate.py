@@ -104,11 +104,11 @@ def mechanism_within(mechanism: MechanismParameters, target: PrivacyTarget, *, n
 
 
 def release_within_target(
-    training: Training, *, gate: GateRule, ask: AskTeachers = ask_teachers
+    training: Training, *, gate: GateRule, ask: AskTeachers = ask_teachers, attribute_only: bool = False
 ) -> tuple[LabelledSet, Trained]:
     """Released labels, and what their release cost; the model in it is the one that has yet to learn.
 
-    ``ask`` trains teachers and lets them vote.
+    ``ask`` trains teachers and lets them vote; ``attribute_only`` where they tell of the sensitive attribute alone.
     """
     dataset, run, reporter = training.dataset, training.run, training.reporter
     config = _with_target(training, gate)
@@ -116,7 +116,9 @@ def release_within_target(
     check_budget(config, dataset, queries)
     votes = ask(run, config, dataset, queries, reporter)
     with reporter.stage("aggregator") as advance:
-        release = release_labels(run, config, dataset, queries, votes, advance)
+        release = release_labels(
+            run, config, dataset, queries, votes, advance, meter=training.meter, attribute_only=attribute_only
+        )
     statement = release.statement
     reporter.note("aggregator", f"{statement.answered} of {statement.queries_posed} queries answered")
     write_json(run.costs, costs(release.spending, statement))

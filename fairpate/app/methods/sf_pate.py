@@ -91,7 +91,7 @@ def attribute_questions(dataset: Dataset) -> Dataset:
 
 def _release(training: Training, ask: AskTeachers) -> tuple[LabelledSet, Trained]:
     """Released labels, priced for the attribute; the operator's costs name that unit too."""
-    labelled, release = release_within_target(training, gate=NO_GATE, ask=ask)
+    labelled, release = release_within_target(training, gate=NO_GATE, ask=ask, attribute_only=True)
     events = tuple(AttributeQueries(**vars(event)) for event in release.events)
     path = training.run.costs
     named = {"unit": AttributeQueries.unit, "relation": AttributeQueries.relation}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fairpate.app.odometer import Meter
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, torch_generator
@@ -24,13 +25,17 @@ _HOW_A_STUDENT_LEARNS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The data, the whole configuration, the folder, the model to start from, and where progress is told."""
+    """The data, the whole configuration, the folder, the model to start from, and where progress is told.
+
+    ``meter`` counts what is released in the operator's odometer; None for an estimator, which is not counted.
+    """
 
     dataset: Dataset
     config: TrainConfig
     run: RunDirectory
     model: nn.Module
     reporter: Reporter
+    meter: Meter | None = None
 
     def generator(self, stream: Stream) -> torch.Generator:
         """A generator for one part of the run, apart from all others."""

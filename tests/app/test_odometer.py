@@ -1,0 +1,303 @@
+"""All releases on one data set are one sum: durable before they are visible, once per run, never started at zero."""
+
+import dataclasses
+import math
+import shutil
+import sqlite3
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from fairpate.app.odometer import (
+    LedgerMeter,
+    LimitReachedError,
+    Meter,
+    Odometer,
+    OdometerError,
+    event_from,
+    event_json,
+)
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.baselines.sf_pate import AttributeQueries
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
+from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces
+from fairpate.privacy.laplace import LaplaceReleases, PureReleases
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.types import Budget, GateRule, MechanismParameters
+
+TERMS = LedgerTerms(
+    mechanism=MechanismParameters(threshold=30, threshold_stddev_votes=100, noise_stddev_votes=60),
+    gate=GateRule(max_disparity=0.1, min_count=5),
+    num_teachers=60,
+    num_classes=3,
+    num_groups=2,
+    noise="os_entropy",
+    ensemble="teachers",
+    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
+)
+
+
+@pytest.fixture
+def odometer(tmp_path):
+    return Odometer(tmp_path / "state")
+
+
+def run_at(folder):
+    run = RunDirectory(root=folder)
+    run.private.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+@pytest.fixture
+def meter(tmp_path, odometer):
+    """A meter of the run in the folder of that name, made anew at each call as by a new process."""
+    return lambda name="run", data="adult": Meter(run_at(tmp_path / name), odometer, data=data, method="dp_sgd")
+
+
+def gaussians(count=1, noise_multiplier=10.0):
+    return PoissonGaussians(count=count, noise_multiplier=noise_multiplier, sampling_rate=1.0)
+
+
+def total(odometer, data="adult"):
+    (found,) = odometer.totals(delta=1e-5, data=data)
+    return found
+
+
+def test_releases_of_many_runs_cost_what_one_of_all_would(odometer, meter):
+    """100 Gaussian steps of multiplier 10 cost exactly 4.377178 at 1e-5, as one step of multiplier 1 does."""
+    for number in range(4):
+        meter(f"run-{number}").record([gaussians(25)], noise="os_entropy")
+    meter("one", "bank").record([gaussians(1, 1.0)], noise="os_entropy")
+    for data, releases in [("adult", 4), ("bank", 1)]:
+        found = total(odometer, data)
+        assert (found.releases, found.not_private, found.epsilon_limit) == (releases, 0, None)
+        assert found.epsilon == pytest.approx(4.377178, abs=2e-3)
+        assert found.epsilon >= 4.377178
+
+
+def test_queries_and_gradients_are_added_as_renyi_curves(odometer, meter):
+    """Per order alpha: alpha / (2 10^2) for each step, alpha (1 / (2 100^2) + 1 / 60^2) for each query."""
+    queries = ConfidentGnmaxQueries(count=500, **dataclasses.asdict(TERMS.mechanism))
+    meter("teachers").record([queries], noise="os_entropy")
+    meter("gradients").record([gaussians(20)], noise="os_entropy")
+    slope = 20 / (2 * 10**2) + 500 * (1 / (2 * 100**2) + 1 / 60**2)
+    orders = np.linspace(1.01, 60, 20_000)
+    epsilon = slope * orders + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
+    assert 0.9 * epsilon.min() <= total(odometer).epsilon <= 1.01 * epsilon.min()
+
+
+def test_a_run_counts_once_however_often_it_is_told_and_stays_when_it_is_deleted(odometer, meter, tmp_path):
+    for _ in range(3):
+        meter().record([gaussians()], noise="os_entropy")
+    once = total(odometer)
+    assert once.releases == 1
+    shutil.rmtree(tmp_path / "run")
+    assert total(odometer) == once
+    meter().record([gaussians()], noise="os_entropy")  # in the same folder, and another run
+    assert total(odometer).releases == 2
+
+
+def test_a_run_that_the_odometer_lost_is_counted_again(odometer, meter, caplog):
+    meter().record([gaussians(25)], noise="os_entropy")
+    before = total(odometer)
+    odometer.path.unlink()
+    assert odometer.totals(delta=1e-5) == []
+    meter()
+    assert total(odometer) == before
+    assert "counted again" in caplog.text
+
+
+def test_a_copy_of_a_run_is_another_run_and_a_moved_one_is_not(odometer, meter, tmp_path):
+    meter().record([gaussians()], noise="os_entropy")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    meter("copy").record([gaussians()], noise="os_entropy")
+    assert total(odometer).releases == 2
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    meter("moved").record([gaussians()], noise="os_entropy")
+    assert total(odometer).releases == 2
+
+
+def test_units_and_relations_are_sums_of_their_own_and_seeded_noise_is_in_none(odometer, meter):
+    meter("record").record([gaussians()], noise="os_entropy")
+    meter("seeded").record([gaussians()], noise="seeded: not private")
+    meter("no noise").record([gaussians(noise_multiplier=0.0)], noise="os_entropy")
+    meter("attribute").record([PureReleases(count=1, epsilon=0.5)], noise="os_entropy")
+    found = {(row.unit, row.relation): row for row in odometer.totals(delta=1e-5)}
+    assert {key: (row.releases, row.not_private) for key, row in found.items()} == {
+        ("record", "add or remove one"): (1, 2),
+        ("sensitive attribute", "replace one"): (1, 0),
+    }
+    assert found["sensitive attribute", "replace one"].epsilon == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    for number in range(4):
+        meter(f"run-{number}").record([gaussians(25)], noise="os_entropy")
+    with pytest.raises(LimitReachedError, match=r"adult, unit record: 4 releases cost epsilon 4\.37.*limit is 4\.38"):
+        meter("more").record([gaussians()], noise="os_entropy")
+    assert total(odometer).releases == 4
+    meter("run-3").record([gaussians(25)], noise="os_entropy")  # it is in the sum already
+    meter("other", "bank").record([gaussians()], noise="os_entropy")
+    replaced = dataclasses.replace(gaussians(), relation="replace one")
+    with pytest.raises(LimitReachedError, match="another relation"):
+        meter("replaced").record([replaced], noise="os_entropy")
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (math.nan, 1e-5), (1, 0), (1, 1)])
+def test_a_limit_is_a_number_that_can_be_reached(odometer, epsilon, delta):
+    with pytest.raises(ValueError, match="Expected 0 < epsilon"):
+        odometer.set_limit("adult", "record", epsilon=epsilon, delta=delta)
+
+
+def test_a_release_knows_how_many_came_before_it_also_when_more_came_since(meter):
+    first, second = meter("first"), meter("second")
+    first.record([gaussians(50)], noise="os_entropy")
+    second.record([gaussians(50)], noise="os_entropy")
+    assert first.standing(delta=1e-5).earlier == 0
+    assert second.standing(delta=1e-5).earlier == 1
+    assert first.standing(delta=1e-5).epsilon < 4.377178 <= second.standing(delta=1e-5).epsilon
+    meter("seeded").record([gaussians()], noise="seeded: not private")
+    assert meter("seeded").standing(delta=1e-5) is None
+
+
+def test_many_processes_may_count_at_once(odometer, meter):
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: meter(f"run-{n}").record([gaussians()], noise="os_entropy"), range(40)))
+    assert total(odometer).releases == 40
+
+
+def test_the_file_is_the_operator_s_alone(odometer, meter):
+    meter().record([gaussians()], noise="os_entropy")
+    assert stat.S_IMODE(odometer.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(odometer.path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "unknown event", "no folder"])
+def test_an_odometer_that_cannot_be_read_refuses_a_release(odometer, meter, damage):
+    meter().record([gaussians()], noise="os_entropy")
+    if damage == "overwritten":
+        odometer.path.write_bytes(b"nonsense" * 1000)
+    elif damage == "no folder":
+        shutil.rmtree(odometer.path.parent)
+        odometer.path.parent.write_text("a file")
+    else:
+        with sqlite3.connect(odometer.path) as database:
+            database.execute("UPDATE releases SET events = replace(events, 'PoissonGaussians', 'Magic')")
+        database.close()
+    with pytest.raises(OdometerError, match=r"odometer\.sqlite: cannot be read.*FAIRPATE_STATE.*copy"):
+        meter("other").record([gaussians()], noise="os_entropy")
+
+
+EVENTS = [
+    gaussians(),
+    dataclasses.replace(gaussians(), relation="replace one"),
+    ConfidentGnmaxQueries(count=3, threshold=-math.inf, threshold_stddev_votes=2, noise_stddev_votes=5),
+    AttributeQueries(count=3, threshold=3, threshold_stddev_votes=2, noise_stddev_votes=5),
+    SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0),
+    PureReleases(count=1, epsilon=2.0),
+    LaplaceReleases(count=2, epsilon=0.5),
+    AttributeGaussians(count=2, attribute_noise_multiplier=3.0),
+    PoissonGaussianLaplaces(count=5, gradient_noise_multiplier=1.0, laplace_scale=2.0, sampling_rate=0.1),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_come_back_and_those_of_an_older_statement_are_never_cheaper(event):
+    values = event_json(event)
+    assert event_from(values) == event
+    del values["kind"]
+    found = event_from(values, event.unit)
+    assert found == event or (isinstance(event, LaplaceReleases) and type(found) is PureReleases)
+
+
+def test_an_event_that_holds_votes_is_not_stored():
+    votes = ConfidentGnmaxVotes(
+        votes_QC=np.array([[3, 1]]), threshold=3, threshold_stddev_votes=2, noise_stddev_votes=5
+    )
+    with pytest.raises(ValueError, match="depends on private votes"):
+        event_json(votes)
+
+
+def opened(meter, run, terms=TERMS):
+    ledger = Ledger(run.ledger, terms)
+    LedgerMeter(meter(), terms).open(ledger)
+    return ledger
+
+
+def pose(ledger, count):
+    first = ledger.num_reservations
+    votes = np.tile([[40, 15, 5]], (count, 1))
+    ledger.reserve([f"key{number}" for number in range(first, first + count)], [0] * count, votes)
+
+
+def held(odometer):
+    """The count of queries in the one row there is."""
+    with sqlite3.connect(odometer.path) as database:
+        ((run,),) = database.execute("SELECT run FROM releases").fetchall()
+    return odometer.find(run).events[0].count
+
+
+def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odometer, meter, tmp_path):
+    run = run_at(tmp_path / "run")
+    with opened(meter, run) as ledger:
+        assert odometer.totals(delta=1e-5) == []
+        order = []
+        hold, append = ledger.hold, ledger._append
+        ledger.hold = lambda *numbers: (order.append("odometer"), hold(*numbers))
+        ledger._append = lambda *entry: (order.append("ledger"), append(*entry))
+        pose(ledger, 10)
+        assert order == ["odometer", "ledger"]
+        assert held(odometer) == 10 + 255
+        pose(ledger, 255)  # within what is held
+        assert held(odometer) == 265
+        pose(ledger, 700)
+        assert held(odometer) == 1000  # no more than the budget admits
+    with opened(meter, run) as ledger:  # as after a crash
+        assert held(odometer) == ledger.num_reservations == 965
+
+
+def test_a_ledger_of_an_older_version_is_counted_as_it_is(odometer, meter, tmp_path):
+    run = run_at(tmp_path / "run")
+    with Ledger(run.ledger, TERMS) as ledger:
+        pose(ledger, 30)
+    opened(meter, run).close()
+    assert held(odometer) == 30
+
+
+def test_a_ledger_that_holds_less_than_was_counted_is_an_older_copy(meter, tmp_path):
+    run = run_at(tmp_path / "run")
+    with opened(meter, run) as ledger:
+        pose(ledger, 10)
+    opened(meter, run).close()
+    copy = {file: file.read_bytes() for file in run.private.glob("ledger.*")}
+    with opened(meter, run) as ledger:
+        pose(ledger, 10)
+    opened(meter, run).close()
+    for file, content in copy.items():
+        file.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match="lacks 10 of 20 queries that were charged"):
+        opened(meter, run)
+
+
+def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
+    """What is held ahead does not count against the limit where the queries themselves fit."""
+    run = run_at(tmp_path / "run")
+    meter("earlier").record(
+        [ConfidentGnmaxQueries(count=100, **dataclasses.asdict(TERMS.mechanism))], noise="os_entropy"
+    )
+    meter("reference", "bank").record(
+        [ConfidentGnmaxQueries(count=150, **dataclasses.asdict(TERMS.mechanism))], noise="os_entropy"
+    )
+    odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
+    with opened(meter, run) as ledger:
+        pose(ledger, 50)
+        with pytest.raises(LedgerError, match=r"adult, unit record.*limit"):
+            pose(ledger, 1)
+        assert ledger.num_reservations == 50
+        ledger.check()  # it may still be read, and written where a limit is raised
+        odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
+        pose(ledger, 1)
