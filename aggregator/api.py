@@ -42,6 +42,8 @@ from aggregator.session import (
 from aggregator.tokens import QuotaExceededError, QuotaRule, Quotas, TokenBook
 from aggregator.writer import Books, OpenBooks, Snapshot, Writer
 from fairpate import __version__
+from fairpate.api_page import HEADERS as PAGE_HEADERS
+from fairpate.api_page import api_page
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2
@@ -122,8 +124,8 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         version=__version__,
         description="Private and fair labels, each paid for from one budget.",
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
     )
     _add_analyst_routes(app, backend.pool, writer, desk, counters)
@@ -131,6 +133,7 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
     _add_health_routes(app, health)
     _add_error_bodies(app)
     _declare_tokens(app)
+    _add_documentation(app)
     app.add_middleware(Door, tokens=settings.tokens, max_body_bytes=wire.max_body_bytes(backend.pool))
     app.add_middleware(metrics.CountRequests, counters=counters)
     return app
@@ -348,6 +351,12 @@ def _declare_tokens(app: FastAPI) -> None:
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_documentation(app: FastAPI) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(api_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
 
 def _unavailable(field: str, remedy: str) -> Response:

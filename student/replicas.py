@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairpate.api_page import HEADERS, api_page
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.types import GateRule
 from student.predict import Student, StudentCard, load_student
@@ -123,7 +124,9 @@ def http_replica() -> Any:
     """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
     from ray import serve
 
-    app = FastAPI(title="FairPATE student", description="Predictions of a published student.", redoc_url=None)
+    app = FastAPI(
+        title="FairPATE student", description="Predictions of a published student.", docs_url=None, redoc_url=None
+    )
 
     def replica() -> StudentReplica:
         """The copy that serves this request."""
@@ -148,6 +151,10 @@ def http_replica() -> Any:
     async def healthz() -> Any:
         """Whether predictions are made."""
         return {"status": "ok"}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Any:
+        return HTMLResponse(api_page(app.openapi()), headers=HEADERS)
 
     return serve.ingress(app)(StudentReplica)
 

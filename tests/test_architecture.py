@@ -15,12 +15,14 @@ BASE = {
     "fairpate.compare_config",
     "fairpate.files",
     "fairpate.storage",
+    "fairpate.api_page",
 }
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
     "fairpate.types": set(),
     "fairpate.names": set(),
     "fairpate.files": {"fairpate.types"},
+    "fairpate.api_page": set(),
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types", "fairpate.names"},
     "fairpate.train_config": {"fairpate.types", "fairpate.config"},

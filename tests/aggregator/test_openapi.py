@@ -53,3 +53,12 @@ def test_the_document_says_which_routes_need_a_token(url):
         for method, route in routes.items():
             needs_token = httpx.request(method, url + path).status_code == 401
             assert needs_token == bool(route["security"]), path
+
+
+def test_the_documentation_is_a_page_of_its_own_that_names_every_route_and_fetches_nothing(url):
+    page = httpx.get(f"{url}/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in httpx.get(f"{url}/openapi.json").json()["paths"]:
+        assert path in page.text
+    assert "<script" not in page.text
+    assert "//" not in page.text

@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
+from page_references import References
 
 from aggregator.actor import HttpServer
 from aggregator.api import ServiceSettings
 from aggregator.ledger import Ledger, ledger_files
 from aggregator.session import VotesUnavailableError
+from fairpate.app.card import write_card
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import ledger_terms
@@ -139,6 +141,14 @@ def test_what_the_run_released_is_answered_again_for_free(finished, url):
     labelled = read_labels(run.labels)
     released = dict(zip(labelled.record_ids, labelled.labels.tolist(), strict=True))
     assert {pool.record_ids[i]: r["label"] for i, r in enumerate(asked) if r["label"] is not None} == released
+
+
+def test_no_page_of_a_run_or_of_its_service_asks_another_host(finished, url):
+    run, _ = finished
+    write_card(run.root)
+    for path in ("public/report.html", "private/report.html", "public/card.html"):
+        assert References((run.root / path).read_text(encoding="utf-8")).found == []
+    assert References(httpx.get(f"{url}/docs").text).found == []
 
 
 def test_other_records_go_to_the_teachers_and_are_charged(url):

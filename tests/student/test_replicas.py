@@ -57,3 +57,11 @@ def test_replicas_share_one_gate(url, student):
 def test_a_record_of_another_shape_or_range_is_refused(features):
     with pytest.raises(BadRecordError, match="Expected"):
         read_features(Record(features=features, group="red"), 0, untrained_student().card)
+
+
+def test_the_documentation_is_a_page_of_its_own_that_fetches_nothing(url):
+    page = httpx.get(f"{url}/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "/v1/predictions" in page.text
+    assert "<script" not in page.text
+    assert "//" not in page.text
