@@ -346,16 +346,40 @@ def load_values(
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of sections in a YAML file; :class:`ConfigError` for anything else."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML configuration.") from error
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of sections at the top, got {type(values).__name__}.")
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a name that one mapping has twice, of which YAML would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The parent's, after a look at the names as they are written."""
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{name} stands there twice; leave one out", node.start_mark
+                )
+        return super().construct_mapping(node, deep=deep)
+
+
+def _load_yaml(text: str) -> Any:
+    """What ``text`` says. yaml.YAMLError or ValueError where it is no YAML, or says a name twice."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -381,8 +405,8 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: {name} is a value, not a section.")
     try:
-        section[field] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        section[field] = _load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
 
 

@@ -98,6 +98,8 @@ def _exit_code() -> int:
         discard_output()
         return _BROKEN_PIPE
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
+            return 2
         if not _is_the_users(error):
             raise
         return _fail(_message(error), code=2 if _is_bad_usage(error) else 1)
@@ -190,7 +192,7 @@ def train(
 ) -> None:
     """Train one method on a data set's splits, within a target of epsilon and delta."""
     given = {"method": method, "data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    options = [f"{field}={value}" for field, value in given.items() if value is not None]
+    options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     base = config or (_DEMO if data in (None, RunConfig().data.name) else None)
     resolved = _load(base, [*(overrides or []), *options], weights, TrainConfig)
     from fairpate.app.progress import Reporter
@@ -263,16 +265,17 @@ def plan(
     """Noise from budget: teachers, threshold, noises and queries of a PATE method that fit epsilon and delta."""
     from fairpate.app.plan import describe, plan_for, proposal_json
 
-    proposal = plan_for(
-        _data_config(data, None, data_dir),
-        epsilon=epsilon,
-        delta=delta,
-        teacher_counts=teachers or None,
-        query_counts=queries or [100, 300, 1000],
-        agreement=agreement,
-        spread=spread,
-        votes=votes,
-    )
+    with _arguments():
+        proposal = plan_for(
+            _data_config(data, None, data_dir),
+            epsilon=epsilon,
+            delta=delta,
+            teacher_counts=teachers or None,
+            query_counts=queries or [100, 300, 1000],
+            agreement=agreement,
+            spread=spread,
+            votes=votes,
+        )
     if as_json:
         typer.echo(proposal_json(proposal))
     else:
@@ -423,6 +426,8 @@ def version() -> None:
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> None:
     """Every data set with its task, sensitive attribute, size and licence."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
     from fairpate.app.summary import listing_table
     from fairpate.data import list_datasets
 
@@ -480,7 +485,7 @@ def _arguments() -> Iterator[None]:
 
 def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
     settings = [f"data.options.{option}" for option in options or []]
-    return _at(load_config(None, [f"data.name={name}", *settings]).data, data_dir)
+    return _at(load_config(None, [f"data.name={json.dumps(name)}", *settings]).data, data_dir)
 
 
 def _load(path: Path | None, overrides: list[str] | None, weights: str | None, schema: type[Config]) -> Config:

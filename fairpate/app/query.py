@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,9 +98,17 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     """(URL, command): the URL given, that of FAIRPATE_URL, or this machine's. CommandError for another scheme."""
     given = bool(words) and "://" in words[0]
     url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
-    if not url.startswith(("http://", "https://")):
+    if not _is_a_service(url):
         raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
     return url, list(words[1:] if given else words)
+
+
+def _is_a_service(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or no address, has that form
+        return False
 
 
 def read_token(path: Path | None) -> str | None:

@@ -78,6 +78,53 @@ def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fair
     assert all(word in errors for word in words)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed: 1\nseed: 2\n", ["seed stands there twice", "line 1"]),
+        ("teachers: {num_teachers: 5, num_teachers: 6}\n", ["num_teachers stands there twice"]),
+        ("- a\n", ["mapping of sections", "list"]),
+        ("[" * 5000, ["nested too deeply"]),
+        ("\0", ["cannot be read as YAML"]),
+        ("1: 2\n", ["1: Keys should be strings"]),
+        ("data:\n", ["data", "valid dictionary"]),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(fairpate, tmp_path, text, words):
+    (tmp_path / "sp ace é.yaml").write_text(text)
+    code, output, errors = fairpate("run", "sp ace é.yaml")
+    assert (code, output) == (2, "")
+    assert all(word in errors for word in words), errors
+
+
+def test_a_folder_is_no_configuration(fairpate, tmp_path):
+    code, _, errors = fairpate("run", tmp_path)
+    assert code == 2
+    assert f"{tmp_path}: cannot be read (Is a directory)" in errors
+
+
+def test_names_are_taken_as_they_are_typed(fairpate):
+    for name in ("", "[x", "a: b", "1", "no"):
+        code, _, errors = fairpate("train", name)
+        assert code == 2
+        assert f"no method {name!r}" in errors
+
+
+def test_help_names_every_method(fairpate):
+    from fairpate.app.methods import METHODS
+
+    code, output, _ = fairpate("train", "--help")
+    assert code == 0
+    words = set(output.replace(",", " ").replace(".", " ").split())
+    assert set(METHODS) <= words
+
+
+def test_a_command_without_its_subcommand_shows_help(fairpate):
+    code, output, errors = fairpate("data")
+    assert (code, errors) == (2, "")
+    assert "describe" in output
+
+
 def test_every_fault_is_reported_at_once(fairpate, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: -1\nteachers: {num_teachers: none}\nstudnet: {}\n")
     code, _, errors = fairpate("run", "config.yaml")
