@@ -225,6 +225,9 @@ class RunRecord:
 
     ``epsilon`` belongs to ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent`` marks a number that
     must not be published. Metrics that are undefined are null.
+
+    ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
+    records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
     """
 
     method: str
@@ -239,3 +242,5 @@ class RunRecord:
     coverage: float
     disparity: float | None
     config: dict[str, Any]
+    majority_accuracy: float | None = None
+    degenerate: tuple[str, ...] = ()

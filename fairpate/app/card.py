@@ -63,7 +63,10 @@ def write_card(
     paths = run.public / "card.html", run.public / "card.json"
     derived = {name: getattr(card, name) for name in ("publishable", "not_publishable", "limits")}
     protects = {"protects": card.privacy.protects}
-    write_json(paths[1], strict({"format": FORMAT, **asdict(card), **derived, **protects}))
+    plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
+    if card.refusals is not None and card.refusals.unrefused is not None:
+        plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
+    write_json(paths[1], strict({"format": FORMAT, **plain, **derived, **protects}))
     write_text(paths[0], card_page(card))
     return paths
 

@@ -55,9 +55,12 @@ SCHEMA = pa.schema(
         pa.field("command", pa.string(), nullable=False),
         pa.field("minutes", pa.float64()),
         pa.field("has_guarantee", pa.bool_()),
+        pa.field("majority_accuracy", pa.float64()),
+        pa.field("degenerate", pa.list_(pa.string())),
     ]
 )
-_ADDED = frozenset({"has_guarantee"})  # columns that tables of earlier versions lack; null there
+# Columns that tables of earlier versions lack; null there.
+_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate"})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
@@ -158,7 +161,8 @@ def _row(values: dict[str, Any]) -> Row:
     identity = {"method": values["method"], "data": values["data"], "seed": values["seed"], "config": config}
     record = None
     if values["status"] == "ok":
-        record = RunRecord(**identity, **{name: values[name] for name in _MEASURED})
+        found = {name: values[name] for name in _MEASURED}
+        record = RunRecord(**identity, **found | {"degenerate": tuple(values["degenerate"] or ())})
     minutes = math.nan if values["minutes"] is None else values["minutes"]
     return Row(
         digest=values["digest"],

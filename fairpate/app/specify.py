@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from rich.text import Text
 from fairpate.app.methods import METHODS
 from fairpate.app.records_table import read_rows, strict
 from fairpate.config import ConfigError, load_config
-from fairpate.evaluation.frontier import Panel, Point, by_panel, points_of
+from fairpate.evaluation.frontier import Baselines, Panel, Point, baselines, by_panel, points_of
 from fairpate.evaluation.frontier_charts import class_label, with_spread
+from fairpate.evaluation.frontier_tables import baseline_words
 from fairpate.evaluation.page import epsilon_text
 from fairpate.evaluation.selection import (
     Achievable,
@@ -75,6 +76,7 @@ class Answer:
     demand: Demand
     table: Path
     panels: Mapping[Panel, Achievable]
+    baselines: Mapping[Panel, Baselines]
     transfers: Sequence[Transferred]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +88,10 @@ class Answer:
                 "frontier": str(self.table),
                 "distance": _DISTANCE,
                 "caveat": _CAVEAT,
-                "answers": [_plain_panel(panel) | _plain_answer(found) for panel, found in self.panels.items()],
+                "answers": [
+                    _plain_panel(panel) | _plain_answer(found) | {"baselines": asdict(self.baselines[panel])}
+                    for panel, found in self.panels.items()
+                ],
                 "transfers": [_plain_transfer(moved) for moved in self.transfers],
             }
         )
@@ -119,6 +124,7 @@ def specify_guarantees(
         demand=demand,
         table=table,
         panels={panel: achievable(found, demand) for panel, found in panels.items()},
+        baselines={panel: baselines(found) for panel, found in panels.items()},
         transfers=transfers,
     )
 
@@ -164,7 +170,9 @@ def describe_answer(answer: Answer) -> Group:
     """The answer for a terminal."""
     parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {_demand_words(answer.demand)}\n")]
     for panel, found in answer.panels.items():
-        parts += [Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"), *_panel_parts(found)]
+        parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
+        compared = baseline_words(answer.baselines[panel])
+        parts += [*([Text(compared)] if compared else []), *_panel_parts(found)]
     for moved in answer.transfers:
         parts += _transfer_parts(moved)
     return Group(*parts, Text(_CAVEAT))
@@ -174,14 +182,25 @@ def _panel_parts(found: Achievable) -> list[Any]:
     undefined = f" Undefined in what is asked: {found.num_undefined}." if found.num_undefined else ""
     if found.met:
         more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
-        line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{undefined}"
-        return [Text(line), *_offers(found.met[:_MOST_OFFERS]), _repeat(found.met[0])]
+        line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{_degenerate(found)}"
+        recommended = [] if found.num_degenerate == len(found.met) else [_repeat(found.met[0])]
+        return [Text(line + undefined), *_offers(found.met[:_MOST_OFFERS]), *recommended]
     line = f"not achievable by any of {found.num_points} configurations.{undefined}"
     if not found.nearest:
         return [Text(f"{line}\n")]
     nearest = f"The nearest on the frontier; distance is {_DISTANCE}."
     first = f"the first misses {_missed_words(found.nearest[0])}"
-    return [Text(f"{line} {nearest}"), *_offers(found.nearest), Text(first), _repeat(found.nearest[0])]
+    recommended = [] if found.nearest[0].point.degenerate else [_repeat(found.nearest[0])]
+    return [Text(f"{line} {nearest}"), *_offers(found.nearest), Text(first), *recommended]
+
+
+def _degenerate(found: Achievable) -> str:
+    """How many of those that meet the demand are worth nothing all the same."""
+    if not found.num_degenerate:
+        return ""
+    if found.num_degenerate == len(found.met):
+        return " But all of them are degenerate in at least one seed: none is recommended."
+    return f" Behind all others, as degenerate in at least one seed: {found.num_degenerate} of them."
 
 
 def _offers(offers: Sequence[Offer]) -> list[Any]:
@@ -312,6 +331,7 @@ def _plain_answer(found: Achievable) -> dict[str, Any]:
         "achievable": bool(found.met),
         "num_configurations": found.num_points,
         "num_undefined": found.num_undefined,
+        "num_degenerate": found.num_degenerate,
         "met": [_plain_offer(offer) for offer in found.met],
         "nearest": [_plain_offer(offer) for offer in found.nearest],
     }
@@ -333,6 +353,8 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
         "seeds_met": offer.seeds_met,
         "missed": dict(offer.missed),
         "distance": offer.distance,
+        "majority_accuracy": point.majority_accuracy,
+        "degenerate": list(point.degenerate),
         "noise_from_seed": point.is_seeded,
         "remarks": list(point.remarks),
         "settings": dict(point.settings),

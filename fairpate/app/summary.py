@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -29,6 +30,7 @@ def summarise(run: RunDirectory) -> Group:
     interval = f"95 % interval {_number(gap['low'])} to {_number(gap['high'])}"
     rows = [
         ("student accuracy", f"{_number(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        *baseline_rows(metrics),
         ("coverage", _number(metrics["coverage"])),
         ("demographic disparity", f"{_number(gap['value'])}, {interval}"),
         ("labels released", f"{statement['answered']} of {statement['queries_posed']} queries"),
@@ -45,6 +47,15 @@ def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, st
     if num_labels is None or num_labels == num_released:
         return []
     return [("student trained on", f"{num_labels} of these labels, those of the run's own queries")]
+
+
+def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Beside an accuracy, that of the most common class on the same test records; and what is degenerate."""
+    warnings = [("warning", f"the model {words}") for words in metrics["degenerate"]]
+    if metrics["majority_class"] is None:
+        return warnings
+    always = f"always {metrics['majority_class']!r}, the most common class"
+    return [("to compare", f"{_number(metrics['majority_accuracy'])}: {always}"), *warnings]
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:

@@ -37,6 +37,7 @@ from fairpate.app.rundir import (
     write_json,
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.app.summary import baseline_rows
 from fairpate.app.terminal import facts
 from fairpate.app.trained_on import record_data, with_given_data
 from fairpate.baselines.attribute import require_unseen
@@ -184,11 +185,11 @@ def _train(
     model = _initial_model(dataset, config)
     training = Training(dataset=dataset, config=config, run=run, model=model, reporter=reporter, meter=meter)
     trained = method.train(training)
+    network = _post_process(trained.model, dataset, config, reporter)
     cost = price(trained.events, config.target)
     # A ledger's labels are out by now, within the limit; all else is released from here on.
     meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
     standing = meter.standing(delta=cost.delta)
-    network = _post_process(trained.model, dataset, config, reporter)
     # Right before the model: a statement without a model says that one was released and is gone.
     write_json(run.statement, plain(asdict(_statement(config, trained, cost, standing))))
     return Student(card=_card(config, dataset, trained, network), network=network)
@@ -300,6 +301,8 @@ def _record(config: TrainConfig, statement: dict[str, Any], headline: Evaluation
         coverage=headline.coverage,
         disparity=headline.disparity,
         config=determining_values(config),
+        majority_accuracy=headline.majority_accuracy,
+        degenerate=headline.degenerate,
     )
 
 
@@ -331,6 +334,7 @@ def summarise_training(run: RunDirectory) -> Group:
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         ("accuracy", f"{_number(record['accuracy'])} on {metrics['num_answered']} test records"),
+        *baseline_rows(metrics),
         ("coverage", _number(record["coverage"])),
         ("demographic disparity", f"{_number(record['disparity'])}, {interval}"),
         ("epsilon", promise),

@@ -27,7 +27,7 @@ from fairpate.evaluation.page import (
     section,
     table,
 )
-from fairpate.evaluation.public_page import GAP_NAMES
+from fairpate.evaluation.public_page import GAP_NAMES, degenerate_banner, majority_words
 from fairpate.types import TELLS_SIZE, GateRule, Relation, Unit
 
 _NOT_STATED = "not stated by the publisher"
@@ -165,6 +165,7 @@ class Card:
         privacy = self.privacy
         limits = [
             *privacy.remarks,
+            *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
             f"Privacy is promised to {'the private training records' if privacy.unit == 'record' else self._attribute} "
             "alone: not to public or test records, and not to people whom the model is used on.",
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
@@ -189,6 +190,7 @@ def card_page(content: Card) -> str:
     """The card as one HTML document."""
     body = (
         _banner(content)
+        + degenerate_banner(content.evaluation)
         + _opening(content)
         + _privacy(content)
         + _groups(content.evaluation)
@@ -223,7 +225,11 @@ def _opening(content: Card) -> str:
             f"at δ = {delta_text(privacy.delta)}; {privacy.relation}: {privacy.unit}",
         ),
         ("Demographic-parity gap", decimal(gap.value), _interval(gap)),
-        ("Accuracy", percent(measured.accuracy), f"on {count(measured.num_answered)} answered test records"),
+        (
+            "Accuracy",
+            percent(measured.accuracy),
+            f"on {counted(measured.num_answered, 'answered test record')}; {majority_words(measured)}",
+        ),
         ("Coverage", percent(measured.coverage), f"of {count(measured.num_records)} test records"),
     ]
     cells = "".join(
@@ -302,7 +308,12 @@ def _groups(measured: Evaluation) -> str:
         "Measured on test records with their true labels and groups; outside the privacy guarantee.",
         cards(
             card("Gaps, with bootstrap intervals", "0 is equal treatment in the sense of the row.", gaps, wide=True),
-            card("By group", "Over answered records; coverage is the share that got an answer.", by_group, wide=True),
+            card(
+                "By group",
+                f"Over answered records ({majority_words(measured)}); coverage is the share that got an answer.",
+                by_group,
+                wide=True,
+            ),
         ),
     )
 

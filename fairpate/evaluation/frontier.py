@@ -58,6 +58,8 @@ class Point:
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s.
+    ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN where it is not known;
+    ``degenerate`` names predictors that are worth nothing whatever their gaps, in any of the seeds.
     """
 
     method: str
@@ -67,6 +69,8 @@ class Point:
     seeds: tuple[int, ...]
     values_SO: FloatArray
     commands: tuple[str, ...]
+    majority_accuracy: float = math.nan
+    degenerate: tuple[str, ...] = ()
     mean_O: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,9 +93,9 @@ class Point:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What qualifies the epsilon, in words."""
+        """What qualifies its numbers, in words."""
         stops = self.method in _ASK_TEACHERS and self.settings.get("pate.price") == "data_dependent"
-        return (STOPPED_BY_VOTES,) if stops else ()
+        return (*((STOPPED_BY_VOTES,) if stops else ()), *self.degenerate)
 
     @property
     def spread_O(self) -> FloatArray:
@@ -300,13 +304,53 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
         seeds=tuple(record.seed for record, _ in runs),
         values_SO=np.array([_objectives(record) for record, _ in runs], dtype=np.float64),
         commands=tuple(command for _, command in runs),
+        majority_accuracy=float(np.mean([_or_nan(record.majority_accuracy) for record, _ in runs])),
+        degenerate=_degenerate([record.degenerate for record, _ in runs]),
+    )
+
+
+def _degenerate(by_seed: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """One sentence for each thing that a predictor does in some seed."""
+    words = dict.fromkeys(word for of_seed in by_seed for word in of_seed)
+    counts = {word: sum(word in of_seed for of_seed in by_seed) for word in words}
+    return tuple(
+        f"Degenerate: {word}" + ("." if len(by_seed) == 1 else f", with {number} of {len(by_seed)} seeds.")
+        for word, number in counts.items()
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What an accuracy of a panel is to be compared with; NaN where it is not known.
+
+    ``majority``: the most common class, mean over seeds. ``unprotected``: the best accuracy of a run without privacy
+    among the points that may be shown, and ``unprotected_method`` what reached it.
+    """
+
+    majority: float
+    unprotected: float
+    unprotected_method: str
+
+
+def baselines(points: Sequence[Point]) -> Baselines:
+    """The baselines of one panel. Of points that cover test records differently the majority is of the most covered."""
+    known = [point for point in points if not math.isnan(point.majority_accuracy)]
+    widest = min(known, key=lambda point: point.value("refused"), default=None)
+    free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
+    best = min(free, key=lambda point: point.value("error"), default=None)
+    return Baselines(
+        majority=math.nan if widest is None else widest.majority_accuracy,
+        unprotected=math.nan if best is None else 1 - best.value("error"),
+        unprotected_method="" if best is None else best.method,
     )
 
 
 def _objectives(record: RunRecord) -> tuple[float, ...]:
-    accuracy = math.nan if record.accuracy is None else record.accuracy
-    disparity = math.nan if record.disparity is None else record.disparity
-    return (record.epsilon, disparity, 1 - accuracy, 1 - record.coverage)
+    return (record.epsilon, _or_nan(record.disparity), 1 - _or_nan(record.accuracy), 1 - record.coverage)
 
 
 def _leaves(

@@ -17,6 +17,7 @@ from fairpate.evaluation.frontier import (
     Panel,
     Point,
     PrivacyClass,
+    baselines,
     by_panel,
     frontier,
     is_seeded,
@@ -35,6 +36,7 @@ from fairpate.evaluation.frontier_charts import (
     size_of,
 )
 from fairpate.evaluation.frontier_tables import (
+    baseline_words,
     dominance_matrix,
     every_point,
     failures,
@@ -268,6 +270,7 @@ def _planes(
     for panel, found in panels.items():
         least, most = accuracy_range(found)
         caption = f"{class_label(panel.privacy)}; accuracy {percent(least)} to {percent(most)}."
+        caption = " ".join(filter(None, (caption, baseline_words(baselines(found)))))
         lacking = frontier(found).undefined
         if lacking:
             caption += f" Left out, because a value is undefined: {several(len(lacking), 'configuration')}."

@@ -14,7 +14,7 @@ from html import escape
 import numpy as np
 
 from fairpate.evaluation import charts
-from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_series, dominance, promised
+from fairpate.evaluation.frontier import OBJECTIVES, Baselines, Panel, Point, baselines, by_series, dominance, promised
 from fairpate.evaluation.frontier_charts import TITLES, Look, class_label, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import card, cards, count, epsilon_text, percent, section
@@ -42,10 +42,15 @@ def selection(
     lead = (
         "One configuration of each method in the three settings of the FairPATE paper. It keeps a coverage of at least "
         f"{percent(rule.min_coverage)} and an accuracy at most {percent(rule.max_accuracy_loss)} below the best that a "
-        f"finite ε reaches on its data set; differences up to {level} count as level, and then accuracy decides."
+        "finite ε reaches on its data set, and is not degenerate (one class for everyone, or no better than one); "
+        f"differences up to {level} count as level, and then accuracy decides."
     )
     figures = [
-        card(panel.data, _left_out(rule, found), _settings_table(rule, found, series, index_of))
+        card(
+            panel.data,
+            " ".join(filter(None, (baseline_words(baselines(found)), _left_out(rule, found)))),
+            _settings_table(rule, found, series, index_of),
+        )
         for panel, found in panels.items()
     ]
     return part("Which one to choose", lead) + cards(*_wide_if_alone(figures))
@@ -160,12 +165,21 @@ def _rank(setting: Setting, point: Point) -> list[float]:
     return rank
 
 
+def baseline_words(found: Baselines) -> str:
+    """What the accuracies of a panel are to be compared with; empty where nothing is known."""
+    words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
+    if not math.isnan(found.unprotected):
+        words.append(f"best without privacy: {percent(found.unprotected)} ({found.unprotected_method})")
+    return f"Accuracy to compare with: {'; '.join(words)}." if words else ""
+
+
 def _left_out(rule: SelectionRule, points: Sequence[Point]) -> str:
     """Which series are in no setting, by the thresholds that keep them out."""
     least = best_error(points, rule)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(rule.min_coverage)}",
         "accuracy": f"accuracy below {percent(1 - least - rule.max_accuracy_loss)}",
+        "degenerate": "degenerate",
         "definition": "a value is undefined",
     }
     names_by: dict[str, list[str]] = {}
@@ -197,6 +211,7 @@ def _button(point: Point, series: Mapping[str, Look], index_of: Mapping[int, int
     return (
         f'<button type="button" class="name" data-point="{index_of[id(point)]}">{shape(series[point.series])} '
         f"{escape(point.series).replace('_', '_<wbr>')}</button>"
+        + "".join(f"<small>{escape(words)}</small>" for words in point.degenerate)
     )
 
 

@@ -26,6 +26,9 @@ GAPS: Mapping[str, gaps.Metric] = {
     "accuracy_parity": gaps.accuracy_parity,
 }
 """The gaps every evaluation reports, by their names in JSON."""
+_DERIVED = ("majority_class", "majority_accuracy", "degenerate")
+_LEAST_RECORDS = 10  # of a group: fewer may be alike by chance
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,9 @@ class Evaluation:
 
     Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is how many (for probabilities,
     how much mass) of group z with true label y was predicted k; ``rates_GC[z][k]`` is r(z, k).
+
+    ``majority_accuracy`` is what stands beside the accuracy: that of always predicting ``majority_class``, the most
+    common true label of the same answered records. ``degenerate`` names what makes a good gap worth nothing.
     """
 
     num_records: int
@@ -82,15 +88,54 @@ class Evaluation:
         """The headline gap, ``dp_one_vs_rest``."""
         return self.gaps["dp_one_vs_rest"].value
 
+    @property
+    def majority_class(self) -> str | None:
+        """The most common true label of the answered records, the first of several; None where none was answered."""
+        label_C = np.asarray(self.confusion_GYC).sum(axis=(0, 2))
+        return self.class_names[int(label_C.argmax())] if label_C.sum() > 0 else None
+
+    @property
+    def majority_accuracy(self) -> float:
+        """The share of ``majority_class`` among the answered records; NaN where none was answered."""
+        label_C = np.asarray(self.confusion_GYC).sum(axis=(0, 2))
+        return float(label_C.max() / label_C.sum()) if label_C.sum() > 0 else math.nan
+
+    @property
+    def degenerate(self) -> tuple[str, ...]:
+        """What a predictor does that leaves nothing to learn from its gaps: predicates, such as "predicts 'no' for
+        every record"; empty for one that is better than a constant and tells records of every group apart."""
+        if not self.num_answered:
+            return ("answers no record",)
+        constant = _constant(np.asarray(self.confusion_GYC).sum(axis=(0, 1)))
+        if constant is not None:
+            answered = "" if self.num_answered == self.num_records else " that it answers"
+            return (f"predicts {self.class_names[constant]!r} for every record{answered}",)
+        no_better = self.accuracy <= self.majority_accuracy + _ROUNDING
+        worthless = (f"is right no more often than always predicting {self.majority_class!r}",) if no_better else ()
+        return (*worthless, *self._degenerate_groups)
+
+    @property
+    def _degenerate_groups(self) -> tuple[str, ...]:
+        """Of groups large enough to tell: those without an answer, and those that all get the same class."""
+        found = []
+        for group, counts_YC in zip(self.groups, self.confusion_GYC, strict=True):
+            constant = _constant(np.asarray(counts_YC).sum(axis=0))
+            if group.num_records >= _LEAST_RECORDS and not group.num_answered:
+                found.append(f"answers no record of {group.name}")
+            elif group.num_answered >= _LEAST_RECORDS and constant is not None:
+                found.append(f"predicts {self.class_names[constant]!r} for every record of {group.name}")
+        return tuple(found)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, field for field; undefined numbers are null."""
-        plain: dict[str, Any] = nan_to_none(asdict(self))
+        """Plain JSON values, field for field and what follows from them; undefined numbers are null."""
+        derived = {name: getattr(self, name) for name in _DERIVED}
+        plain: dict[str, Any] = nan_to_none(asdict(self) | derived)
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``to_json`` wrote. KeyError or TypeError when fields are missing or unknown."""
-        fields = dict(plain)
+        fields = {name: value for name, value in plain.items() if name not in _DERIVED}
         fields["groups"] = tuple(GroupResult(**_none_to_nan(group)) for group in plain["groups"])
         fields["gaps"] = {name: GapResult(**_none_to_nan(gap)) for name, gap in plain["gaps"].items()}
         fields["rates_GC"] = tuple(tuple(_none_to_nan(row)) for row in plain["rates_GC"])
@@ -147,6 +192,12 @@ def evaluate(
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
     )
+
+
+def _constant(mass_C: npt.NDArray[np.float64]) -> int | None:
+    """The class that has all of the mass."""
+    (classes,) = (mass_C > _ROUNDING).nonzero()
+    return int(classes[0]) if len(classes) == 1 else None
 
 
 def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:

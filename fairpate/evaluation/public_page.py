@@ -46,6 +46,23 @@ def seed_banner(statement: PrivacyStatement) -> str:
     )
 
 
+def degenerate_banner(measured: Evaluation) -> str:
+    """A warning that names what makes the gaps worth nothing, else nothing."""
+    if not measured.degenerate:
+        return ""
+    return (
+        '<div class="banner warn" role="note"><b>Degenerate predictions.</b>On the test records the student '
+        f"{escape('; it '.join(measured.degenerate))}. A small gap is no merit then.</div>"
+    )
+
+
+def majority_words(measured: Evaluation) -> str:
+    """The accuracy of a constant on the same records, to stand beside the model's."""
+    if measured.majority_class is None:
+        return "nothing to compare with"
+    return f"always “{measured.majority_class}”, the most common class: {percent(measured.majority_accuracy)}"
+
+
 def opening(report: PublicReport, kind: str) -> str:
     """Title, outcome in one sentence, four figures."""
     measured, statement = report.headline, report.statement
@@ -54,7 +71,11 @@ def opening(report: PublicReport, kind: str) -> str:
         "" if math.isnan(parity.low) else f"{parity.low:.3f} to {parity.high:.3f} ({percent(parity.level, digits=0)}); "
     )
     figures = [
-        ("Student accuracy", percent(measured.accuracy), f"on {count(measured.num_answered)} answered test records"),
+        (
+            "Student accuracy",
+            percent(measured.accuracy),
+            f"on {counted(measured.num_answered, 'answered test record')}; {majority_words(measured)}",
+        ),
         (
             "Privacy budget ε",
             epsilon_text(statement.epsilon_data_independent),
@@ -333,9 +354,18 @@ def _rate_card(name: str, measured: Evaluation) -> str:
     )
     return card(
         f"Predicted classes by group, {name}",
-        "A small gap means little when everyone gets the same class: read it beside these rates.",
+        _rate_words(measured),
         _group_legend(measured.group_names) + rates + _more("Rates", numbers),
     )
+
+
+def _rate_words(measured: Evaluation) -> str:
+    """How many classes are predicted at all, for a gap is read beside that."""
+    if not measured.num_answered:
+        return "No record is answered."
+    predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
+    words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
+    return f"The student {'; it '.join(measured.degenerate)}. {words}" if measured.degenerate else words
 
 
 def _gap_card(name: str, measured: Evaluation, gap_max: float) -> str:
@@ -390,7 +420,7 @@ def _group_card(name: str, measured: Evaluation) -> str:
     )
     return card(
         f"Coverage and accuracy by group, {name}",
-        "Accuracy is over answered records.",
+        f"Accuracy is over answered records; {majority_words(measured)}.",
         table(["group", "records", "answered", "coverage", "accuracy"], rows),
         wide=True,
     )

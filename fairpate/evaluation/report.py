@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from fairpate.evaluation.operator_page import ledgers, operator_banner, query_by_query
 from fairpate.evaluation.page import page
-from fairpate.evaluation.public_page import answers, footer, opening, pipeline, promises, seed_banner, student
+from fairpate.evaluation.public_page import (
+    answers,
+    degenerate_banner,
+    footer,
+    opening,
+    pipeline,
+    promises,
+    seed_banner,
+    student,
+)
 from fairpate.evaluation.records import GroupOutcomes, Outcome, PrivateReport, PublicReport
 
 __all__ = ["GroupOutcomes", "Outcome", "PrivateReport", "PublicReport", "private_report", "public_report"]
@@ -21,6 +30,7 @@ def public_report(report: PublicReport) -> str:
     statement = report.statement
     body = (
         seed_banner(statement)
+        + degenerate_banner(report.headline)
         + opening(report, "Privacy and fairness report")
         + pipeline(report)
         + answers(report)
@@ -37,6 +47,7 @@ def private_report(report: PrivateReport) -> str:
     body = (
         operator_banner()
         + seed_banner(statement)
+        + degenerate_banner(report.public.headline)
         + opening(report.public, "Operator’s report")
         + ledgers(report)
         + query_by_query(report)

@@ -3,7 +3,8 @@
 The paper's tables show one configuration per method in three settings: *fair* takes the smallest disparity first,
 *private* the smallest epsilon, *accurate* the highest accuracy. Left alone, the first two reward models that answer
 nobody or everybody alike, so a configuration has to keep a stated coverage and stay within a stated distance of the
-best accuracy; these thresholds are ours, the paper leaves them open. Epsilons are ranked as they are promised.
+best accuracy, and may not be degenerate (one class for everyone); these thresholds are ours, the paper leaves them
+open. Epsilons are ranked as they are promised.
 
 A demand is met by what a configuration measured over its seeds. That choice looked at test records: its cost in
 privacy is not part of any epsilon, and the chosen configuration will look better here than on fresh data.
@@ -31,7 +32,7 @@ from fairpate.evaluation.frontier import (
 from fairpate.evaluation.hypervolume import hypervolume, reference_point
 
 Setting = Literal["fair", "private", "accurate"]
-Threshold = Literal["coverage", "accuracy", "definition"]
+Threshold = Literal["coverage", "accuracy", "degenerate", "definition"]
 FIRST: Mapping[Setting, Objective] = {"fair": "disparity", "private": "epsilon", "accurate": "error"}
 _THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 _ROUNDING = 1e-9
@@ -104,12 +105,20 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """One panel's answer to a demand: offers that meet it by accuracy, else the nearest; and how many are undefined."""
+    """One panel's answer to a demand: offers that meet it by accuracy, else the nearest; and how many are undefined.
+
+    Degenerate predictors meet many demands and serve nobody: they come last, and ``num_degenerate`` counts them.
+    """
 
     met: tuple[Offer, ...]
     nearest: tuple[Offer, ...]
     num_points: int
     num_undefined: int
+
+    @property
+    def num_degenerate(self) -> int:
+        """How many of ``met`` are degenerate."""
+        return sum(bool(offer.point.degenerate) for offer in self.met)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +191,7 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
     thresholds: Mapping[Threshold, bool] = {
         "coverage": not _is_covered(point, rule),
         "accuracy": point.value("error") > best_error + rule.max_accuracy_loss + _ROUNDING,
+        "degenerate": bool(point.degenerate),
     }
     return frozenset(name for name, is_below in thresholds.items() if is_below)
 
@@ -214,10 +224,10 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     """
     have, lacking = defined(points, demand.objectives)
     offers = [offer(point, demand) for point in have]
-    met = sorted((o for o in offers if not o.missed), key=_by_error)
+    met = sorted((o for o in offers if not o.missed), key=lambda o: (bool(o.point.degenerate), *_by_error(o)))
     complete, _ = defined(have, OBJECTIVES)
     members = set(map(id, frontier(complete).members)) if complete else set()
-    near = sorted((o for o in offers if id(o.point) in members), key=_by_miss)
+    near = sorted((o for o in offers if id(o.point) in members), key=lambda o: (bool(o.point.degenerate), *_by_miss(o)))
     return Achievable(
         met=tuple(met),
         nearest=() if met else tuple(near[:num_nearest]),

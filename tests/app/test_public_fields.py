@@ -34,7 +34,7 @@ GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
 GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
 EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
-    *("rates_GC", "confusion_GYC"),
+    *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }
@@ -56,6 +56,7 @@ METRICS = {
     ),
 }
 CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
+CLAIM |= {"earlier_releases", "epsilon_with_earlier"}  # of events that hold for any data
 COUNTS = {"queries_posed", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
 EVENT = {"count", "noise_multiplier", "sampling_rate", "relation", "unit"}
 STATEMENT = {
@@ -64,7 +65,7 @@ STATEMENT = {
 }
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
-    *("accuracy", "coverage", "disparity"),
+    *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate"),
 }
 ROW = RECORD | {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
 STUDENT = {
@@ -168,7 +169,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_a_pipeline_publishes_what_is_listed(pipeline: RunDirectory) -> None:
     assert names(pipeline.public) == RUN_FILES
     assert pq.read_table(pipeline.labels).column_names == ["record_id", "group", "label"]
-    statement = CLAIM | COUNTS | {"epsilon_data_independent", "epsilon_sanitised"}
+    statement = CLAIM | COUNTS | {"epsilon_data_independent", "epsilon_fixed_beforehand", "epsilon_sanitised"}
     assert not unlisted(read_json(pipeline.statement), statement)
     assert not unlisted(read_json(pipeline.metrics), METRICS)
     assert not unlisted(student_card(pipeline), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))

@@ -46,7 +46,8 @@ def failed() -> Row:
 
 
 def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
-    rows = [measured(), measured(epsilon=math.inf), failed()]
+    named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",))
+    rows = [named, measured(epsilon=math.inf), failed()]
     write_rows(rows, tmp_path / "rows.parquet")
     back = read_rows(tmp_path / "rows.parquet")
     assert back[:2] == rows[:2]
@@ -90,7 +91,8 @@ def test_a_published_table_tells_neither_time_nor_cause_and_leaves_out_what_has_
 
 def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
     write_rows([measured()], tmp_path / "new.parquet")
-    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["has_guarantee"]), tmp_path / "old.parquet")
+    added = ["has_guarantee", "majority_accuracy", "degenerate"]
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(added), tmp_path / "old.parquet")
     assert read_rows(tmp_path / "old.parquet") == [measured()]
 
 

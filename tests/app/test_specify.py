@@ -110,6 +110,35 @@ def test_what_is_achievable_is_answered_per_class_with_mean_and_spread(specify, 
     assert answers(output)["replace one"]["met"][0]["method"] == "pf_ld"
 
 
+CONSTANT = {"accuracy": 0.9, "disparity": 0.0, "degenerate": ("predicts 'no' for every record",)}
+
+
+def test_a_degenerate_predictor_is_named_and_recommended_before_none(specify, tmp_path):
+    rows = [
+        row("dp_sgd", "adult", 0, accuracy=0.8, majority_accuracy=0.76),
+        row("pate", "adult", 0, majority_accuracy=0.76, **CONSTANT),
+        row("sgd", "adult", 0, epsilon=float("inf"), accuracy=0.85, disparity=0.2),
+    ]
+    write_rows(rows, tmp_path / "results.parquet")
+    asked = ("--disparity", 0.05, "--epsilon", 3, "--frontier", tmp_path / "results.parquet")
+    code, output, _ = specify(*asked)
+    words = " ".join(output.split())
+    assert code == 0
+    compared = "always the most common class: 76.0 %; best without privacy: 85.0 % (sgd)."
+    assert f"Accuracy to compare with: {compared}" in words
+    assert "achievable by 2 of 3 configurations. Behind all others, as degenerate" in words
+    assert "¹ Degenerate: predicts 'no' for every record." in words
+    assert "repeat the first: fairpate train dp_sgd" in words
+    (answer,) = json.loads(specify(*asked, "--json")[1])["answers"]
+    assert [offer["degenerate"] for offer in answer["met"]] == [[], ["Degenerate: predicts 'no' for every record."]]
+    assert answer["num_degenerate"] == 1
+    assert answer["baselines"] == {"majority": 0.76, "unprotected": 0.85, "unprotected_method": "sgd"}
+    write_rows(rows[1:2], tmp_path / "results.parquet")
+    alone = " ".join(specify(*asked)[1].split())
+    assert "But all of them are degenerate in at least one seed: none is recommended." in alone
+    assert "repeat the first" not in alone
+
+
 def test_what_is_not_achievable_gets_the_nearest_with_its_distance(specify, tables):
     code, output, _ = specify("--epsilon", 4, "--accuracy", 0.9, "--frontier", tables[0], "--json")
     assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -54,6 +55,21 @@ def test_the_three_settings(setting, chosen):
     rule = SelectionRule()
     found = select(TABLE, setting, rule=rule, best_error=best_error(TABLE[:5], rule))
     assert name_of(found) == chosen
+
+
+def test_a_degenerate_predictor_meets_a_demand_behind_all_others():
+    def degenerate(name, accuracy, *words):
+        record = run(name, 1.0, 0.0, accuracy)
+        return dataclasses.replace(record, degenerate=words, majority_accuracy=0.76)
+
+    constant = degenerate("constant", 0.76, "predicts 'no' for every record")
+    found = points(constant, run("useful", 1.0, 0.04, 0.75), run("far", 1.0, 0.2, 0.9))
+    offered = achievable(found, Demand(disparity=0.05))
+    assert [name_of(offer.point) for offer in offered.met] == ["useful", "constant"]
+    assert offered.num_degenerate == 1
+    nearest = achievable(found, Demand(disparity=0.0, accuracy=0.8)).nearest
+    assert [name_of(offer.point) for offer in nearest][-1] == "constant"
+    assert left_out_by(found[:1], rule=SelectionRule(), best_error=0.1) == {"degenerate"}
 
 
 def test_thresholds_decide_who_takes_part():

@@ -10,7 +10,7 @@ from run_records import run_record
 
 from fairpate.evaluation.frontier import by_panel, points_of
 from fairpate.evaluation.frontier_charts import looks
-from fairpate.evaluation.frontier_tables import selection
+from fairpate.evaluation.frontier_tables import every_point, selection
 from fairpate.evaluation.selection import SelectionRule
 
 
@@ -40,6 +40,19 @@ def test_epsilons_that_promise_the_same_are_ranked_by_accuracy(shown):
     assert private == ["dp_fermi", "dp_sgd", "pate"]
 
 
+def test_accuracies_stand_beside_their_baselines_and_degenerate_predictors_are_named_and_in_no_setting(shown):
+    constant = {"accuracy": 0.75, "majority_accuracy": 0.75, "degenerate": ("predicts 'no' for every record",)}
+    caption, (fair, private, accurate) = shown(
+        run_record("dp_sgd", accuracy=0.80, disparity=0.1, majority_accuracy=0.75),
+        run_record("pate", epsilon=0.2, disparity=0.0, **constant),
+    )
+    assert caption == "Accuracy to compare with: always the most common class: 75.0 %. Left out: pate (degenerate)."
+    assert fair == private == accurate == ["dp_sgd"]
+    (point,) = points_of([run_record("pate", seed=s, disparity=0.0, **constant) for s in (0, 1)])
+    assert point.remarks == ("Degenerate: predicts 'no' for every record, with 2 of 2 seeds.",)
+    assert "Degenerate: predicts &#x27;no&#x27; for every record" in every_point([point], looks([point]), set())
+
+
 def test_who_is_in_no_setting_is_named_with_the_threshold(shown):
     caption, ranked = shown(
         run_record("sgd", epsilon=math.inf, accuracy=0.98),
@@ -49,6 +62,9 @@ def test_who_is_in_no_setting_is_named_with_the_threshold(shown):
         run_record("pate_s_pre", accuracy=0.74),
         run_record("pate_s_in", coverage=0.5),
     )
-    assert caption == "Left out: fairpate, pate_s_pre (accuracy below 75.0 %); pate_s_in (coverage below 60.0 %)."
+    assert caption == (
+        "Accuracy to compare with: best without privacy: 98.0 % (sgd). "
+        "Left out: fairpate, pate_s_pre (accuracy below 75.0 %); pate_s_in (coverage below 60.0 %)."
+    )
     assert all(set(setting) == {"sgd", "dp_sgd", "dp_fermi"} for setting in ranked)
     assert shown(run_record("pate"))[0] == ""

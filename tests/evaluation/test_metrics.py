@@ -48,6 +48,69 @@ def test_numbers_worked_by_hand() -> None:
     assert odds.min_cell_size == 1
 
 
+def test_the_most_common_class_and_what_is_degenerate_worked_by_hand() -> None:
+    measured = evaluation()
+    # Answered are records 0, 1, 2, 3, 5, 6 with labels 0, 1, 0, 1, 1, 0: three of each; five of them are right.
+    assert (measured.majority_class, measured.majority_accuracy) == ("no", 3 / 6)
+    assert measured.degenerate == ()
+    everybody = evaluation(predictions=[1] * 8, answered_N=None, labels_N=[0, 1, 0, 1, 1, 1, 1, 0])
+    assert (everybody.majority_class, everybody.majority_accuracy) == ("yes", 5 / 8)
+    assert everybody.accuracy == 5 / 8
+    assert everybody.disparity == 0
+    assert everybody.degenerate == ("predicts 'yes' for every record",)
+    plain = json.loads(json.dumps(everybody.to_json()))
+    assert plain["majority_class"] == "yes"
+    assert plain["majority_accuracy"] == 5 / 8
+    assert plain["degenerate"] == ["predicts 'yes' for every record"]
+    assert Evaluation.from_json(plain).degenerate == everybody.degenerate
+    older = {name: plain[name] for name in plain if name not in ("majority_class", "majority_accuracy", "degenerate")}
+    assert Evaluation.from_json(older).to_json() == everybody.to_json()
+
+
+GROUPED = [0] * 10 + [1] * 10 + [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "answered", "words"),
+    [
+        # Nobody is answered; and those who are get one class.
+        ([0] * 23, [0] * 23, [False] * 23, ("answers no record",)),
+        ([0] * 23, [0, 1] * 11 + [0], [True] * 22 + [False], ("predicts 'no' for every record that it answers",)),
+        # All mass on one class is a constant too, half of it is not.
+        ([[1.0, 0.0]] * 23, [0] * 20 + [1] * 3, None, ("predicts 'no' for every record",)),
+        # One class per group: red no, green yes; the three blue ones are too few to be named. 13 of 23 are no.
+        (
+            [0] * 10 + [1] * 10 + [0] * 3,
+            [0] * 10 + [1] * 10 + [0] * 3,
+            None,
+            ("predicts 'no' for every record of red", "predicts 'yes' for every record of green"),
+        ),
+        # A group without an answer; red is told apart.
+        ([0, 1] * 5 + [0] * 13, [0, 1] * 5 + [0] * 13, [True] * 10 + [False] * 13, ("answers no record of green",)),
+        # Right on 12 of 23 with 12 of the most common class: as often as a constant. One more is better.
+        ([1, 0] * 11 + [1], [0] * 12 + [1] * 11, None, ("is right no more often than always predicting 'no'",)),
+        ([0] * 11 + [1] * 9 + [0, 0, 1], [0] * 12 + [1] * 11, None, ("predicts 'no' for every record of red",)),
+    ],
+)
+def test_degenerate_predictors_are_named(predictions, labels, answered, words) -> None:
+    measured = evaluation(
+        predictions=predictions,
+        labels_N=labels,
+        groups_N=GROUPED,
+        answered_N=answered,
+        group_names=["red", "green", "blue"],
+        num_replicates=2,
+    )
+    assert measured.degenerate == words
+
+
+def test_without_an_answer_there_is_no_baseline() -> None:
+    nobody = evaluation(answered_N=[False] * 8)
+    assert nobody.majority_class is None
+    assert math.isnan(nobody.majority_accuracy)
+    assert nobody.to_json()["majority_accuracy"] is None
+
+
 def test_intervals_hold_the_value_of_a_clear_gap() -> None:
     random = np.random.default_rng(1)
     groups = np.repeat([0, 1], 500)

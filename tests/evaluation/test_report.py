@@ -327,6 +327,45 @@ def test_what_qualifies_the_promise_stands_with_it() -> None:
     assert "Not promisedHeld <loosely>." in Page(public_report(published(statement=statement))).words
 
 
+def constant_report() -> PublicReport:
+    labels = [0] * 50 + [1] * 30
+    everybody = evaluate(
+        [0] * 80,
+        labels_N=labels,
+        groups_N=[0, 1] * 40,
+        class_names=["<zero>", "one", "two"],
+        group_names=["red", "green"],
+        generator=np.random.default_rng(0),
+        num_replicates=5,
+    )
+    return published(evaluations={"student": everybody})
+
+
+def test_a_student_that_predicts_one_class_is_named_before_its_gap() -> None:
+    report = constant_report()
+    for html in (public_report(report), private_report(operated(public=report))):
+        words = Page(html).words
+        banner = "Degenerate predictions.On the test records the student predicts '<zero>' for every record."
+        assert 0 <= words.index(banner) < words.index("Demographic-parity gap")
+        assert "on 80 answered test records; always “<zero>”, the most common class: 62.5\u00a0%" in words
+    assert "1 of 3 classes are predicted for some record." in Page(public_report(report)).words
+    for html in (public_report(published()), private_report(operated())):
+        assert "the most common class: " in Page(html).words
+    useful = evaluate(
+        [0, 1, 2] * 20,
+        labels_N=[0, 1, 2] * 20,
+        groups_N=[0] * 30 + [1] * 30,
+        class_names=["zero", "one", "two"],
+        group_names=["red", "green"],
+        generator=np.random.default_rng(0),
+        num_replicates=5,
+    )
+    words = Page(public_report(published(evaluations={"student": useful}))).words
+    assert "Degenerate" not in words
+    assert "always “zero”, the most common class: 33.3\u00a0%" in words
+    assert "3 of 3 classes are predicted for some record." in words
+
+
 def test_undefined_numbers_are_called_undefined() -> None:
     nobody = measured(answered=[False] * 80)
     words = Page(PAGES["public"](evaluations={"student": nobody}, answered_GC=[[0, 0, 0], [0, 0, 0]])).words

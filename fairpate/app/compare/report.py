@@ -79,6 +79,7 @@ def summarise_comparison(comparison: Comparison) -> Group:
     for row in comparison.rows:
         by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
     tables = [_methods_table(data, by_method) for data, by_method in by_data.items()]
+    warnings = [_degenerate(row) for row in comparison.rows if row.record is not None and row.record.degenerate]
     failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder
     files = Table.grid(padding=(0, 2))
@@ -88,7 +89,7 @@ def summarise_comparison(comparison: Comparison) -> Group:
     files.add_row("results", str(folder.results))
     files.add_row("report", str(folder.report))
     files.add_row("operator only", str(folder.private))
-    return Group(*tables, *failures, files)
+    return Group(*tables, *warnings, *failures, files)
 
 
 def _failure(row: Row) -> Text:
@@ -96,10 +97,18 @@ def _failure(row: Row) -> Text:
     return Text(f"failed: {row.command}\n    {row.error}", no_wrap=True, overflow="ignore")
 
 
+def _degenerate(row: Row) -> Text:
+    """What a cell's model does that leaves nothing to learn from its gaps."""
+    assert row.record is not None
+    name = f"{row.method} on {row.data}, seed {row.seed}, {row.digest}"
+    return Text(f"degenerate: {name}: {'; '.join(row.record.degenerate)}", no_wrap=True, overflow="ignore")
+
+
 def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
-    """Ranges over the finished cells; fits 80 columns."""
+    """Ranges over the finished cells; fits 80 columns. Beside the accuracy, that of always the most common class."""
+    measured = ("accuracy", "majority_accuracy", "disparity", "coverage")
     table = Table(data, box=SIMPLE_HEAD)
-    for name in ("cells", "ε", "accuracy", "disparity", "coverage"):
+    for name in ("cells", "ε", "accuracy", "majority", "disparity", "coverage"):
         table.add_column(name, justify="right", no_wrap=True)
     for method, rows in by_method.items():
         records = [row.record for row in rows if row.record is not None]
@@ -107,7 +116,7 @@ def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
             method,
             str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}",
             _range([record.epsilon for record in records], epsilon_text),
-            *(_range([getattr(record, name) for record in records]) for name in ("accuracy", "disparity", "coverage")),
+            *(_range([getattr(record, name) for record in records]) for name in measured),
         )
     return table
 

@@ -270,7 +270,13 @@ def _read_record(path: Path, cell: Cell) -> RunRecord:
     """The record of a run, under the name that the sweep gives its data set and without the places where it ran."""
     values = json.loads(path.read_text(encoding="utf-8"))
     epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
-    return replace(RunRecord(**values), epsilon=epsilon, data=cell.data, config=strict(determining_values(cell.config)))
+    return replace(
+        RunRecord(**values),
+        degenerate=tuple(values["degenerate"]),
+        epsilon=epsilon,
+        data=cell.data,
+        config=strict(determining_values(cell.config)),
+    )
 
 
 @lru_cache(maxsize=1)
