@@ -16,6 +16,7 @@ from serving import ANALYST
 
 LIMITS = {"head_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0, "idle_timeout_s": 1.0}
 CLOSED_WITHIN_S = 8.0  # the longest limit, the moment for which a refused caller is listened to, and a busy machine
+STALL_S = 2.0  # tens of milliseconds on a machine that does nothing else; without limits it is 4 to 9 s
 SERVER = """
 import json, sys, time
 from pathlib import Path
@@ -66,7 +67,7 @@ def bystander(address):
     finally:
         ended.set()
         asking.join()
-    assert np.percentile(times_s, 99) < 1.0, sorted(times_s)[-3:]
+    assert np.percentile(times_s, 99) < STALL_S, sorted(times_s)[-3:]
 
 
 def sent(address, pieces, *, pause_s=0.0):
@@ -178,7 +179,8 @@ def test_three_thousand_half_open_connections_lock_nobody_out(address):
     with contextlib.ExitStack() as stack:
         held = []
         with bystander(address):
-            for _ in range(3000):
+            for number in range(3000):
+                time.sleep(0.05 * (number % 50 == 0))  # no flash: the machine of the test has to accept them as well
                 connection = stack.enter_context(socket.create_connection(address, timeout=CLOSED_WITHIN_S))
                 with contextlib.suppress(ConnectionError):
                     connection.sendall(b"GET / HTTP/1.1\r\n")
