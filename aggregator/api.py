@@ -22,11 +22,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from aggregator import metrics, wire
+from aggregator.auth import OPEN_PATHS, Auth
+from aggregator.batching import Batcher
 from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.connections import ConnectionLimits
-from aggregator.desk import Desk
-from aggregator.door import OPEN_PATHS, Door
-from aggregator.faults import FaultError, fault, validation_faults
+from aggregator.errors import FaultError, fault, validation_faults
 from aggregator.health import Health
 from aggregator.ledger import Ledger, LedgerError
 from aggregator.mechanism import Outcome
@@ -103,7 +103,7 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         try_vote=backend.try_vote or (lambda: backend.count_votes([backend.pool.question(0)])),
         interval_s=settings.health_interval_s,
     )
-    desk = Desk(
+    batcher = Batcher(
         writer,
         health,
         count_votes=backend.count_votes,
@@ -128,19 +128,19 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
     )
-    _add_analyst_routes(app, backend.pool, writer, desk, counters)
+    _add_analyst_routes(app, backend.pool, writer, batcher, counters)
     _add_operator_routes(app, backend.pool, writer)
     _add_health_routes(app, health)
     _add_error_bodies(app)
     _declare_tokens(app)
     _add_documentation(app)
-    app.add_middleware(Door, tokens=settings.tokens, max_body_bytes=wire.max_body_bytes(backend.pool))
+    app.add_middleware(Auth, tokens=settings.tokens, max_body_bytes=wire.max_body_bytes(backend.pool))
     app.add_middleware(metrics.CountRequests, counters=counters)
     return app
 
 
 def _add_analyst_routes(
-    app: FastAPI, pool: PublicPool, writer: Writer, desk: Desk, counters: metrics.ServiceMetrics
+    app: FastAPI, pool: PublicPool, writer: Writer, batcher: Batcher, counters: metrics.ServiceMetrics
 ) -> None:
     bodies = wire.bodies_for(pool)
 
@@ -148,7 +148,7 @@ def _add_analyst_routes(
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
-        replies = await desk.ask(questions, request.scope["state"]["caller"])
+        replies = await batcher.ask(questions, request.scope["state"]["caller"])
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return _json({"replies": rows, "budget_crossed_at": crossed})
@@ -160,7 +160,7 @@ def _add_analyst_routes(
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": wire.Faults}})
     async def look_up(key: Key) -> Response:
         """The stored reply to a query; free, and never drawn again."""
-        outcome = desk.stored(key)
+        outcome = batcher.stored(key)
         if outcome is None:
             raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
         return _json(wire.reply_json(key, outcome))
@@ -169,7 +169,7 @@ def _add_analyst_routes(
         """What queries, or a number of new ones, would cost; nothing is asked."""
         keys = {wire.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         snapshot = writer.snapshot
-        stored = sum(desk.stored(key) is not None for key in keys)
+        stored = sum(batcher.stored(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)
         budgets = {"now": budget_json(snapshot.budget_status()), "afterwards": budget_json(snapshot.budget_status(new))}
         return _json({"new_queries": new, "stored_replies": stored, **budgets})
@@ -338,7 +338,7 @@ def _add_error_bodies(app: FastAPI) -> None:
 
 
 def _declare_tokens(app: FastAPI) -> None:
-    """The OpenAPI document says which routes need a token; the door asks for it."""
+    """The OpenAPI document says which routes need a token; the middleware asks for it."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

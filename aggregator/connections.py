@@ -4,7 +4,7 @@ uvicorn's protocol on h11 parses; this one decides what it is given. A head has 
 one request at a time is taken from a connection; a reply that nobody fetches is given up. When all places are taken,
 the connection that has waited longest with no complete request makes room, of the address that holds most of those.
 
-Limits of a body's size are in :mod:`aggregator.door`, which answers before a byte of it is read. What a refused caller
+Limits of a body's size are in :mod:`aggregator.auth`, which answers before a byte of it is read. What a refused caller
 still sends is thrown away for a moment, so that it gets to read the refusal.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from aggregator.faults import fault
+from aggregator.errors import fault
 
 _SLICE_BYTES = 4096
 _LINGER_S = 2.0

@@ -14,7 +14,7 @@ import json
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aggregator.faults import FaultError
+from aggregator.errors import FaultError
 from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
 
 _LARGE_BODY_BYTES = 64 * 2**10
@@ -24,7 +24,7 @@ OPEN_PATHS = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
 OPERATOR_PREFIX = "/v1/operator/"
 
 
-class Door:
+class Auth:
     """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
 
     def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int) -> None:

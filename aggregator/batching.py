@@ -39,7 +39,7 @@ class _Request:
     answered: asyncio.Future[Sequence[Reply]]
 
 
-class Desk:
+class Batcher:
     """Asks a session on behalf of concurrent requests. To be used from one event loop."""
 
     def __init__(
