@@ -101,7 +101,7 @@ class CardData:
     @property
     def words(self) -> str:
         """What the records are, for a sentence."""
-        return self.task or f"{self.kind} records that were given from Python"
+        return f"for this task: {self.task}" if self.task else f"of {self.kind} records that were given from Python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +239,8 @@ def _opening(content: Card) -> str:
     )
     return (
         f'<header><p class="kicker">Privacy-and-fairness card</p><h1>{escape(content.data.name)}</h1>'
-        f'<p class="outcome">A model by <b>{escape(content.model.method)}</b> of {escape(content.data.words)}: how the '
-        f"records it learned from are protected, and how it treats "
+        f'<p class="outcome">A model by <b>{escape(content.model.method)}</b> {escape(content.data.words)}. How the '
+        "records it learned from are protected, and how it treats "
         f'groups by {escape(content.model.sensitive_attribute)}.</p><dl class="figures">{cells}</dl></header>\n'
     )
 

@@ -50,7 +50,7 @@ def ledgers(report: PrivateReport) -> str:
         "Every posed query at its worst case, whatever the votes. May be published.",
         "Everything that was computed, at what these votes make it cost. Private.",
         "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
-        "the probability that it is taken, not because it was. No bound; for comparison only.",
+        "the probability that it is drawn, whether it was or not. No bound; for comparison only.",
     )
     rows = [
         [f"<b>{escape(name)}</b><small>{escape(note)}</small>", f"<b>{epsilon_text(value)}</b>"]
@@ -86,9 +86,8 @@ def ledgers(report: PrivateReport) -> str:
 
 def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:
     """How the three totals lie to one another, in words; as they are printed, rounded up to hundredths."""
-    gates = (
-        f"It leaves out {counted(rejected, 'rejection')} by the fairness gate" if rejected else "The gate rejected none"
-    )
+    left_out = f"The paper’s leaves out {counted(rejected, 'rejection')} by the fairness gate"
+    gates = left_out if rejected else "The gate rejected none"
     return (
         f"Of these votes the data-dependent ε is {_against(dependent, independent)} the data-independent one. The "
         f"ledger as in the paper is {_against(as_in_paper, dependent)} the data-dependent one. {gates}; whichever "

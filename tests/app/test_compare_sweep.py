@@ -297,6 +297,22 @@ def test_why_a_run_failed_and_how_long_one_took_are_the_operators(tmp_path: Path
     assert printed.getvalue().count("diverged at record 4711") == 2
 
 
+def test_the_terminal_shows_the_baseline_and_names_degenerate_models_within_80_columns(tmp_path: Path) -> None:
+    cells = cells_of(sweep_of(methods=["dp_sgd"]), folder=Path())
+    folder = open_sweep_folder(tmp_path, sweep_of())
+    constant = {"majority_accuracy": 0.76, "degenerate": ("predicts 'no' for every record",)}
+    for cell, values in zip(cells, (constant, {"majority_accuracy": 0.76}, {}), strict=True):
+        row = measured(cell, cell.config.target.epsilon)
+        assert row.record is not None
+        folder.add(cell, [replace(row, record=replace(row.record, **values))])
+    folder.assemble(cells)
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(summarise_comparison(Comparison(folder=folder, changed=True)), crop=False)
+    assert "accuracy of always the most common class: .760" in printed.getvalue()
+    named = f"degenerate: dp_sgd on color_digits, seed 0, {cells[0].digest}: predicts 'no' for every record\n"
+    assert named in printed.getvalue()
+
+
 def test_what_is_left_out_does_not_tell_whether_it_failed(tmp_path: Path) -> None:
     pages = []
     for compute in (diverging, priced):
