@@ -15,6 +15,7 @@ import contextlib
 import http
 import json
 import resource
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -78,6 +79,8 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, if need be in place of another."""
         super().connection_made(transport)
+        # A reply leaves in several pieces, and asyncio leaves this out for a socket that was bound elsewhere.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._enter("head")
         if len(self.connections) > self._limits.max_connections:
             for connection in _longest_waiting(self.connections) or [self]:
