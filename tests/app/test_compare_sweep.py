@@ -49,7 +49,8 @@ SMALL = {
 }
 
 # A method that protects the colour alone must not see it.
-SF_PATE = {"sf_pate": {"settings": {"data.options.colour_as_feature": False}}}
+COLOUR_UNSEEN = {"settings": {"data.options.colour_as_feature": False}}
+SF_PATE = {"sf_pate": COLOUR_UNSEEN}
 
 
 def sweep_of(**values: Any) -> SweepConfig:
@@ -276,7 +277,7 @@ def published_bytes(root: Path) -> dict[str, bytes]:
 
 
 def test_why_a_run_failed_and_how_long_one_took_are_the_operators(tmp_path: Path) -> None:
-    comparison = run(tmp_path, diverging, methods=["sgd", "pf_ld", "dp_sgd"], grid={})
+    comparison = run(tmp_path, diverging, methods={"sgd": {}, "pf_ld": COLOUR_UNSEEN, "dp_sgd": {}}, grid={})
     write_frontier_reports(comparison, title="sweep")
     for name, content in published_bytes(tmp_path).items():
         assert not any(secret in content for secret in SECRETS), name

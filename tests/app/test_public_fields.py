@@ -70,6 +70,7 @@ RECORD = {
 ROW = RECORD | {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
 STUDENT = {
     "num_training_labels",
+    "sha256",
     "format",
     "input_shape",
     "label_names",
@@ -152,7 +153,9 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_se
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """A cell that may be published, one that may not, and one that failed; none of them needs Ray."""
-    values = {"data_sets": ["color_digits"], "methods": ["dp_sgd", "sgd", "f_ld", "pf_ld"], "settings": TRAIN}
+    unseen = {"settings": {"data.options.colour_as_feature": False}}
+    methods = {"dp_sgd": {}, "sgd": {}, "f_ld": unseen, "pf_ld": unseen}
+    values = {"data_sets": ["color_digits"], "methods": methods, "settings": TRAIN}
     asked = parse_config(values, SweepConfig)
     cells = cells_of(asked, folder=Path())
     folder = open_sweep_folder(tmp_path_factory.mktemp("public") / "sweep", asked)
