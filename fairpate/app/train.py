@@ -118,7 +118,10 @@ def train_method(
     method = METHODS.get(config.method)
     if method is None:
         raise ConfigError(f"method: no method {config.method!r}{nearest(config.method, METHODS)}.")
-    method.require_trainable(config)
+    if dataset is None:
+        method.require_trainable(config)
+    else:  # its features are looked at themselves, below
+        method.check(config)
     learns_from_labels = method.asks_teachers or method.has_own_teachers
     config = with_pinned_weights(config)
     if dataset is not None:
