@@ -161,8 +161,8 @@ class TeachersConfig(Section):
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
-    max_shard_size: int | None = Field(
-        None, gt=0, description="Most records of a teacher; of a larger shard a keyed choice stays. null: all stay."
+    max_shard_size: Count | None = Field(
+        None, description="Most records of a teacher; of a larger shard a keyed choice stays. null: all stay."
     )
     engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")

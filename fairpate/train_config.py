@@ -13,7 +13,7 @@ from fairpate.types import Relation
 class PrivacyTarget(Section):
     """The promise that noise is calibrated to, and the accountant that prices it."""
 
-    epsilon: Positive = 3.0
+    epsilon: float = Field(3.0, gt=0, description="inf: no noise, where a method can do without.")
     delta: float = Field(1e-5, gt=0, lt=1)
     relation: Relation | None = Field(
         None,

@@ -121,7 +121,7 @@ def test_wrong_credentials_are_refused(store: ObjectStore, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("storage", ["teachers", "./teachers", "s3:/bucket/x", ""])
 def test_a_place_that_depends_on_where_one_stands_is_refused(storage: str) -> None:
-    with pytest.raises(ConfigError, match=r"storage: .*absolute path or a URI"):
+    with pytest.raises(ConfigError, match=r"storage: .*absolute path, or a URI"):
         parse_config({"storage": storage}, RunConfig)
 
 

@@ -26,6 +26,7 @@ COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
     **dict.fromkeys(["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size"], COUNT),
+    "max_shard_size": COUNT,
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "unlabelled_ratio", "num_actors"], COUNT),
     **dict.fromkeys(["torch_threads", "num_rounds", "num_directions", "max_queries"], COUNT),
     **dict.fromkeys(["num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0),
@@ -53,12 +54,17 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["weight_decay", "unlabelled_weight", "num_gpus", "wait_for_nodes_s", "weight"], AT_LEAST_0),
     **dict.fromkeys(["anchor", "dual_bound", "dual_step", "max_multiplier", "tolerance"], AT_LEAST_0),
     "dual_learning_rate": AT_LEAST_0,
+    "PrivacyTarget.epsilon": [0.0, -1.0],
     "bound": [-1 - 1e-9, 1 + 1e-9],
     "GateRule.max_disparity": [-1e-9, -1.0, -math.inf],
     "threshold": [2.0**24, -(2.0**24)],
     **dict.fromkeys(["threshold_stddev_votes", "noise_stddev_votes"], (0.0, -1.0, 2.0**24)),
 }
-MAY_BE_INFINITE = {"GateRule.max_disparity": [math.inf], "MechanismParameters.threshold": [math.inf, -math.inf]}
+MAY_BE_INFINITE = {
+    "PrivacyTarget.epsilon": [math.inf],
+    "GateRule.max_disparity": [math.inf],
+    "MechanismParameters.threshold": [math.inf, -math.inf],
+}
 # What makes a section that is left out by default a valid one.
 BASES: dict[str, Any] = {
     "aggregator.budget": {"epsilon": 1.0},
@@ -131,7 +137,7 @@ def test_a_number_outside_its_range_is_refused_with_its_field(schema, path, sect
         assert all(word in str(refused.value) for word in path.split(".")), (value, str(refused.value))
 
 
-@pytest.mark.parametrize("path", ["aggregator.gate.max_disparity", "aggregator.mechanism.threshold"])
+@pytest.mark.parametrize("path", ["target.epsilon", "aggregator.gate.max_disparity", "aggregator.mechanism.threshold"])
 def test_numbers_that_may_be_infinite(path):
     assert parse_config(with_value(path, math.inf), TrainConfig)
 

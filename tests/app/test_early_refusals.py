@@ -29,7 +29,7 @@ MECHANISM = MechanismParameters(threshold=20, threshold_stddev_votes=40, noise_s
         ),
         (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
         (["train", "fairpate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
-        (["train", "sf_pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+        (["train", "pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
     ],
 )
 def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate, tmp_path, arguments, words):

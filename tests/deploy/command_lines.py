@@ -18,7 +18,7 @@ OURS = re.compile(r"([A-Z_]+=\S+ )*(ray|fairpate) ")
 ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 CONTROL = {"&&", "||", ";", "|", "&"}
 # Programs of others, which a reader has or installs.
-FOREIGN = {"apt-get", "aws", "cd", "chmod", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
+FOREIGN = {"apt-get", "aws", "cd", "chmod", "cp", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
 FOREIGN |= {"sqlite3", "ulimit", "umask"}
 
 

@@ -156,6 +156,6 @@ def test_no_answers_and_the_wrong_method_are_named():
 
 
 def test_a_student_that_diverges_says_so():
-    config = StudentConfig(model=MLP, method="fixmatch", fit=FitConfig(optimizer="sgd", learning_rate=1e30, epochs=5))
+    config = StudentConfig(model=MLP, method="fixmatch", fit=FitConfig(optimizer="sgd", learning_rate=1e12, epochs=5))
     with pytest.raises(ValueError, match="diverged"):
         train(split(*bars(40, seed=0), 20), config)

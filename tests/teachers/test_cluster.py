@@ -47,6 +47,19 @@ def test_a_head_that_goes_away_and_comes_back_is_told_of_once_each(caplog: pytes
     assert "answers again" in caplog.messages[1]
 
 
+def of_this_ray() -> set[int]:
+    """The processes of this session's Ray: other clusters that this process started are none of it."""
+    session = Path(ray._private.worker._global_node.get_session_dir_path()).name.encode()
+    roots = [pid for pid in family_of(os.getpid()) - {os.getpid()} if session in command_of(pid)]
+    return set().union(*(family_of(root) for root in roots))
+
+
+def command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def family_of(root: int) -> set[int]:
     """``root`` and the processes that it started."""
     rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
@@ -68,7 +81,7 @@ def listening_addresses(family: set[int]) -> set[str]:
 @pytest.mark.skipif(shutil.which("ss") is None, reason="`ss` (iproute2) is not installed")
 def test_a_ray_of_this_machine_listens_on_loopback_alone(ray_session: None) -> None:
     ray.get(ray.remote(lambda: None).remote())  # a worker is there
-    addresses = listening_addresses(family_of(os.getpid()))
+    addresses = listening_addresses(of_this_ray())
     assert addresses
     assert {address.strip("[]").removeprefix("::ffff:") for address in addresses} <= {"127.0.0.1", "::1"}
 
@@ -76,10 +89,10 @@ def test_a_ray_of_this_machine_listens_on_loopback_alone(ray_session: None) -> N
 def test_a_ray_of_this_machine_asks_for_a_token_that_is_in_no_file(ray_session: None) -> None:
     """Its processes were told so; that Ray then refuses others is tested on the cluster of tests/deploy."""
     found = []
-    for pid in family_of(os.getpid()) - {os.getpid()}:
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"gcs_server" in command or b"/raylet " in command.replace(b"\0", b" "):
+    for pid in of_this_ray():
+        command = command_of(pid)
+        if b"gcs_server" in command or b"/raylet " in command.replace(b"\0", b" "):
+            with contextlib.suppress(OSError):
                 found.append(dict(line.split(b"=", 1) for line in environment_of(pid)))
     if not found:
         pytest.skip("the processes of Ray cannot be seen here")
