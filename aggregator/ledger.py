@@ -182,6 +182,7 @@ class Ledger:
         self._failure: str | None = None
         self._head_file: int | None = None
         self._database: sqlite3.Connection | None = None
+        self._files: _Files | None = None
         try:
             self._open(create=create)
         except (sqlite3.Error, OSError) as error:
@@ -222,7 +223,7 @@ class Ledger:
     def close(self) -> None:
         """Release the files and the lock; safe to call twice."""
         if self._database is not None:
-            if self._files.fault() is None:
+            if self._files is not None and self._files.fault() is None:
                 self._database.close()
             else:
                 _abandon(self._database)
@@ -236,7 +237,7 @@ class Ledger:
 
         Any thread may ask; nothing is written.
         """
-        if self._failure is None and self._database is not None:
+        if self._failure is None and self._database is not None and self._files is not None:
             self._failure = self._files.fault()
         if self._failure is not None or self._database is None:
             raise LedgerError(f"{self.path}: writing ended ({self._failure or 'closed'}); open the ledger again.")

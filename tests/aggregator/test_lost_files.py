@@ -15,6 +15,7 @@ import pytest
 from serving import TERMS, running
 
 from aggregator import audit
+from aggregator import ledger as ledger_module
 from aggregator.ledger import Ledger, LedgerError, head_path, ledger_files
 from aggregator.mechanism import Outcome
 
@@ -304,3 +305,21 @@ def test_a_migration_that_was_interrupted_is_done_again(schema2):
     note = sqlite3.connect(kept).execute("SELECT digest FROM entries WHERE number = 4").fetchone()[0]
     schema2.with_name("ledger.sqlite.lock").write_text(f"{4:020d} {note}\n")
     assert holds_all(schema2, create=False)
+
+
+def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path, monkeypatch):
+    with Ledger(path, TERMS) as ledger:
+        fill(ledger)
+    connect = ledger_module._connect
+
+    def replaced(asked):
+        other = asked.with_suffix(".other")
+        shutil.copyfile(asked, other)
+        other.replace(asked)
+        return connect(asked)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(ledger_module, "_connect", replaced)
+        with pytest.raises(LedgerError, match="was replaced while it was opened"):
+            Ledger(path, TERMS)
+    assert holds_all(path)
