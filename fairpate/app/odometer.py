@@ -258,6 +258,12 @@ class Meter:
             _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
             odometer.record(receipt, enforce=False)
 
+    def start_another(self) -> None:
+        """What the run releases next is another release: what it has a receipt of may have been seen."""
+        if self._run.receipt.exists():
+            _log.warning("%s: may have released a model that is gone; the next one is counted besides.", self._run.root)
+            self.id = secrets.token_hex(16)
+
     def record(
         self, events: Sequence[Event], *, noise: str, num_queries: int | None = None, enforce: bool = True
     ) -> None:
@@ -303,6 +309,7 @@ class LedgerMeter:
         self._meter, self._terms = meter, terms
         self._event = sf_pate.AttributeQueries if attribute_only else ConfidentGnmaxQueries
         self._settled, self._held = 0, (0, 0)
+        self._ledger: Ledger | None = None
 
     def open(self, ledger: Ledger) -> None:
         """Settle to what the ledger holds. RunDirectoryError for one that holds less than was counted."""
@@ -313,7 +320,7 @@ class LedgerMeter:
                 "that were charged; restore all its files from one copy made later."
             )
         self.settle(ledger)
-        ledger.hold = self
+        self._ledger, ledger.hold = ledger, self
 
     def settle(self, ledger: Ledger) -> None:
         """Count what the ledger holds, no more."""
@@ -325,6 +332,8 @@ class LedgerMeter:
         """Make room for so many in all, durably. LedgerError where a limit has none."""
         if num_reservations <= self._held[0] and num_publications <= self._held[1]:
             return
+        if self._ledger is not None:  # so many it has for good: an older copy of its files is known by them
+            self._settled = self._ledger.num_reservations
         ahead = num_reservations + _BLOCK - 1
         try:
             self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), num_publications, enforce=True)

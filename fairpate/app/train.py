@@ -146,6 +146,8 @@ def train_method(
         _count_earlier(meter, run)
     else:
         _require_unreleased(run, is_free=is_free)
+        if not is_free:
+            meter.start_another()
         teachers = {"teachers": config.teachers.model} if learns_from_labels else {}
         check_weights(teachers | {"model": config.student.model}, dataset, reporter)
         student = _train(method, dataset, config, run, reporter, meter)

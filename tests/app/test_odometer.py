@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from fairpate.app.compare.run import count_cell
 from fairpate.app.odometer import (
     LedgerMeter,
     LimitReachedError,
@@ -147,6 +148,15 @@ def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer
         meter("replaced").record([replaced], noise="os_entropy")
 
 
+def test_a_cell_that_another_machine_released_beyond_the_limit_fails_and_is_counted(odometer, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(odometer.path.parent))
+    odometer.set_limit("adult", "record", epsilon=0.1, delta=1e-5)
+    elsewhere = Meter(run_at(tmp_path / "cell"), Odometer(tmp_path / "elsewhere"), data="adult", method="dp_sgd")
+    with pytest.raises(LimitReachedError, match=r"limit is 0\.1"):
+        count_cell(elsewhere.release([gaussians()], noise="os_entropy"))
+    assert total(odometer).releases == 1
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (math.nan, 1e-5), (1, 0), (1, 1)])
 def test_a_limit_is_a_number_that_can_be_reached(odometer, epsilon, delta):
     with pytest.raises(ValueError, match="Expected 0 < epsilon"):
@@ -281,6 +291,23 @@ def test_a_ledger_that_holds_less_than_was_counted_is_an_older_copy(meter, tmp_p
         file.write_bytes(content)
     with pytest.raises(RunDirectoryError, match="lacks 10 of 20 queries that were charged"):
         opened(meter, run)
+
+
+def test_an_older_copy_is_known_by_what_a_service_wrote_before_it_was_killed(odometer, meter, tmp_path):
+    run = run_at(tmp_path / "run")
+    with opened(meter, run) as ledger:
+        pose(ledger, 10)
+    opened(meter, run).close()
+    copy = {file: file.read_bytes() for file in run.private.glob("ledger.*")}
+    with opened(meter, run) as ledger:  # never settled
+        for _ in range(9):
+            pose(ledger, 100)
+    before = held(odometer)
+    for file, content in copy.items():
+        file.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"lacks \d+ of \d+ queries that were charged"):
+        opened(meter, run)
+    assert held(odometer) == before >= 910
 
 
 def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.train import METHODS, train_method
+from fairpate.app.train import METHODS, read_statement, train_method
 from fairpate.config import ConfigError, DataConfig, load_config
 from fairpate.data import find_entry, load_dataset
 from fairpate.train_config import TrainConfig
@@ -260,3 +261,25 @@ def test_a_printed_form_publishes_nothing(tmp_path: Path) -> None:
     assert statement["epsilon_as_published"] > 0
     published = configured(tmp_path, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_published")
     assert not METHODS["dp_oracle_learner"].promises(published)
+
+
+def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise is drawn anew, so that both together tell more: a limit sees both."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    config = configured(tmp_path / "run", "dp_sgd", "target.epsilon=1")
+    run = train_method(config, Reporter(quiet=True))
+    first = run.student.read_bytes()
+    shutil.rmtree(run.public)
+    Odometer().set_limit("color_digits", "record", epsilon=1.01, delta=1e-5)
+    with pytest.raises(LimitReachedError, match="1 releases"):
+        train_method(config, Reporter(quiet=True))
+    assert not run.student.exists()
+    assert not run.statement.exists()
+    Odometer().set_limit("color_digits", "record", epsilon=10, delta=1e-5)
+    train_method(config, Reporter(quiet=True))
+    assert run.student.read_bytes() != first
+    assert read_statement(run)["earlier_releases"] == 1
+    (total,) = Odometer().totals(delta=1e-5)
+    assert total.releases == 2

@@ -218,7 +218,7 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
     try:
         rows, release = ray.get(reference, timeout=60.0)
         if release is not None:
-            Odometer().record(release)  # a worker elsewhere has an odometer of its own
+            count_cell(release)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if error.cause is not None else error
         _fail(cell, f"{type(cause).__name__}: {cause}", folder, table)
@@ -229,6 +229,19 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
     else:
         folder.add(cell, rows)
         table.add(cell, rows[0])
+
+
+def count_cell(release: Release) -> None:
+    """Count what a cell released: a worker elsewhere has an odometer of its own, and its model is in a folder already.
+
+    LimitReachedError where it passes a limit that the worker did not know; it is counted all the same.
+    """
+    odometer = Odometer()
+    try:
+        odometer.record(release)
+    except LimitReachedError:
+        odometer.record(release, enforce=False)
+        raise
 
 
 def _fail(cell: Cell, cause: str, folder: SweepFolder, table: SweepTable) -> None:
