@@ -303,10 +303,14 @@ class Meter:
 
 
 class LedgerMeter:
-    """Holds room in the odometer for what a ledger may charge next; :class:`Ledger` calls it before each charge."""
+    """Holds room in the odometer for what a ledger may charge next; :class:`Ledger` calls it before each charge.
 
-    def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False) -> None:
+    ``planned`` queries are counted as soon as one is posed: where released labels decide how many are, fewer tell too.
+    """
+
+    def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False, planned: int = 0) -> None:
         self._meter, self._terms = meter, terms
+        self._planned = queries_that_fit(terms, planned) if planned else 0
         self._event = sf_pate.AttributeQueries if attribute_only else ConfidentGnmaxQueries
         self._settled, self._held = 0, (0, 0)
         self._ledger: Ledger | None = None
@@ -347,7 +351,8 @@ class LedgerMeter:
             raise LedgerError(str(error)) from error
 
     def _store(self, num_reservations: int, num_publications: int, *, enforce: bool) -> None:
-        queries: Event = self._event(count=num_reservations, **asdict(self._terms.mechanism))
+        count = max(num_reservations, self._planned) if num_reservations else 0
+        queries: Event = self._event(count=count, **asdict(self._terms.mechanism))
         publication = self._terms.publication
         events = [queries, *([publication] * num_publications if publication is not None else [])]
         self._meter.record(events, noise=self._terms.noise, num_queries=self._settled, enforce=enforce)

@@ -116,7 +116,9 @@ def release_labels(
     """
     keys, source = _keys(queries), noise_source(config)
     terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
-    ledger_meter = None if meter is None else LedgerMeter(meter, terms, attribute_only=attribute_only)
+    ledger_meter = None
+    if meter is not None:
+        ledger_meter = LedgerMeter(meter, terms, attribute_only=attribute_only, planned=planned_beforehand(config))
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=source)
         result = _pose(votes, keys, queries, session, config, dataset, on_progress)
@@ -147,6 +149,11 @@ def release_labels(
         over_budget=result.over_budget,
         planned=planned,
     )
+
+
+def planned_beforehand(config: RunConfig) -> int:
+    """How many queries count although fewer may be posed, because released labels decide; 0 where none do."""
+    return (config.aggregator.num_queries or 0) if config.aggregator.admission is not None else 0
 
 
 def _planned(spending: Spending, config: RunConfig) -> tuple[accountant.Event, ...]:

@@ -24,7 +24,7 @@ from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
-from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger
+from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger, planned_beforehand
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import record_data, require_data_by_name
@@ -62,7 +62,8 @@ def open_backend(root: Path, config: RunConfig, state: Path | None = None) -> Ba
 
     def open_books() -> tuple[Ledger, AggregatorSession]:
         meter = Meter(run, Odometer(state), data=dataset.name, method="fairpate")
-        ledger = open_ledger(run, terms, queries, create=False, meter=LedgerMeter(meter, terms))
+        ledger_meter = LedgerMeter(meter, terms, planned=planned_beforehand(config))
+        ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter)
         return ledger, AggregatorSession(ledger, source=noise_source(config))
 
     ledger, session = open_books()

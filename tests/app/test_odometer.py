@@ -270,6 +270,17 @@ def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odome
         assert held(odometer) == ledger.num_reservations == 965
 
 
+def test_where_labels_decide_how_many_are_posed_the_plan_is_counted(odometer, meter, tmp_path):
+    run = run_at(tmp_path / "run")
+    for posed, counted in [(30, 200), (400, 430)]:  # the second time as a service: more than was planned
+        with Ledger(run.ledger, TERMS) as ledger:
+            ledger_meter = LedgerMeter(meter(), TERMS, planned=200)
+            ledger_meter.open(ledger)
+            pose(ledger, posed)
+            ledger_meter.settle(ledger)
+            assert held(odometer) == counted
+
+
 def test_a_ledger_of_an_older_version_is_counted_as_it_is(odometer, meter, tmp_path):
     run = run_at(tmp_path / "run")
     with Ledger(run.ledger, TERMS) as ledger:
