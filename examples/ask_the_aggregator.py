@@ -1,7 +1,7 @@
 """Ask a running aggregator for labels, with an eye on the budget.
 
-    fairpate run                                  # once: teachers, votes, a ledger
-    fairpate serve runs/color_digits-a0beb020eff7 # in another terminal
+    fairpate run                   # once: teachers, votes, a ledger in runs/NAME
+    fairpate serve runs/NAME       # in another terminal
     python examples/ask_the_aggregator.py --queries 40
 
 The script looks at the price first, asks only if it fits, asks once more to show that repeats are free, and counts the
