@@ -408,6 +408,9 @@ def limit_releases(
     units: dict[str, Unit] = {name: name for name in get_args(Unit)}
     if unit not in units:
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+    if not 0 < epsilon < float("inf"):
+        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
+    _checked_delta(delta)
     Odometer().set_limit(data, units[unit], epsilon=epsilon, delta=delta)
     typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
 

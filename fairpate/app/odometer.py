@@ -160,8 +160,8 @@ class Odometer:
         place = f"{release.data}, unit {release.unit}"
         if any(row.relation != release.relation for row in same):
             raise LimitReachedError(
-                f"{place}: has releases under another relation than {release.relation!r}, which add up to no one "
-                f"epsilon; raise or remove the limit of {limit:g} with `fairpate ledger limit`, or keep the relation."
+                f"{place}: has releases under another relation than {release.relation!r}, and the two add up to no one "
+                f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
             )
         spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
         if not total <= limit:

@@ -50,6 +50,8 @@ def test_version_and_help(fairpate):
         (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
         (["plan", "--data", "color_digits"], ["--epsilon"]),
         (["report", "nowhere"], ["nowhere", "holds no run"]),
+        (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
+        (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
     ],
 )
