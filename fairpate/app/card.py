@@ -43,7 +43,7 @@ _EVENTS: Mapping[str, tuple[str, str]] = {
     "laplace_scale": ("step", "of a Gaussian and a Laplace sum"),
     "attribute_noise_multiplier": ("Gaussian sum", "hiding the sensitive attribute"),
     "noise_multiplier": ("Gaussian sum", ""),
-    "beta": ("release", "of the price of the votes"),
+    "beta": ("release", "of the data-dependent privacy cost"),
     "noise_stddev_votes": ("noisy vote", "of teachers"),
     "threshold_stddev_votes": ("noisy count", "of teachers who agree"),
     "epsilon": ("release", "of pure differential privacy"),

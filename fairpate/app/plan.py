@@ -1,9 +1,9 @@
 """Noise from budget: the teachers, threshold, noises and queries of Confident-GNMax that fit an epsilon and a delta.
 
 A plan is made from votes: those that an assumed consensus would give, or real ones. It keeps the target in one of the
-two ways of :mod:`fairpate.app.methods.pate`: data-independently, whatever the votes, or by the price of the votes. What
-the votes say beside it (answers, right labels, their price) is a forecast under the assumption. From real votes every
-number here is private, the choice among plans included: no epsilon covers it.
+two ways of :mod:`fairpate.app.methods.pate`: data-independently, whatever the votes, or by the data-dependent privacy
+cost. What the votes say beside it (answers, right labels, their price) is a forecast under the assumption. From real
+votes every number here is private, the choice among plans included: no epsilon covers it.
 
 Plans are ranked by ``worth``, how many noiseless labels the answers stand for: of Q labels that are right with
 probability p among C classes, Q ((p - 1/C) / (1 - 1/C))^2, the information left by uniform label noise to first order.
@@ -340,7 +340,8 @@ def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
         Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
         _table(proposal.for_any_votes[:num_plans], right),
         Text(
-            f"\nWithin epsilon {proposal.epsilon:g} by the price of the votes alone, which is no guarantee and leaks:"
+            f"\nWithin epsilon {proposal.epsilon:g} by the data-dependent privacy cost alone, which is no guarantee "
+            "and leaks:"
         ),
         _table(proposal.for_these_votes[:num_plans], right),
         Text(f"\n{notes}"),

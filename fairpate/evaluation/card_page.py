@@ -176,7 +176,7 @@ class Card:
         if not privacy.tuning_accounted:
             limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
         if privacy.noise != "os_entropy":
-            limits.insert(0, f"Noise: {privacy.noise}. This model protects nobody; ε is what fresh noise would give.")
+            limits.insert(0, f"Noise: {privacy.noise}. This model is not private; ε is what fresh noise would give.")
         if privacy.not_protected is not None:
             limits.insert(0, f"Not protected: {privacy.not_protected}. The model may reveal them.")
         if self.model.reject_option is not None:
@@ -206,7 +206,7 @@ def _banner(content: Card) -> str:
     if content.privacy.protects:
         return ""
     return (
-        '<div class="banner warn" role="note"><b>This model protects nobody.</b>'
+        '<div class="banner warn" role="note"><b>This model is not private.</b>'
         f"{escape(_why_not(content.privacy))}.</div>"
     )
 

@@ -461,12 +461,12 @@ def promises(report: PublicReport) -> str:
     not_held[:0] = statement.remarks
     if not private:
         not_held.insert(
-            0, "The noise came from a seed: this run protects nobody. It shows what a private run looks like."
+            0, "The noise came from a seed: this run is not private. It shows what a private run looks like."
         )
     held_items = "".join(f"<li>{escape(item)}</li>" for item in held)
     not_held_items = "".join(f"<li>{escape(item)}</li>" for item in not_held)
     return section(
-        "What these numbers promise, and what not",
+        "What these numbers guarantee, and what not",
         "",
         '<div class="cards promises">',
         f'<div class="card"><h3>Promised</h3><ul>{held_items}</ul></div>',

@@ -168,7 +168,10 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
         (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
         (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
         (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
-        (SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0), "1 release of the price of the votes (order 2, "),
+        (
+            SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0),
+            "1 release of the data-dependent privacy cost (order 2, ",
+        ),
     ],
 )
 def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
@@ -181,7 +184,7 @@ def test_the_card_of_a_pipeline_says_that_seeded_noise_protects_nobody(pipeline:
     assert card["privacy"]["epsilon"] == statement["epsilon_data_independent"]
     assert statement["noise"] == "seeded: not private"
     assert card["protects"] is False
-    assert "This model protects nobody." in page
+    assert "This model is not private." in page
     assert card["model"]["method"] == "fairpate"
     assert f"{statement['queries_posed']} queries" in page
 
