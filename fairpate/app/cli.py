@@ -47,7 +47,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-ledger_app = typer.Typer(help="A run's ledger: verify, export, show. For the operator.", no_args_is_help=True)
+ledger_app = typer.Typer(
+    help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True
+)
 app.add_typer(ledger_app, name="ledger")
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]

@@ -330,7 +330,7 @@ def summarise_training(run: RunDirectory) -> Group:
     statement = read_statement(run)
     record, metrics = read_json(run.record), read_json(run.metrics)
     gap = metrics["gaps"]["dp_one_vs_rest"]
-    epsilon = "none: nothing is promised" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
+    epsilon = "none: no guarantee" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
     promise = (
         f"{epsilon} at delta {statement['delta']:g} ({statement['relation']} {statement['unit']}; "
         f"{statement['accounting']}; noise: {statement['noise']})"
