@@ -8,8 +8,6 @@ beside the student, as JSON and as a page.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,10 +18,11 @@ import yaml
 
 from fairpate import __version__
 from fairpate.app.records_table import strict
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json, write_text
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
 from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data import find_entry
+from fairpate.data.files import sha256_of
 from fairpate.evaluation.card_page import (
     Card,
     CardData,
@@ -81,8 +80,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             )
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
-    statement = json.loads(run.statement.read_text(encoding="utf-8"))
-    metrics = json.loads(run.metrics.read_text(encoding="utf-8"))
+    statement, metrics = read_json(run.statement), read_json(run.metrics)
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     student = load_student(run.student).card
     require_student_of(run, trained_on, student)
@@ -95,7 +93,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             groups=student.group_names,
             sensitive_attribute=student.sensitive_attribute,
             reject_option=student.idp3,
-            sha256=hashlib.sha256(run.student.read_bytes()).hexdigest(),
+            sha256=sha256_of(run.student),
             made_by=f"FairPATE {__version__}",
             num_training_labels=student.num_training_labels,
         ),

@@ -22,7 +22,6 @@ from fairpate.app.progress import Reporter
 from fairpate.app.terminal import terminal
 from fairpate.files import check_output_file, write_atomically
 
-_HISTORY = Path(".local/state/fairpate/history")
 _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write_table, ".csv": csv.write_csv}
 
 

@@ -7,7 +7,6 @@ and stated with the rest.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ from fairpate.app.admission import answer_admitted
 from fairpate.app.odometer import LedgerMeter, Meter, Standing, standing_remarks
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json
 from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import ConfigError, RunConfig
 from fairpate.data import Dataset, Split
@@ -333,7 +332,7 @@ def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
     lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
     stated = 0
     if run.statement.exists():
-        stated = json.loads(run.statement.read_text(encoding="utf-8"))["queries_posed"]
+        stated = read_json(run.statement)["queries_posed"]
     if lost or ledger.num_outcomes < stated:
         lacks = f"{len(lost)} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
         raise RunDirectoryError(

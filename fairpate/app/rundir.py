@@ -257,11 +257,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What :func:`write_json` wrote. RunDirectoryError for a damaged file."""
+    """What :func:`write_json` wrote. RunDirectoryError for a missing or damaged file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be read ({error}); restore it from a copy.") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path}: damaged ({error}); restore it from a copy.") from error
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
     return value

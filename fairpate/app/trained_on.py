@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json, write_text
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
 from fairpate.config import DataConfig, RunConfig
 from student.predict import StudentCard, load_student
 
@@ -75,15 +75,14 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """What the run was trained on; None where an earlier version did not record it."""
+    """What the run was trained on; None where an earlier version did not record it. RunDirectoryError if damaged."""
     if not run.data.is_file():
         return None
+    words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in read_json(run.data).items()}
     try:
-        values: dict[str, Any] = json.loads(run.data.read_text(encoding="utf-8"))
-        words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         return DataRecord(**words)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it.") from error
+    except TypeError as error:
+        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it from a copy.") from error
 
 
 def require_data(run: RunDirectory) -> DataRecord:

@@ -7,7 +7,6 @@ reads the same data files; models stay in the run directories of the node that t
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shutil
 import signal
@@ -28,7 +27,7 @@ from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
 from fairpate.app.odometer import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows, strict
-from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values
+from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig, TasksConfig
@@ -281,7 +280,7 @@ def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
 
 def _read_record(path: Path, cell: Cell) -> RunRecord:
     """The record of a run, under the name that the sweep gives its data set and without the places where it ran."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json(path)
     epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
     return replace(
         RunRecord(**values),

@@ -18,7 +18,7 @@ from fairpate.app.methods.pate import NO_GATE, learn_from_labels, release_within
 from fairpate.app.methods.training import Training
 from fairpate.app.pipeline import AskTeachers, ask_teachers
 from fairpate.app.progress import Reporter
-from fairpate.app.rundir import RunDirectory, write_json
+from fairpate.app.rundir import RunDirectory, read_json, write_json
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.tables import write_votes
 from fairpate.baselines import pf_ld
@@ -95,7 +95,7 @@ def _release(training: Training, ask: AskTeachers) -> tuple[LabelledSet, Trained
     events = tuple(AttributeQueries(**vars(event)) for event in release.events)
     path = training.run.costs
     named = {"unit": AttributeQueries.unit, "relation": AttributeQueries.relation}
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | named)
+    write_json(path, read_json(path) | named)
     return labelled, replace(release, events=events)
 
 
