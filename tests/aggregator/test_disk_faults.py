@@ -1,13 +1,8 @@
 """A disk that fills up, and one that turns read-only, for real: a small file system in a mount namespace of its own."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from own_disk import told_beside_own_disk
 
-IN_A_NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 SCRIPT = """
 import json, subprocess, sys
 from pathlib import Path
@@ -64,21 +59,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    disk = tmp_path_factory.mktemp("disk")
-    try:
-        subprocess.run([*IN_A_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", disk], check=True, capture_output=True)  # noqa: S603
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no mount namespaces for this user: {error}")
-    here = Path(__file__).parent
-    found = subprocess.run(  # noqa: S603
-        [*IN_A_NAMESPACE, sys.executable, "-c", SCRIPT, disk, here, here.parents[1]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+    return told_beside_own_disk(SCRIPT, tmp_path_factory.mktemp("disk"))
 
 
 def test_a_full_disk_ends_the_answers_with_a_clear_message_and_loses_none(told):

@@ -1,14 +1,11 @@
 """Liveness, readiness and readers while the writer cannot write, or is not done: all of them true, and at once."""
 
-import json
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
+from own_disk import told_beside_own_disk
 from serving import ANALYST, OPERATOR, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
@@ -16,7 +13,6 @@ from aggregator.session import VotesUnavailableError
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 READERS = ("/livez", "/readyz", "/metrics", "/v1/budget", "/v1/statement", "/v1/operator/ledger")
-IN_A_NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 
 
 def ids(numbers):
@@ -161,20 +157,7 @@ print(json.dumps(told))
 def test_a_full_disk_shows_before_a_query_fails_and_is_forgotten_when_it_has_room_again(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    try:
-        subprocess.run([*IN_A_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", disk], check=True, capture_output=True)  # noqa: S603
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no mount namespaces for this user: {error}")
-    here = Path(__file__).parent
-    found = subprocess.run(  # noqa: S603
-        [*IN_A_NAMESPACE, sys.executable, "-c", DISK_SCRIPT, disk, here, here.parents[1]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    told = json.loads(found.stdout)
+    told = told_beside_own_disk(DISK_SCRIPT, disk)
     assert told["before"] == [200, []]
     assert told["full"] == [503, ["disk"]]
     assert told["asked"] == 503

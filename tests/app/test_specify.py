@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import pytest
 
-from fairpate.app import cli
 from fairpate.app.methods import METHODS
 from fairpate.app.records_table import write_rows
 from fairpate.app.specify import repeat_command
@@ -77,20 +75,9 @@ def tables(tmp_path):
 
 
 @pytest.fixture
-def specify(monkeypatch, capsys):
+def specify(fairpate):
     """Run `fairpate specify`: (exit code, output, errors)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fairpate", "specify", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leaving:
-            code = leaving.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return lambda *arguments: fairpate("specify", *arguments)
 
 
 def answers(output):
