@@ -53,6 +53,9 @@ def test_version_and_help(fairpate):
         (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
+        (["ledger", "limit", "adult", "--epsilon", "0"], ["0 < epsilon", "got 0"]),
+        (["ledger", "limit", "adult", "--epsilon", "1", "--unit", "person"], ["--unit", "person"]),
+        (["ledger", "total", "--delta", "1"], ["--delta", "got 1"]),
     ],
 )
 def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, arguments, words):
