@@ -271,8 +271,8 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "noise": terms.noise,
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
-        "mechanism": _plain(dataclasses.asdict(terms.mechanism)),
-        "gate": _plain(dataclasses.asdict(terms.gate)),
+        "mechanism": wire.worded(dataclasses.asdict(terms.mechanism)),
+        "gate": wire.worded(dataclasses.asdict(terms.gate)),
         "label_names": list(pool.label_names),
         "group_names": list(pool.group_names),
         "pool_size": len(pool),
@@ -370,10 +370,3 @@ def _faults(status: int, faults: list[dict[str, str]], headers: Mapping[str, str
 def _json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Response(text, status_code=status, headers=headers, media_type="application/json")
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Infinities as words: JSON has no number for them."""
-    return {
-        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
-    }

@@ -220,6 +220,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def worded(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with infinities as words, which ``float`` reads: JSON has no number for them."""
+    return {
+        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
+    }
+
+
 def _whole_number(**bounds: Any) -> Any:
     """An integer as JSON Schema has it: 3.0 is the integer 3; "3" and true are none."""
     return Annotated[

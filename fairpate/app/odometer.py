@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from aggregator.budget import queries_that_fit
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
 from fairpate.baselines import sf_pate
 from fairpate.evaluation.page import counted, epsilon_text
@@ -46,7 +47,7 @@ from fairpate.types import Relation, Unit, UserError
 FloatArray = npt.NDArray[np.float64]
 _MOST_DISTRIBUTIONS = 8  # of loss distributions composed at once; beyond, Renyi curves alone are added
 _BLOCK = 256
-"""Queries that a ledger may pose between two writes of the odometer, and that a crash counts too many, at most."""
+"""Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
 _PRICED = (accountant, fair_training, laplace, smooth_sensitivity, sf_pate)  # whose events have registered prices
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Release:
 
     @property
     def is_private(self) -> bool:
-        """Whether it promises anything."""
+        """Whether it has any privacy guarantee."""
         if self.noise != OS_ENTROPY:
             return False
         return bool(np.isfinite(self.rdp_A).any()) or composed_epsilon([self], delta=0.5) < math.inf
@@ -500,14 +501,7 @@ def _as_row(release: Release) -> dict[str, Any]:
 
 def _to_json(release: Release) -> dict[str, Any]:
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
-    return values | {"events": [_finite(event_json(event)) for event in release.events]}
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Infinities as words, which ``float`` reads: strict JSON has no number for them."""
-    return {
-        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
-    }
+    return values | {"events": [worded(event_json(event)) for event in release.events]}
 
 
 def _kind(release: Release) -> tuple[str, Unit, Relation]:

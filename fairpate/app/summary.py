@@ -27,12 +27,11 @@ def summarise(run: RunDirectory) -> Group:
         f"{epsilon_text(statement['epsilon_data_independent'])} at delta {statement['delta']:g} "
         f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})"
     )
-    interval = f"95 % interval {_number(gap['low'])} to {_number(gap['high'])}"
     rows = [
-        ("student accuracy", f"{_number(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        ("student accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
         *baseline_rows(metrics),
-        ("coverage", _number(metrics["coverage"])),
-        ("demographic disparity", f"{_number(gap['value'])}, {interval}"),
+        ("coverage", number_text(metrics["coverage"])),
+        ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
         ("labels released", f"{statement['answered']} of {statement['queries_posed']} queries"),
         *_trained_on(load_student(run.student).card.num_training_labels, statement["answered"]),
         ("epsilon, data-independent", epsilon),
@@ -55,7 +54,7 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     if metrics["majority_class"] is None:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
-    return [("to compare", f"{_number(metrics['majority_accuracy'])}: {always}"), *warnings]
+    return [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}"), *warnings]
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:
@@ -81,5 +80,11 @@ def describe_table(description: DatasetDescription) -> Group:
     return Group(heading, table, *(Text(note) for note in description.notes))
 
 
-def _number(value: float | None) -> str:
+def interval_text(gap: Mapping[str, Any]) -> str:
+    """The bootstrap interval of a gap."""
+    return f"95 % interval {number_text(gap['low'])} to {number_text(gap['high'])}"
+
+
+def number_text(value: float | None) -> str:
+    """A rate or a gap with three decimals."""
     return "undefined" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -37,7 +37,7 @@ from fairpate.app.rundir import (
     write_json,
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
-from fairpate.app.summary import baseline_rows
+from fairpate.app.summary import baseline_rows, interval_text, number_text
 from fairpate.app.terminal import facts
 from fairpate.app.trained_on import record_data, with_given_data
 from fairpate.baselines.attribute import require_unseen
@@ -71,7 +71,7 @@ class TrainingStatement:
 
     ``epsilon`` is null where nothing is promised. ``events`` are what was priced; ``noise`` is ``os_entropy`` or says
     why nobody is protected. ``not_protected``: what the model may reveal without noise. ``epsilon_as_published`` is the
-    paper's number, where its own accounting was asked for: no promise. ``earlier_releases`` on the same data set were
+    paper's number, where its own accounting was asked for: no guarantee. ``earlier_releases`` on the same data set were
     counted before this one and cost ``epsilon_with_earlier`` together with it; null where it is not private.
     """
 
@@ -331,23 +331,18 @@ def summarise_training(run: RunDirectory) -> Group:
     record, metrics = read_json(run.record), read_json(run.metrics)
     gap = metrics["gaps"]["dp_one_vs_rest"]
     epsilon = "none: no guarantee" if statement["epsilon"] is None else epsilon_text(statement["epsilon"])
-    promise = (
+    guarantee = (
         f"{epsilon} at delta {statement['delta']:g} ({statement['relation']} {statement['unit']}; "
         f"{statement['accounting']}; noise: {statement['noise']})"
     )
-    interval = f"95 % interval {_number(gap['low'])} to {_number(gap['high'])}"
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        ("accuracy", f"{_number(record['accuracy'])} on {metrics['num_answered']} test records"),
+        ("accuracy", f"{number_text(record['accuracy'])} on {metrics['num_answered']} test records"),
         *baseline_rows(metrics),
-        ("coverage", _number(record["coverage"])),
-        ("demographic disparity", f"{_number(record['disparity'])}, {interval}"),
-        ("epsilon", promise),
+        ("coverage", number_text(record["coverage"])),
+        ("demographic disparity", f"{number_text(record['disparity'])}, {interval_text(gap)}"),
+        ("epsilon", guarantee),
         ("model", str(run.student)),
         ("record", str(run.record)),
     ]
     return Group(Text(), facts(rows))
-
-
-def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
