@@ -67,12 +67,6 @@ def join(folder: Location, name: str) -> str:
     return f"{base.rstrip('/')}/{name}{question}{options}"
 
 
-def name_of(location: Location) -> str:
-    """The last part of ``location``."""
-    text = os.fspath(location)
-    return (text.partition("?")[0] if _is_uri(text) else text).rpartition("/")[2]
-
-
 def write(location: Location, content: bytes) -> None:
     """Put ``content`` there, whole or not at all; a new local folder gets mode 0700, a file 0600.
 
