@@ -1,7 +1,7 @@
 """The privacy-and-fairness card of a published student, as records and as one page without scripts.
 
 A card is a function of what was published: the statement of privacy, the student's file, metrics on test records, and
-the public entry of the data set. It says what is not stated, undefined or not promised in as many words.
+the public entry of the data set. It says what is not stated, undefined or not guaranteed in as many words.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class CardModel:
 
 @dataclass(frozen=True, kw_only=True)
 class CardPrivacy:
-    """The published promise; ``epsilon`` is inf where nothing is promised, ``events`` say what touched private records.
+    """The published guarantee; ``epsilon`` is inf where there is none, ``events`` say what touched private records.
 
-    ``noise`` is ``os_entropy``, or says why nobody is protected. ``not_protected`` is what the model may reveal without
-    noise, ``remarks`` qualify the promise, ``tells_size`` says that an event tells the number of private records.
+    ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
+    noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
     """
 
     unit: Unit
@@ -163,11 +163,12 @@ class Card:
     def limits(self) -> list[str]:
         """What the numbers do not say."""
         privacy = self.privacy
+        covered = "the private training records" if privacy.unit == "record" else self._attribute
         limits = [
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
-            f"Privacy is promised to {'the private training records' if privacy.unit == 'record' else self._attribute} "
-            "alone: not to public or test records, and not to people whom the model is used on.",
+            f"The privacy guarantee is for {covered} alone: not for public or test records, and not for people whom "
+            "the model is used on.",
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
