@@ -6,7 +6,7 @@ although analysts choose their queries adaptively. What is then guaranteed is th
 were posed is the guarantee only where their number was fixed beforehand: a number that depends on answers is one that a
 filter for that number might never have stopped at. A limit on the number of queries is as sound, and says nothing of
 publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a function of
-private votes and therefore leaks, which no arithmetic here can mend.
+private votes and therefore leaks, which no arithmetic here can fix.
 
 Reservations count in full, refused, free and crashed ones included, and so does every publication of the price of
 votes. What an analyst may see is in :class:`BudgetStatus`.

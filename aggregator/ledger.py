@@ -4,7 +4,7 @@ Every query is reserved at its full cost before any noise is drawn, and its outc
 leaves. A crash in between wastes the reservation and never under-charges; a query asked again gets the stored
 outcome. An entry holds the reservations or the outcomes of one transaction, or one publication of what they cost.
 Entries are only ever appended, each with a digest over its predecessor's; the digest is keyed (HMAC-SHA256, the key
-lies in the ledger), because entries hold votes and whoever sees a plain digest can confirm a guess about them.
+lies in the ledger), because entries hold votes and a plain digest would confirm a guess about them to its reader.
 
 The number and digest of the last entry also stand in a second file, the head, as soon as the entry is durable; an
 answer leaves only when the head is durable too. So an edit, a gap or a lost end is noticed, a write-ahead log that was
@@ -50,9 +50,8 @@ from fairpate.types import Budget, GateRule, IntArray, MechanismParameters, Rela
 SCHEMA_VERSION = 3
 _UNKEYED_VERSION = 2
 _BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
-_CHECKPOINT_PAGES = (
-    256  # a short write-ahead log is soon written over; one that grows costs the disk half as much again
-)
+# A short write-ahead log is soon written over; one that grows costs the disk half as much again.
+_CHECKPOINT_PAGES = 256
 EntryKind = Literal["reserve", "commit", "publish"]
 
 
@@ -64,7 +63,7 @@ class LedgerError(UserError):
 class LedgerTerms:
     """What a ledger is a ledger of; fixed when it is created.
 
-    ``publication`` is how the price of the votes may be published, fixed before any is seen; None: never.
+    ``publication`` is how the data-dependent cost may be published, fixed before any vote is seen; None: never.
     ``noise`` is the label of the random source. ``ensemble`` names the teachers that vote (a digest of what determines
     them), so that one ledger never mixes the votes of two ensembles.
     """
@@ -188,7 +187,7 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise LedgerError(
-                f"{path}: cannot be opened for writing ({error}); mend the disk or the folder."
+                f"{path}: cannot be opened for writing ({error}); repair the disk or the folder."
             ) from error
         except BaseException:
             self.close()

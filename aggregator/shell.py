@@ -51,7 +51,7 @@ class QueryShell(cmd.Cmd):
             _save_history(self._history)
 
     def onecmd(self, line: str) -> bool:
-        """Run one command; what the user can mend is printed and the shell goes on."""
+        """Run one command; what the user can fix is printed and the shell goes on."""
         try:
             return bool(super().onecmd(line))
         except UserError as error:

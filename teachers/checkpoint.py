@@ -63,7 +63,7 @@ def block_path(
 def keyed_name(name: str, key: str) -> str:
     """What a block of this name is called where others may list names: without ``key`` it confirms no guess of a shard.
 
-    A plain name hashes whole shards, so whoever knows all records of them but one could try that one.
+    A plain name hashes whole shards, so that an attacker who knows all records of them but one could try that one.
     """
     start = name.rpartition("-")[0]
     sealed = hashlib.blake2b(name.encode(), key=key.encode(), digest_size=16).hexdigest()

@@ -143,7 +143,7 @@ def train_ensemble(
 
     def block(teachers: tuple[int, ...]) -> Block:
         content = block_path("", shards(teachers), spec, teachers, engine)
-        # The storage's marker is read by whoever may read checkpoints; names are seen by whoever may list them.
+        # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
         name = content if storage is None else keyed_name(content, storage.identity)
         return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
 

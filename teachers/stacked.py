@@ -104,7 +104,7 @@ class _Stack:
                 self._step(step, rows, changes, learning_rate)
 
     def rehearse(self) -> None:
-        """One step, for whoever wants to know what it needs: all steps have the same shapes."""
+        """One step, to measure what a step needs: all have the same shapes."""
         self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
 
     def weights(self) -> list[StackedWeights]:

@@ -42,7 +42,7 @@ class Release:
     """What came out of the aggregator: labels and a statement for everybody, spending for the operator.
 
     ``over_budget`` queries found no room and cost nothing. ``planned`` are the events that were fixed before the
-    first query: what those that were posed cost, unless their number depends on released labels.
+    first query: what those that were submitted cost, unless their number depends on released labels.
     """
 
     labelled: LabelledSet
@@ -120,7 +120,7 @@ def release_labels(
         ledger_meter = LedgerMeter(meter, terms, attribute_only=attribute_only, planned=planned_beforehand(config))
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=source)
-        result = _pose(votes, keys, queries, session, config, dataset, on_progress)
+        result = _submit(votes, keys, queries, session, config, dataset, on_progress)
         if not result.replies:
             raise ConfigError(
                 f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
@@ -158,7 +158,7 @@ def planned_beforehand(config: RunConfig) -> int:
 def _planned(spending: Spending, config: RunConfig) -> tuple[accountant.Event, ...]:
     """What the run costs whatever labels it sees.
 
-    Admission in rounds may pose fewer queries than configured because of released labels. A reservation that a crash
+    Admission in rounds may submit fewer queries than configured because of released labels. A reservation that a crash
     left open counts as it is: no label decides over a crash.
     """
     queries = spending.posed(0, len(spending.charges_Q))
@@ -168,7 +168,7 @@ def _planned(spending: Spending, config: RunConfig) -> tuple[accountant.Event, .
     return (queries, *spending.publications)
 
 
-def _pose(
+def _submit(
     votes: VoteBatch,
     keys: Sequence[str],
     queries: Split,

@@ -127,7 +127,7 @@ class Evaluation:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, field for field and what follows from them; undefined numbers are null."""
+        """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
         derived = {name: getattr(self, name) for name in _DERIVED}
         plain: dict[str, Any] = nan_to_none(asdict(self) | derived)
         return plain

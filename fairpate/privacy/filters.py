@@ -9,7 +9,7 @@ One case makes the grid sound, and it is the one of a ledger whose mechanism can
 curve or nothing. After n charges the total is n times that curve, so the order that admits most of them is known before
 the first, the filter at that order alone decides, and looking at all orders says the same thing.
 
-Charges must not depend on private values: a filter cannot mend a stop that votes decide. Not known here: what is
+Charges must not depend on private values: a filter cannot fix a stop that votes decide. Not known here: what is
 charged, ledgers, queries.
 """
 
