@@ -405,6 +405,8 @@ def limit_releases(
     from typing import get_args
 
     from fairpate.app.odometer import Odometer
+    from fairpate.data import REGISTRY
+    from fairpate.names import nearest
     from fairpate.types import Unit
 
     units: dict[str, Unit] = {name: name for name in get_args(Unit)}
@@ -413,8 +415,12 @@ def limit_releases(
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
     _checked_delta(delta)
-    Odometer().set_limit(data, units[unit], epsilon=epsilon, delta=delta)
+    odometer = Odometer()
+    odometer.set_limit(data, units[unit], epsilon=epsilon, delta=delta)
     typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
+    known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
+    if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
+        typer.echo(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}", err=True)
 
 
 def _checked_delta(delta: float) -> None:

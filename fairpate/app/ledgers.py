@@ -47,9 +47,11 @@ def last_charges(path: Path, count: int) -> Table:
     return table
 
 
-def describe_totals(*, data: str | None, delta: float) -> Table:
+def describe_totals(*, data: str | None, delta: float) -> Table | str:
     """What all releases cost together, per data set, unit and relation. OdometerError, and for a data set without."""
     totals = Odometer().totals(delta=delta, data=data)
+    if data is None and not totals:
+        return "No release is counted yet."
     if data is not None and not totals:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."

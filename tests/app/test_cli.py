@@ -172,6 +172,15 @@ def test_the_installed_module_answers_with_an_exit_code():
     assert "no such file" in done.stderr
 
 
+def test_a_limit_on_an_unknown_data_set_says_so(fairpate, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    assert "No release is counted yet." in fairpate("ledger", "total")[1]
+    assert fairpate("ledger", "limit", "adult", "--epsilon", "1")[2] == ""
+    code, _, errors = fairpate("ledger", "limit", "adlt", "--epsilon", "1")
+    assert code == 0
+    assert "adlt is no known data set, and nothing was released on it yet; did you mean adult?" in errors
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_that_is_offered_is_valid(path):
     config = load_config(path)
