@@ -198,4 +198,5 @@ def test_what_is_to_be_replaced_is_in_capitals() -> None:
         "REGISTRY",
         "SHARED_STORAGE_CLASS",
         "RAY_USAGE_STATS_ENABLED",
+        "FAIRPATE_STATE",
     }
