@@ -329,6 +329,7 @@ class Ledger:
         text = _canonical(payload)
         head = self._chain.after(self._head, kind, text)
         try:
+            # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
             self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
             os.pwrite(self._head_file, _head_text(head), 0)
             if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
@@ -338,7 +339,7 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}: cannot be written ({error}); what was committed stays. Mend the disk, then start again."
             ) from error
-        self.check()
+        self.check()  # again: SQLite writes into a file that was unlinked meanwhile without an error
         self._head = head
 
 

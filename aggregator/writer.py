@@ -161,6 +161,7 @@ class Writer:
             self.failure = str(error)
             raise
         finally:
+            # Replaced as a whole and never changed, so that readers need no lock.
             self.snapshot = self.books.snapshot()
             self.busy_since_s = None
 

@@ -88,6 +88,7 @@ class _Stack:
         self._template = models[0].to(device)
         states: list[StackedWeights] = [_trained_parameters(model) for model in models]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
+        # Views of the stack, one list for all teachers: a state each, updated where the parameters live.
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
         self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
         self._fit, self._device, self._shards = spec.fit, device, shards
@@ -122,6 +123,7 @@ class _Stack:
 
     def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
         """One step of every teacher that has this batch."""
+        # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
         chosen_TB = rows.gather(1, step.positions_TB)
         x_TB, targets_TBC = self._records.batch(chosen_TB, changes)
         active = {name: value.detach().requires_grad_() for name, value in self._parameters.items()}

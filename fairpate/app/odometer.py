@@ -273,6 +273,7 @@ class Meter:
             stored = self.stored()
             num_queries = 0 if stored is None else stored.num_queries
         release = self.release(events, noise=noise, num_queries=num_queries)
+        # The row before the receipt: a crash between them counts a release that nobody saw, never the reverse.
         self._odometer.record(release, enforce=enforce)
         write_json(self._run.receipt, _to_json(release))
 

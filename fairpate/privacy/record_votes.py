@@ -99,6 +99,7 @@ class AtomicLoss:
     @property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
         """ln of the mass from each loss on, moved and unmoved; the last entry, past all of them, stands for none."""
+        # From the right and in log space: what decides a small delta are the smallest masses.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
         return np.append(moved, 0.0), np.append(unmoved, 0.0)
