@@ -36,14 +36,14 @@ from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, stream_seed
-from fairpate.baselines.method import price
+from fairpate.methods.trained import price
 from fairpate.config import load_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.fairness.gaps import dp_one_vs_rest, dp_pairwise
 from fairpate.fairness.rates import joint_table
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1)
 EPSILONS = (0.5, 1.0, 3.0, 9.0)

@@ -23,7 +23,7 @@ from fairpate.app.rundir import RunDirectory, config_digest
 from fairpate.app.train import read_statement, train_method
 from fairpate.config import load_config
 from fairpate.evaluation.page import epsilon_text
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 
 NOISY = ("aggregator", "dp_sgd", "pf_ld", "dp_postprocessing", "dp_oracle_learner", "randomised_response")
 SEEDED = [f"{section}.noise=seeded" for section in NOISY]

@@ -21,19 +21,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairpate.baselines import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
-from fairpate.baselines.method import price
+from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
+from fairpate.methods.trained import price
 from fairpate.config import DataConfig, FitConfig, ModelConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.nn.mixture import said_labels
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.train_config import (
-    DpOracleLearnerConfig,
-    DpPostprocessingConfig,
-    PrivacyTarget,
-    RandomisedResponseConfig,
-)
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
+from fairpate.config import PrivacyTarget
+from fairpate.methods.randomised_response import RandomisedResponseConfig
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
 EPSILONS = (1.0, 3.0, 10.0, math.inf)

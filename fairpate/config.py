@@ -1,4 +1,4 @@
-"""One schema for YAML, the command line and Python.
+"""The sections of a configuration: one schema for YAML, the command line and Python.
 
 Every field documents its unit, range and sentinel; an unknown or impossible value is refused here, before any work
 starts. A configuration is frozen: what ran is what is written beside the results.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, overload
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fairpate.names import nearest
-from fairpate.types import MAX_THRESHOLD_VOTES, Budget, BudgetKind, GateRule, MechanismParameters, UsageError
+from fairpate.types import MAX_THRESHOLD_VOTES, Budget, BudgetKind, GateRule, MechanismParameters, Relation, UsageError
 
 LARGEST = 1e12
 """No real setting is as large; what is would overflow far from the field that caused it."""
@@ -219,17 +218,17 @@ class AdmissionConfig(Section):
 
 
 class AggregatorConfig(Section):
-    """Confident&Fair-GNMax and what it may cost."""
+    """Confident-GNMax and what it may cost."""
 
-    num_queries: Count | None = Field(None, description="Queries posed; null poses the whole public split.")
-    mechanism: MechanismParameters = MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12)
-    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
-    noise: Literal["os_entropy", "seeded"] = Field(
-        "os_entropy", description="`seeded` reproduces a run and gives no privacy."
+    num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
+    mechanism: MechanismParameters = Field(
+        MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
+        description="With a target, both noises are multiplied by the factor at which the queries fit.",
     )
-    target_delta: float = Field(1e-5, gt=0, lt=1)
     budget: BudgetConfig | None = Field(
-        None, description="null: data_independent, room for the run's queries and for one block that a crash may waste."
+        None,
+        description="null: the target; without one data_independent, room for the run's queries and for one block that "
+        "a crash may waste.",
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
@@ -251,10 +250,15 @@ class AggregatorConfig(Section):
         return self
 
 
-class StudentConfig(Section):
-    """The model that is published."""
+class GatedAggregatorConfig(AggregatorConfig):
+    """Confident&Fair-GNMax: a demographic-parity gate beside it."""
 
-    model: ModelConfig = ModelConfig()
+    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+
+
+class LearningConfig(Section):
+    """How a model learns from released labels and from the public records that have none."""
+
     fit: FitConfig = FitConfig()
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels below it are left out.")
@@ -262,7 +266,17 @@ class StudentConfig(Section):
     unlabelled_ratio: Count = Field(4, description="FixMatch: unlabelled records per labelled one in a step.")
     rounds: Count = Field(1, description="Self-training rounds.")
     strong_augment: AugmentConfig = AugmentConfig()
+
+
+class PublishedConfig(Section):
+    """The model that is published."""
+
+    model: ModelConfig = ModelConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+
+
+class StudentConfig(LearningConfig, PublishedConfig):
+    """The model that is published, and how it learns from labels."""
 
 
 class RayConfig(Section):
@@ -278,35 +292,83 @@ class RayConfig(Section):
     )
 
 
-class RunConfig(Section):
-    """The whole pipeline: data, teachers, votes, aggregator, student, evaluation."""
+class Terms(Section):
+    """What an epsilon is stated at, for methods without any privacy too."""
 
-    out: Path | None = Field(None, description="Run directory; null names it after data and configuration.")
-    storage: str | None = Field(
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+
+class RecordTerms(Terms):
+    """The same for one record."""
+
+    relation: Relation = "add or remove one"
+
+
+class QueriesTarget(Terms):
+    """What released labels may cost together: one record added or removed."""
+
+    epsilon: Positive | None = Field(None, description="To publish. null: the noise is that of aggregator.mechanism.")
+
+
+class PrivacyTarget(Terms):
+    """The guarantee that noise is calibrated to, and the accountant that prices it."""
+
+    epsilon: float = Field(3.0, gt=0, description="inf: no noise, where a method can do without.")
+    relation: Relation | None = Field(
         None,
-        description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
-        "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
+        description="null: the method's own, which is `add or remove one` record or `replace one` sensitive attribute. "
+        "Of a record, `replace one` is priced by `pld` only.",
     )
-    seed: Seed = Field(0, description="Seed of sharding, training and the bootstrap; never of private noise.")
-    data: DataConfig = DataConfig()
-    teachers: TeachersConfig = TeachersConfig()
-    aggregator: AggregatorConfig = AggregatorConfig()
-    student: StudentConfig = StudentConfig()
-    ray: RayConfig = RayConfig()
+    accounting: Literal["rdp", "pld"] = Field(
+        "pld", description="Renyi curves, or privacy loss distributions: tighter."
+    )
 
-    @field_validator("storage")
-    @classmethod
-    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
-        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-            raise ValueError(
-                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
-            )
-        if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
-        return storage
+    @model_validator(mode="after")
+    def _is_priced(self) -> PrivacyTarget:
+        if self.relation == "replace one" and self.accounting == "rdp":
+            raise ValueError("Expected accounting: pld with relation: replace one, got rdp.")
+        return self
+
+    @property
+    def record_relation(self) -> Relation:
+        """The relation for methods that protect whole records."""
+        return self.relation or "add or remove one"
 
 
-Config = TypeVar("Config", bound=RunConfig)
+class DpfrConfig(Section):
+    """The demographic-parity regulariser on public records."""
+
+    weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
+    maximum: Literal["hardmax", "softmax"] = Field("hardmax", description="The largest gap, or a soft maximum of all.")
+    temperature: Positive = Field(0.01, description="Of the predictions whose gaps are taken.")
+    max_temperature: Positive = Field(0.1, description="Of the soft maximum.")
+
+
+class CalibrationConfig(DpfrConfig):
+    """Fine-tuning of a trained model on public records."""
+
+    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
+    epochs: CountOrZero = Field(20, description="At most; 0 leaves the model as it is.")
+    max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
+    anchor: NotNegative = Field(1.0, description="Weight of staying with what the model predicted before.")
+    held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
+    batch_size: Count = 256
+    learning_rate: Positive = 1e-3
+
+
+class PublicDataConfig(Section):
+    """What public records are used for besides queries; open to every method, and free of privacy cost."""
+
+    pretrain: FitConfig | None = Field(None, description="Start from weights that tell how public images are turned.")
+    self_label: LearningConfig | None = Field(
+        None, description="Publish a student that learned from labels the trained model gives the pool."
+    )
+    calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
+
+
+Noise = Literal["os_entropy", "seeded"]
+"""Where the noise of a run comes from. ``seeded`` reproduces a run and gives no privacy."""
+
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -316,31 +378,6 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         return schema.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(fault, schema) for fault in error.errors())) from error
-
-
-@overload
-def load_config(path: Path | None, overrides: list[str] | None = None) -> RunConfig: ...
-
-
-@overload
-def load_config(path: Path | None, overrides: list[str] | None = None, *, schema: type[Config]) -> Config: ...
-
-
-def load_config(
-    path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
-) -> RunConfig:
-    """Read a YAML file over the defaults, then apply overrides such as ``teachers.num_teachers=50``."""
-    return parse_config(load_values(path, overrides, schema=schema), schema)
-
-
-def load_values(
-    path: Path | None, overrides: list[str] | None = None, *, schema: type[RunConfig] = RunConfig
-) -> dict[str, Any]:
-    """What :func:`load_config` validates."""
-    values = merge(schema().model_dump(), read_yaml(path) if path is not None else {})
-    for override in overrides or []:
-        apply_override(values, override)
-    return values
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

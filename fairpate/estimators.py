@@ -7,9 +7,9 @@ from fairpate.app.estimators import (
     PateSPreClassifier,
     SfPateClassifier,
 )
-from fairpate.baselines.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
-from fairpate.baselines.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
-from fairpate.baselines.posthoc_estimators import (
+from fairpate.methods.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
+from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.methods.posthoc_estimators import (
     OracleLearnerClassifier,
     PostprocessingClassifier,
     RandomisedResponseClassifier,

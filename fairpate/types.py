@@ -17,7 +17,7 @@ import numpy.typing as npt
 MAX_THRESHOLD_VOTES = 2.0**23
 """Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
 STOPPED_BY_VOTES = (
-    "Queries stop where the price of private votes reaches its limit: how many were posed, and the epsilon that "
+    "Queries stop where the price of private votes reaches its limit: how many were submitted, and the epsilon that "
     "prices so many, depend on those votes and leak."
 )
 """What a statement remarks where ``accept_leak`` allowed that."""
@@ -96,7 +96,7 @@ class MechanismParameters:
 class Budget:
     """What a ledger may spend; fixed when the ledger is made.
 
-    ``data_independent`` stops before the data-independent price of the queries posed passes (``epsilon``, ``delta``),
+    ``data_independent`` stops before the data-independent price of the queries submitted passes (``epsilon``, ``delta``),
     ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as the paper
     does: when it stops leaks, for that is a function of private votes. ``delta`` is also what prices are stated at.
     """
@@ -181,42 +181,64 @@ class LabelledSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyStatement:
-    """The claim that may be published with a run.
+class QueryOutcomes:
+    """How the queries of a release ended: post-processing of what the mechanism released.
 
-    ``epsilon_data_independent`` prices, at ``delta`` and for the stated unit and relation, every reservation the ledger
-    holds at its full cost, those refused for free and those a crash left open included, because how many refusals are
-    free depends on the labels released. ``epsilon_fixed_beforehand`` is the bound that held before the first query,
-    however many were going to be posed; null where votes end the queries. The two differ only where the number of
-    queries may depend on released labels (admission in rounds, a service), and then this one is the guarantee.
-    ``earlier_releases`` on the same data set were counted by the operator's odometer before this one, and cost
-    ``epsilon_with_earlier`` together with it, at ``delta``; null where it was not counted or is not private.
-    ``epsilon_sanitised`` is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over
-    its own noise, null unless one was planned and paid; it is no guarantee for other votes. Counts of answers and
-    refusals are post-processing of what the mechanism released. ``noise`` is ``os_entropy`` or
-    ``seeded: not private``. ``remarks`` qualify the claim, in words.
+    ``epsilon_submitted`` prices every reservation the ledger holds at its full cost, those refused for free and those a
+    crash left open included, because how many refusals are free depends on the labels released. ``epsilon_sanitised``
+    is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over its own noise, null
+    unless one was planned and paid; it is no guarantee for other votes.
     """
 
-    unit: Unit
-    relation: Relation
-    delta: float
-    epsilon_data_independent: float
-    epsilon_sanitised: float | None
-    queries_posed: int
+    submitted: int
     answered: int
     rejected_confidence: int
     rejected_fairness: int
     refused_free: int
+    epsilon_submitted: float
+    epsilon_sanitised: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """The claim that is published with a run, whatever its method.
+
+    ``epsilon`` is what may be published, at ``delta`` and for the stated unit and relation; null where nothing is
+    guaranteed. ``events`` are what was priced, by ``accounting``. With ``queries`` it is the bound that was fixed
+    before the first query: more than ``queries.epsilon_submitted`` only where their number may depend on released
+    labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why nobody is protected.
+    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's number, where its
+    own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
+    odometer before this one, and cost ``epsilon_with_earlier`` together with it; null where it was not counted or is
+    not private. ``remarks`` qualify the claim, in words.
+    """
+
+    method: str
+    unit: Unit
+    relation: Relation
+    delta: float
+    epsilon: float | None
+    accounting: str
     noise: str
-    tuning_accounted: bool
-    epsilon_fixed_beforehand: float | None = None
+    events: tuple[dict[str, Any], ...]
+    queries: QueryOutcomes | None = None
+    not_protected: str | None = None
+    epsilon_as_in_paper: float | None = None
     earlier_releases: int | None = None
     epsilon_with_earlier: float | None = None
+    tuning_accounted: bool = False
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The statement as plain JSON values, field for field."""
+        """The statement as JSON values, field for field."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> PrivacyStatement:
+        """What :meth:`to_json` gave. TypeError for other fields."""
+        queries = None if values["queries"] is None else QueryOutcomes(**values["queries"])
+        sequences = {name: tuple(values[name]) for name in ("events", "remarks")}
+        return cls(**(values | sequences | {"queries": queries}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ ALLOWED = {
     "teachers": LIBRARY,
     "aggregator": LIBRARY,
     "student": LIBRARY,
-    "fairpate.baselines": LIBRARY,
+    "fairpate.methods": LIBRARY,
     "fairpate.evaluation": {"fairpate", "fairpate.types", "fairpate.fairness"},
 }
 HEAVY = {"torch", "torchvision", "ray"}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from fairpate.app.progress import Reporter
-from fairpate.config import Config, ModelConfig
+from fairpate.config import ModelConfig, Section
 from fairpate.data import Dataset
 from fairpate.nn.models import build_model
 from fairpate.nn.weights import pin_weights
 
+AnySection = TypeVar("AnySection", bound=Section)
 
-def with_pinned_weights(config: Config) -> Config:
+
+def with_pinned_weights(config: AnySection) -> AnySection:
     """``config`` with the checksums of all weights files; `imagenet` is downloaded where it is not there yet."""
-    teachers = config.teachers.model_copy(update={"model": pin_weights(config.teachers.model)})
-    student = config.student.model_copy(update={"model": pin_weights(config.student.model)})
-    return config.model_copy(update={"teachers": teachers, "student": student})
+    if isinstance(config, ModelConfig):
+        return pin_weights(config)
+    sections = {name: value for name, value in config if isinstance(value, Section)}
+    return config.model_copy(update={name: with_pinned_weights(value) for name, value in sections.items()})
 
 
 def check_weights(models: Mapping[str, ModelConfig], dataset: Dataset, reporter: Reporter) -> None:

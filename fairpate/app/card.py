@@ -18,7 +18,7 @@ import yaml
 
 from fairpate import __version__
 from fairpate.app.records_table import strict
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
 from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data import find_entry
@@ -80,13 +80,13 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             )
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
-    statement, metrics = read_json(run.statement), read_json(run.metrics)
+    statement, metrics = read_statement(run), read_json(run.metrics)
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     student = load_student(run.student).card
     require_student_of(run, trained_on, student)
     return Card(
         model=CardModel(
-            method=config.get("method", "fairpate"),
+            method=config["method"],
             architecture=student.model.name,
             input_shape=student.input_shape,
             classes=student.label_names,
@@ -105,28 +105,25 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     )
 
 
-def _privacy(statement: Mapping[str, Any]) -> CardPrivacy:
-    """The statement of `fairpate run` or of `fairpate train`, in the words of a card."""
-    is_run = "epsilon_data_independent" in statement
-    epsilon = statement["epsilon_data_independent" if is_run else "epsilon"]
+def _privacy(statement: PrivacyStatement) -> CardPrivacy:
+    """The statement in the words of a card."""
+    queries, events = statement.queries, statement.events
     return CardPrivacy(
-        unit=statement["unit"],
-        relation=statement["relation"],
-        epsilon=math.inf if epsilon is None else epsilon,
-        delta=statement["delta"],
-        accounting="rdp" if is_run else statement["accounting"],
-        noise=statement["noise"],
-        tuning_accounted=statement["tuning_accounted"],
-        events=_posed(statement) if is_run else [described_event(event) for event in statement["events"]],
-        epsilon_sanitised=statement.get("epsilon_sanitised"),
-        not_protected=statement.get("not_protected"),
-        remarks=statement.get("remarks", ()),
-        tells_size=any(event.get("sampling_rate", 1) < 1 for event in statement.get("events", ())),
+        unit=statement.unit,
+        relation=statement.relation,
+        epsilon=math.inf if statement.epsilon is None else statement.epsilon,
+        delta=statement.delta,
+        accounting=statement.accounting,
+        noise=statement.noise,
+        tuning_accounted=statement.tuning_accounted,
+        events=[described_event(event) for event in events]
+        if queries is None
+        else [f"{queries.submitted} queries to teachers, every one priced at its worst case"],
+        epsilon_sanitised=None if queries is None else queries.epsilon_sanitised,
+        not_protected=statement.not_protected,
+        remarks=statement.remarks,
+        tells_size=any(event.get("sampling_rate", 1) < 1 for event in events),
     )
-
-
-def _posed(statement: Mapping[str, Any]) -> list[str]:
-    return [f"{statement['queries_posed']} queries to teachers, every one priced at its worst case"]
 
 
 def described_event(event: Mapping[str, Any]) -> str:

@@ -16,28 +16,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from fairpate import __version__
 from fairpate.app.terminal import discard_output, ended_by_signals, terminal
 from fairpate.config import (
     BACKBONES,
-    Config,
     ConfigError,
     DataConfig,
-    RunConfig,
     apply_override,
-    load_config,
-    load_values,
     parse_config,
 )
 from fairpate.files import check_output_file, check_output_folder
-from fairpate.train_config import TrainConfig
 from fairpate.types import UsageError, UserError
+
+if TYPE_CHECKING:
+    from fairpate.methods.definition import Method
 
 app = typer.Typer(
     help="Private and fair learning from many teachers, with an epsilon that is true.",
@@ -63,7 +61,7 @@ OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The lo
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
-MethodName = Annotated[str, typer.Argument(help="Its name.")]
+MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
 Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
@@ -137,35 +135,53 @@ def _say(text: str) -> None:
     terminal(stderr=True).print(text, soft_wrap=True)
 
 
-@app.command()
+class _RunCommand(TyperCommand):
+    """Its help names the methods there are."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The parent's, with the registry's names."""
+        from fairpate.methods import method_names
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption) and parameter.name == "method":
+                parameter.help = f"One of {', '.join(method_names())}; or module:Class."
+        super().format_help(ctx, formatter)
+
+
+@app.command(cls=_RunCommand)
 def run(
     config: ConfigFile = None,
+    method: MethodOption = None,
+    data: Annotated[str | None, typer.Option(help="A name from `fairpate data list`.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
     overrides: Overrides = None,
     weights: Weights = None,
     out: Out = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run every stage: data, teachers, votes, aggregator, student, evaluation, reports."""
-    resolved = _with_places(_load(config or _DEMO, overrides, weights, RunConfig), out=out, data_dir=data_dir)
-    from fairpate.app.pipeline import run_pipeline
+    """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report."""
+    given = {"data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
+    base = config or (_DEMO if data in (None, DataConfig().name) else None)
+    resolved = _load(base, [*(overrides or []), *options], method, weights)
     from fairpate.app.progress import Reporter
+    from fairpate.app.run import run_method
     from fairpate.app.summary import summarise
 
-    finished = run_pipeline(resolved, Reporter())
+    finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
     terminal().print(summarise(finished))
 
 
-class _TrainCommand(TyperCommand):
-    """Its help names the methods there are; importing them takes seconds, so only help does."""
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Its fields, defaults and paper; none lists all.")] = None,
+) -> None:
+    """List every method with what it protects and its source, or one with all of its fields."""
+    from fairpate.app.catalogue import describe_method, list_methods
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The parent's, with the registry's names."""
-        from fairpate.app.methods import METHODS
-
-        for parameter in self.params:
-            if isinstance(parameter, TyperArgument) and parameter.name == "method":
-                parameter.help = f"One of {', '.join(METHODS)}."
-        super().format_help(ctx, formatter)
+    terminal().print(list_methods() if name is None else describe_method(name))
 
 
 class _QueryCommand(TyperCommand):
@@ -177,31 +193,6 @@ class _QueryCommand(TyperCommand):
             if word[:1] == "-" and word[1:2].isdecimal():
                 raise UsageError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
         return super().parse_args(ctx, args)
-
-
-@app.command(cls=_TrainCommand)
-def train(
-    method: MethodName,
-    data: Annotated[str | None, typer.Option(help="A name from `fairpate data list`.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML configuration, the same for every method.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target; the noise follows from it.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Target.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
-    overrides: Overrides = None,
-    weights: Weights = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Train one method on a data set's splits, within a target of epsilon and delta."""
-    given = {"method": method, "data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
-    base = config or (_DEMO if data in (None, RunConfig().data.name) else None)
-    resolved = _load(base, [*(overrides or []), *options], weights, TrainConfig)
-    from fairpate.app.progress import Reporter
-    from fairpate.app.train import summarise_training, train_method
-
-    finished = train_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
-    terminal().print(summarise_training(finished))
 
 
 @app.command()
@@ -300,16 +291,13 @@ def card(
 
 @app.command()
 def report(folder: RunFolder) -> None:
-    """Write the two reports of a finished run again; nothing is trained, asked or charged."""
-    from fairpate.app.pipeline import run_pipeline
+    """Write the reports of a finished run again; nothing is trained, asked or charged."""
     from fairpate.app.progress import Reporter
-    from fairpate.app.rundir import open_run_directory
+    from fairpate.app.run import finished_run, run_method
     from fairpate.app.summary import summarise
 
-    found, config = open_run_directory(folder)
-    found.require_finished()
-    run_pipeline(config.model_copy(update={"out": found.root}), Reporter(quiet=True))
-    terminal().print(summarise(found))
+    found, config = finished_run(folder)
+    terminal().print(summarise(run_method(config.model_copy(update={"out": found.root}), Reporter(quiet=True))))
 
 
 @app.command()
@@ -495,27 +483,31 @@ def _arguments() -> Iterator[None]:
 
 
 def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
-    settings = [f"data.options.{option}" for option in options or []]
-    return _at(load_config(None, [f"data.name={json.dumps(name)}", *settings]).data, data_dir)
+    values: dict[str, Any] = {"name": name}
+    for option in options or []:
+        apply_override(values, f"options.{option}")
+    return _at(parse_config(values, DataConfig), data_dir)
 
 
-def _load(path: Path | None, overrides: list[str] | None, weights: str | None, schema: type[Config]) -> Config:
+def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
     """The configuration, with ``weights`` for all of its models that can start from a file."""
-    values = load_values(path, overrides, schema=schema)
-    if weights is not None:
-        named = {section: values[section]["model"]["name"] for section in ("teachers", "student")}
-        starting = [section for section, name in named.items() if name in BACKBONES]
-        if not starting:
-            raise ConfigError(
-                f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
-                "set teachers.model.name or student.model.name."
-            )
-        for section in starting:
-            apply_override(values, f"{section}.model.weights={json.dumps(weights)}")
-    return parse_config(values, schema)
+    from fairpate.methods.load import load_method
+
+    config = load_method(path, overrides, method=method)
+    if weights is None:
+        return config
+    named = {name: part.model.name for name in ("teachers", "student") if (part := getattr(config, name, None))}
+    starting = [section for section, name in named.items() if name in BACKBONES]
+    if not starting:
+        raise ConfigError(
+            f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
+            f"set {' or '.join(f'{section}.model.name' for section in named)}."
+        )
+    files = [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
+    return load_method(path, [*overrides, *files], method=method)
 
 
-def _with_places(config: Config, *, out: Path | None, data_dir: Path | None) -> Config:
+def _with_places(config: Method, *, out: Path | None, data_dir: Path | None) -> Method:
     if out is not None:
         check_output_folder(out, "--out")
     return config.model_copy(update={"out": out or config.out, "data": _at(config.data, data_dir)})

@@ -27,21 +27,23 @@ from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import create_run_directory
 from fairpate.app.trained_on import record_data, with_given_data
-from fairpate.baselines.attribute import require_unseen
-from fairpate.baselines.estimators import Classifier, required_pool
-from fairpate.baselines.method import PublicPool, Trained
-from fairpate.config import AggregatorConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
+from fairpate.config import (
+    AggregatorConfig,
+    CalibrationConfig,
+    ModelConfig,
+    PrivacyTarget,
+    RayConfig,
+    StudentConfig,
+    TeachersConfig,
+)
 from fairpate.data import Dataset, Split
 from fairpate.data.identity import counted
-from fairpate.train_config import (
-    CalibrationConfig,
-    FldConfig,
-    PateConfig,
-    PateSInConfig,
-    PrivacyTarget,
-    SfPateConfig,
-    TrainConfig,
-)
+from fairpate.methods.attribute import require_unseen
+from fairpate.methods.estimators import Classifier, required_pool
+from fairpate.methods.pf_ld import FldConfig
+from fairpate.methods.sf_pate import SfPateConfig
+from fairpate.methods.TODO import PateConfig, PateSInConfig, TrainConfig
+from fairpate.methods.trained import PublicPool, Trained
 from fairpate.types import GateRule
 
 _TEACHERS, _AGGREGATOR, _STUDENT = TeachersConfig(), AggregatorConfig(), StudentConfig()
@@ -55,7 +57,7 @@ class PateClassifier(Classifier):
     ``teachers``, ``aggregator``, ``student`` and ``ray`` are sections of the configuration, ``pate`` says what the
     target limits; public records are the queries, in their order. ``student.model`` is the architecture. Noise comes
     from the operating system unless ``aggregator.noise`` is ``seeded``. ``calibration``, ``idp3`` and ``random_state``
-    as for :class:`fairpate.baselines.estimators.DpSgdClassifier`.
+    as for :class:`fairpate.methods.estimators.DpSgdClassifier`.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ from aggregator.budget import queries_that_fit
 from aggregator.ledger import Ledger, LedgerError, LedgerTerms
 from aggregator.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
-from fairpate.baselines import sf_pate
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.privacy import accountant, fair_training, laplace, smooth_sensitivity
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, Event
@@ -48,7 +47,7 @@ FloatArray = npt.NDArray[np.float64]
 _MOST_DISTRIBUTIONS = 8  # of loss distributions composed at once; beyond, Renyi curves alone are added
 _BLOCK = 256
 """Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
-_PRICED = (accountant, fair_training, laplace, smooth_sensitivity, sf_pate)  # whose events have registered prices
+_PRICED = (accountant, fair_training, laplace, smooth_sensitivity)  # whose events have registered prices
 _log = logging.getLogger(__name__)
 
 
@@ -313,7 +312,7 @@ class LedgerMeter:
     def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False, planned: int = 0) -> None:
         self._meter, self._terms = meter, terms
         self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._event = sf_pate.AttributeQueries if attribute_only else ConfidentGnmaxQueries
+        self._event = fair_training.AttributeQueries if attribute_only else ConfidentGnmaxQueries
         self._settled, self._held = 0, (0, 0)
         self._ledger: Ledger | None = None
 

@@ -1,7 +1,7 @@
 """Noise from budget: the teachers, threshold, noises and queries of Confident-GNMax that fit an epsilon and a delta.
 
 A plan is made from votes: those that an assumed consensus would give, or real ones. It keeps the target in one of the
-two ways of :mod:`fairpate.app.methods.pate`: data-independently, whatever the votes, or by the data-dependent privacy
+two ways of :mod:`fairpate.methods.pate`: data-independently, whatever the votes, or by the data-dependent privacy
 cost. What the votes say beside it (answers, right labels, their price) is a forecast under the assumption. From real
 votes every number here is private, the choice among plans included: no epsilon covers it.
 
@@ -31,17 +31,16 @@ from rich.table import Table
 from rich.text import Text
 from scipy import special, stats
 
-from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import require_data_by_name
-from fairpate.config import ConfigError, DataConfig, parse_config, read_yaml
+from fairpate.config import ConfigError, DataConfig, PrivacyTarget, parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
+from fairpate.methods.pate import mechanism_within
 from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.train_config import PrivacyTarget
 from fairpate.types import IntArray, MechanismParameters
 
 FloatArray = npt.NDArray[np.float64]
@@ -258,7 +257,7 @@ def _noises(epsilon: float, delta: float, num_queries: int, ratio: float, has_th
     unscaled = MechanismParameters(
         threshold=0.0 if has_threshold else -math.inf, threshold_stddev_votes=ratio, noise_stddev_votes=1.0
     )
-    return mechanism_within(unscaled, PrivacyTarget(epsilon=epsilon, delta=delta), num_queries=num_queries)
+    return mechanism_within(unscaled, epsilon=epsilon, delta=delta, num_queries=num_queries)
 
 
 def answer_probabilities(profile: Profile, mechanism: MechanismParameters) -> FloatArray:

@@ -20,65 +20,99 @@ from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
 from fairpate.app.admission import answer_admitted
-from fairpate.app.odometer import LedgerMeter, Meter, Standing, standing_remarks
+from fairpate.app.odometer import LedgerMeter, Meter
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
 from fairpate.app.tables import read_labels, write_labels
-from fairpate.config import ConfigError, RunConfig
+from fairpate.config import AggregatorConfig, BudgetConfig, ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.fair_training import AttributeQueries
 from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity
-from fairpate.types import STOPPED_BY_VOTES, Budget, LabelledSet, PrivacyStatement, VoteBatch
+from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, VoteBatch
 
 _BLOCK = 256
 """Queries of a run that share a transaction, and that one crash can waste."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
-    """What came out of the aggregator: labels and a statement for everybody, spending for the operator.
+class ReleasePlan:
+    """All that fixes a release of labels before the first vote.
 
-    ``over_budget`` queries found no room and cost nothing. ``planned`` are the events that were fixed before the
-    first query: what those that were submitted cost, unless their number depends on released labels.
+    ``delta`` is what prices are stated at; ``attribute_only``: teachers tell of the sensitive attribute alone;
+    ``student`` learns between the rounds of an admission.
+    """
+
+    settings: AggregatorConfig
+    gate: GateRule
+    budget: BudgetConfig | None
+    delta: float
+    num_teachers: int
+    noise: Noise
+    seed: int
+    student: StudentConfig
+    attribute_only: bool = False
+
+    @property
+    def source(self) -> NoiseSource:
+        """Where the noise comes from."""
+        return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+
+    @property
+    def counted_beforehand(self) -> int:
+        """How many queries count although fewer may be submitted, as released labels decide; 0 where none do."""
+        return (self.settings.num_queries or 0) if self.settings.admission is not None else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """What came out of the aggregator: labels and outcomes for everybody, spending for the operator.
+
+    ``over_budget`` queries found no room and cost nothing. ``events`` were fixed before the first query: what those
+    that were submitted cost, unless their number depends on released labels. ``epsilon_bound`` is the guarantee where
+    it is above what the events cost; ``remarks`` qualify it.
     """
 
     labelled: LabelledSet
-    statement: PrivacyStatement
+    queries: QueryOutcomes
     spending: Spending
     over_budget: int
-    planned: tuple[accountant.Event, ...]
+    events: tuple[accountant.Event, ...]
+    noise: str
+    epsilon_bound: float | None
+    remarks: tuple[str, ...]
 
 
-def choose_queries(dataset: Dataset, config: RunConfig) -> Split:
+def choose_queries(dataset: Dataset, settings: AggregatorConfig) -> Split:
     """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(_keys(dataset.public)):
         first_of.setdefault(key, row)
-    wanted = config.aggregator.num_queries or len(first_of)
+    wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
         raise ConfigError(
             f"aggregator.num_queries: {wanted} queries asked, {len(first_of)} different public records there; "
             "lower it, or raise data.num_public."
         )
-    if config.aggregator.admission is not None:
+    if settings.admission is not None:
         wanted = len(first_of)
     return dataset.public.take(list(first_of.values())[:wanted])
 
 
-def check_budget(config: RunConfig, dataset: Dataset, queries: Split) -> int:
+def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     """How many of the planned queries the budget has room for; all, where that depends on votes.
 
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query, or
     for the publication that is planned beside the queries.
     """
-    settings, wanted = config.aggregator, config.aggregator.num_queries or len(queries)
-    if settings.budget is None:
-        _publication(config, num_classes=dataset.num_classes)
+    settings, wanted = plan.settings, plan.settings.num_queries or len(queries)
+    if plan.budget is None:
+        _publication(settings, num_classes=dataset.num_classes)
         return wanted
-    terms = ledger_terms(config, dataset, ensemble="planned")
+    terms = ledger_terms(plan, dataset, ensemble="planned")
     fitting = queries_that_fit(terms, wanted)
     if not fitting:
         raise ConfigError(
@@ -100,27 +134,26 @@ def _budget_words(budget: Budget) -> str:
 
 def release_labels(
     run: RunDirectory,
-    config: RunConfig,
+    plan: ReleasePlan,
     dataset: Dataset,
     queries: Split,
     votes: VoteBatch,
     on_progress: Advance,
     *,
     meter: Meter | None,
-    attribute_only: bool = False,
 ) -> Release:
-    """Ask the aggregator every query, and write labels and statement. However often it runs, one release results.
+    """Ask the aggregator every query, and write the labels. However often it runs, one release results.
 
-    ``meter`` counts it in the operator's odometer, where it is counted; ``attribute_only``: as of the attribute alone.
+    ``meter`` counts it in the operator's odometer, where it is counted.
     """
-    keys, source = _keys(queries), noise_source(config)
-    terms = ledger_terms(config, dataset, ensemble=votes.ensemble)
+    keys = _keys(queries)
+    terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
     if meter is not None:
-        ledger_meter = LedgerMeter(meter, terms, attribute_only=attribute_only, planned=planned_beforehand(config))
+        ledger_meter = LedgerMeter(meter, terms, attribute_only=plan.attribute_only, planned=plan.counted_beforehand)
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
-        session = AggregatorSession(ledger, source=source)
-        result = _submit(votes, keys, queries, session, config, dataset, on_progress)
+        session = AggregatorSession(ledger, source=plan.source)
+        result = _submit(votes, keys, queries, session, plan, dataset, on_progress)
         if not result.replies:
             raise ConfigError(
                 f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
@@ -135,37 +168,59 @@ def release_labels(
         )
         if ledger_meter is not None:
             ledger_meter.settle(ledger)
-    planned = _planned(spending, config)
     by_service = len(result.replies) < len(spending.charges_Q)
-    standing = None if meter is None else meter.standing(delta=spending.target_delta)
-    statement = state_privacy(spending, None if by_service else planned, standing)
     write_labels(result.labelled, run.labels)
-    write_json(run.statement, statement.to_json())
+    return _priced(result, spending, plan, by_service=by_service)
+
+
+def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_service: bool) -> Release:
+    """The release with its events: every reservation and publication at its full cost, whatever came of it.
+
+    Where a service asked too, only the ledger's budget was fixed before the first query.
+    """
+    outcomes, submitted = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
+    planned = (_planned(spending, plan), *spending.publications)
+    spent = accountant.epsilon([submitted, *spending.publications], target_delta=plan.delta).epsilon
+    bound = epsilon_fixed_beforehand(spending.terms)
+    if bound is not None and not by_service:
+        bound = min(bound, accountant.epsilon(planned, target_delta=plan.delta).epsilon)
+    events = planned if not by_service else (submitted, *spending.publications)
     return Release(
         labelled=result.labelled,
-        statement=statement,
+        queries=QueryOutcomes(
+            submitted=len(outcomes),
+            answered=outcomes.count("answered"),
+            rejected_confidence=outcomes.count("confidence"),
+            rejected_fairness=outcomes.count("fairness"),
+            refused_free=outcomes.count("free"),
+            epsilon_submitted=spent,
+            epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=plan.delta),
+        ),
         spending=spending,
         over_budget=result.over_budget,
-        planned=planned,
+        events=tuple(_of_attribute(event) for event in events) if plan.attribute_only else events,
+        noise=spending.terms.noise,
+        epsilon_bound=bound,
+        remarks=_remarks(spent, bound, len(outcomes)),
     )
 
 
-def planned_beforehand(config: RunConfig) -> int:
-    """How many queries count although fewer may be posed, because released labels decide; 0 where none do."""
-    return (config.aggregator.num_queries or 0) if config.aggregator.admission is not None else 0
+def _of_attribute(event: accountant.Event) -> accountant.Event:
+    """The same queries to teachers whose sensitive attributes alone are hidden."""
+    return AttributeQueries(**vars(event)) if isinstance(event, accountant.ConfidentGnmaxQueries) else event
 
 
-def _planned(spending: Spending, config: RunConfig) -> tuple[accountant.Event, ...]:
-    """What the run costs whatever labels it sees.
+def _planned(spending: Spending, plan: ReleasePlan) -> accountant.ConfidentGnmaxQueries:
+    """What the queries cost whatever labels they give.
 
-    Admission in rounds may submit fewer queries than configured because of released labels. A reservation that a crash
-    left open counts as it is: no label decides over a crash.
+    Admission in rounds may submit fewer than configured because of released labels. A reservation that a crash left
+    open counts as it is: no label decides over a crash.
     """
     queries = spending.posed(0, len(spending.charges_Q))
-    if config.aggregator.admission is not None:
-        lost = queries.count - len(spending.charges_Q)
-        queries = replace(queries, count=max((config.aggregator.num_queries or 0) + lost, queries.count))
-    return (queries, *spending.publications)
+    if plan.settings.admission is None:
+        return queries
+    lost = queries.count - len(spending.charges_Q)
+    return replace(queries, count=max((plan.settings.num_queries or 0) + lost, queries.count))
 
 
 def _submit(
@@ -173,12 +228,12 @@ def _submit(
     keys: Sequence[str],
     queries: Split,
     session: AggregatorSession,
-    config: RunConfig,
+    plan: ReleasePlan,
     dataset: Dataset,
     on_progress: Advance,
 ) -> SessionResult:
     """Algorithm 1, or the same in rounds of admitted queries."""
-    if config.aggregator.admission is None:
+    if plan.settings.admission is None:
         return answer_queries(
             votes,
             keys=keys,
@@ -186,53 +241,52 @@ def _submit(
             block_size=_BLOCK,
             on_progress=lambda done: on_progress(done, len(keys)),
         )
-    total = config.aggregator.num_queries or len(keys)
+    total = plan.settings.num_queries or len(keys)
     return answer_admitted(
         votes,
         keys=keys,
         queries=queries,
         session=session,
-        config=config,
-        dataset=dataset,
-        seed=config.seed,
+        admission=plan.settings.admission,
+        total=total,
+        gate=plan.gate,
+        student=plan.student,
+        num_classes=dataset.num_classes,
+        num_groups=dataset.num_groups,
+        seed=plan.seed,
         block_size=_BLOCK,
         on_progress=lambda done: on_progress(done, total),
     )
 
 
-def noise_source(config: RunConfig) -> NoiseSource:
-    """Where the run's noise comes from."""
-    return OsEntropy() if config.aggregator.noise == "os_entropy" else SeededSource(config.seed)
-
-
-def ledger_terms(config: RunConfig, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
-    """What the run's ledger is a ledger of. Without a configured budget the run's queries fit, and one wasted block."""
-    settings = config.aggregator
+def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
+    """What the run's ledger is a ledger of. Without a planned budget the run's queries fit, and one wasted block."""
+    settings = plan.settings
     terms = LedgerTerms(
         mechanism=settings.mechanism,
-        gate=settings.gate,
-        budget=Budget(kind="query_count", delta=settings.target_delta, max_queries=1),
-        num_teachers=config.teachers.num_teachers,
+        gate=plan.gate,
+        budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
+        num_teachers=plan.num_teachers,
         num_classes=dataset.num_classes,
         num_groups=dataset.num_groups,
-        noise=noise_source(config).label,
+        noise=plan.source.label,
         ensemble=ensemble,
-        publication=_publication(config, num_classes=dataset.num_classes),
+        publication=_publication(settings, num_classes=dataset.num_classes),
     )
-    if settings.budget is not None:
-        return replace(terms, budget=settings.budget.at(settings.target_delta))
+    if plan.budget is not None:
+        return replace(terms, budget=plan.budget.at(plan.delta))
     epsilon = epsilon_data_independent(
         terms,
-        num_queries=(settings.num_queries or len(choose_queries(dataset, config))) + _BLOCK,
+        num_queries=(settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK,
         num_publications=0 if terms.publication is None else 1,
     )
-    budget = Budget(kind="data_independent", delta=settings.target_delta, epsilon=epsilon)
+    budget = Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon)
     return replace(terms, budget=budget)
 
 
-def _publication(config: RunConfig, *, num_classes: int) -> SmoothRelease | None:
+def _publication(settings: AggregatorConfig, *, num_classes: int) -> SmoothRelease | None:
     """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
-    settings, planned = config.aggregator, config.aggregator.publication
+    planned = settings.publication
     if planned is None:
         return None
     try:
@@ -245,49 +299,15 @@ def _publication(config: RunConfig, *, num_classes: int) -> SmoothRelease | None
     return release
 
 
-def state_privacy(
-    spending: Spending, planned: Sequence[accountant.Event] | None, standing: Standing | None
-) -> PrivacyStatement:
-    """The publishable claim: every reservation and publication at its full cost, whatever came of it.
-
-    ``planned`` are the events that were fixed before the first query; None where only the ledger's budget was.
-    ``standing`` is where the run stands among all releases on its data set; None where it is not counted.
-    """
-    outcomes, event = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
-    delta = spending.target_delta
-    price = accountant.epsilon([event, *spending.publications], target_delta=delta)
-    bound = epsilon_fixed_beforehand(spending.terms)
-    if bound is not None and planned is not None:
-        bound = min(bound, accountant.epsilon(planned, target_delta=delta).epsilon)
-    return PrivacyStatement(
-        unit=event.unit,
-        relation=event.relation,
-        delta=price.delta,
-        epsilon_data_independent=price.epsilon,
-        epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=delta),
-        queries_posed=len(outcomes),
-        answered=outcomes.count("answered"),
-        rejected_confidence=outcomes.count("confidence"),
-        rejected_fairness=outcomes.count("fairness"),
-        refused_free=outcomes.count("free"),
-        noise=spending.terms.noise,
-        tuning_accounted=False,
-        epsilon_fixed_beforehand=bound,
-        earlier_releases=None if standing is None else standing.earlier,
-        epsilon_with_earlier=None if standing is None else standing.epsilon,
-        remarks=(*_remarks(price.epsilon, bound, len(outcomes)), *standing_remarks(standing, delta=delta)),
-    )
-
-
 def _remarks(epsilon: float, bound: float | None, num_queries: int) -> tuple[str, ...]:
     if bound is None:
         return (STOPPED_BY_VOTES,)
     if bound <= epsilon:
         return ()
     return (
-        f"Released labels may have decided how many queries were posed. The guarantee is the bound that was fixed "
+        f"Released labels may have decided how many queries were submitted. The guarantee is the bound that was fixed "
         f"before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(epsilon)} prices the {num_queries} that were "
-        "posed.",
+        "submitted.",
     )
 
 
@@ -332,7 +352,7 @@ def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
     lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
     stated = 0
     if run.statement.exists():
-        stated = read_json(run.statement)["queries_posed"]
+        stated = read_json(run.statement)["queries"]["submitted"]
     if lost or ledger.num_outcomes < stated:
         lacks = f"{len(lost)} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
         raise RunDirectoryError(

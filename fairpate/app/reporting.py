@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.ledger import Charge, LedgerTerms
-from fairpate.app.rundir import RunDirectory, write_json, write_text
+from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.evaluation.report import (
@@ -25,7 +25,7 @@ from fairpate.evaluation.report import (
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
-from fairpate.types import PrivacyStatement
+from fairpate.types import PrivacyStatement, Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
 _MAX_COURSE_POINTS = 200
@@ -99,13 +99,15 @@ def write_reports(
     *,
     title: str,
     num_public_records: int,
-    spending: Spending,
+    spending: Spending | None,
     statement: PrivacyStatement,
     evaluations: dict[str, Evaluation],
     reject_option: RejectOptionSpread | None,
     num_training_labels: int | None,
 ) -> None:
-    """Write ``public/report.html``, ``private/report.html`` and ``private/costs.json``."""
+    """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
+    if spending is None:
+        return
     public = PublicReport(
         title=title,
         statement=statement,
@@ -124,7 +126,6 @@ def write_reports(
         num_training_labels=num_training_labels,
     )
     private = _private_report(public, spending)
-    write_json(run.costs, costs(spending, statement))
     write_text(run.private_report, private_report(private))
     write_text(run.public_report, public_report(public))
 
@@ -150,17 +151,19 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     )
 
 
-def costs(spending: Spending, statement: PrivacyStatement) -> dict[str, Any]:
+def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
     """What was really spent: the operator may know it and nobody may publish it."""
     delta, posed = spending.target_delta, len(spending.charges_Q)
     events: list[accountant.Event] = [spending.drawn(0, posed), *spending.publications]
     price = accountant.epsilon_data_dependent(events, target_delta=delta)
     as_published_A = spending.as_published(0, posed)
     return {
-        "unit": statement.unit,
-        "relation": statement.relation,
-        "delta": statement.delta,
-        "epsilon_data_independent": statement.epsilon_data_independent,
+        "unit": unit,
+        "relation": relation,
+        "delta": delta,
+        "epsilon_data_independent": accountant.epsilon(
+            [spending.posed(0, posed), *spending.publications], target_delta=delta
+        ).epsilon,
         "epsilon_data_dependent": price.epsilon,
         "epsilon_as_published": accountant.epsilon_of_curve(as_published_A, DEFAULT_ORDERS, target_delta=delta)[0],
         "order": price.order,

@@ -6,36 +6,43 @@ teachers, votes and the ledger. A file that exists is whole, and an interrupted 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fairpate import __version__
-from fairpate.config import Config, RunConfig, load_config
+from fairpate.config import read_yaml
 from fairpate.files import check_output_folder, write_atomically
 from fairpate.storage import Storage, open_storage
-from fairpate.types import UsageError, UserError
+from fairpate.types import PrivacyStatement, UsageError, UserError
+
+if TYPE_CHECKING:
+    from fairpate.methods.definition import Method
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
-_START = {"weights": {"path"}}  # a file is known by its checksum
-# Where a run happens does not change what it computes.
-_PLACES = {
-    "out": True,
-    "storage": True,
-    "ray": True,
-    "data": {"data_dir"},
-    "teachers": {"engine": True, "block_size": True, "model": _START},
-    "student": {"model": _START},
-}
+# Where a run happens does not change what it computes; a file of weights is known by its checksum.
+_PLACES = (
+    "out",
+    "storage",
+    "ray",
+    "data.data_dir",
+    "teachers.engine",
+    "teachers.block_size",
+    "teachers.model.weights.path",
+    "student.model.weights.path",
+)
 
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
@@ -144,29 +151,42 @@ class RunDirectory:
         """Versions, machine and revision."""
         return self.root / "environment.json"
 
-    def require_finished(self) -> None:
-        """RunDirectoryError if a stage that costs something is still to be done."""
-        for path in (self.votes, self.ledger, self.statement, self.student, self.metrics):
+    def require_finished(self, *, with_votes: bool) -> None:
+        """RunDirectoryError if a stage that costs something is still to be done; votes where the method has some."""
+        of_votes = (self.votes, self.ledger) if with_votes else ()
+        for path in (*of_votes, self.statement, self.student, self.metrics):
             if not path.is_file():
                 raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
 
 
-def checkpoint_folder(config: RunConfig, own: Path) -> Path | Storage:
-    """Where the teachers of this configuration are kept: its storage, or the folder ``own`` of this machine.
+def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
+    """Where teachers are kept: the configured ``storage``, or the folder ``own`` of this machine.
 
     StorageError where the storage cannot be used.
     """
-    return own if config.storage is None else open_storage(config.storage)
+    return own if storage is None else open_storage(storage)
 
 
-def config_digest(config: RunConfig) -> str:
+def config_digest(config: Method) -> str:
     """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
     return values_digest(determining_values(config))
 
 
-def determining_values(config: RunConfig) -> dict[str, Any]:
+def determining_values(config: Method) -> dict[str, Any]:
     """What ``config`` computes, as plain values: without the places where it happens."""
-    return config.model_dump(mode="json", exclude=_PLACES)  # type: ignore[arg-type]
+    return _without_places(config.model_dump(mode="json"))
+
+
+def _without_places(values: dict[str, Any]) -> dict[str, Any]:
+    kept = copy.deepcopy(values)
+    for place in _PLACES:
+        *parents, field = place.split(".")
+        section: Any = kept
+        for name in parents:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(field, None)
+    return kept
 
 
 def values_digest(values: dict[str, Any]) -> str:
@@ -174,9 +194,15 @@ def values_digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def check_run_directory(config: RunConfig) -> RunDirectory:
+def default_folder(config: Method) -> Path:
+    """``runs/METHOD-DATA-DIGEST``."""
+    words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
+    return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
+
+
+def check_run_directory(config: Method) -> RunDirectory:
     """Where this configuration runs, found fit for it; nothing is written. Errors as :func:`create_run_directory`."""
-    run = RunDirectory(root=config.out or Path("runs") / f"{config.data.name}-{config_digest(config)}")
+    run = RunDirectory(root=config.out or default_folder(config))
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
             f"{run.root}: lies in the working directory of a Ray job, which is deleted after it, the ledger too; "
@@ -190,7 +216,7 @@ def check_run_directory(config: RunConfig) -> RunDirectory:
     return run
 
 
-def create_run_directory(config: RunConfig) -> RunDirectory:
+def create_run_directory(config: Method) -> RunDirectory:
     """The directory of this configuration: a new one, or the one where an earlier run of it left off.
 
     RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError where
@@ -208,32 +234,24 @@ def create_run_directory(config: RunConfig) -> RunDirectory:
     return run
 
 
-@overload
-def open_run_directory(root: Path) -> tuple[RunDirectory, RunConfig]: ...
+def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
+    """The run in ``root`` and its configuration, whatever its method."""
+    from fairpate.methods.load import load_method  # methods know of run directories, so not above
 
-
-@overload
-def open_run_directory(root: Path, *, schema: type[Config]) -> tuple[RunDirectory, Config]: ...
-
-
-def open_run_directory(root: Path, *, schema: type[RunConfig] = RunConfig) -> tuple[RunDirectory, RunConfig]:
-    """The run in ``root`` and its configuration."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         raise RunFolderError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
-    return run, load_config(run.config, schema=schema)
+    return run, load_method(run.config)
 
 
-def _require_same(run: RunDirectory, config: RunConfig) -> None:
-    _, earlier = open_run_directory(run.root, schema=type(config))
-    if config_digest(earlier) == config_digest(config):
-        return
-    before, now = (_flatten(determining_values(c)) for c in (earlier, config))
+def _require_same(run: RunDirectory, config: Method) -> None:
+    before, now = (_flatten(_without_places(c)) for c in (read_yaml(run.config), config.model_dump(mode="json")))
     names = sorted(before.keys() | now.keys())
     changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-    raise RunFolderError(
-        f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
-    )
+    if changes:
+        raise RunFolderError(
+            f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
+        )
 
 
 def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -244,6 +262,15 @@ def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
         for name, value in values.items()
         for path, leaf in _flatten(value, f"{prefix}.{name}" if prefix else name).items()
     }
+
+
+def plain(value: Any) -> Any:
+    """Strict JSON values: an undefined number and an infinite one are null."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str) -> None:
@@ -267,6 +294,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
     return value
+
+
+def read_statement(run: RunDirectory) -> PrivacyStatement:
+    """The published statement. RunDirectoryError for a missing or damaged one."""
+    values = read_json(run.statement)
+    try:
+        return PrivacyStatement.from_json(values)
+    except (TypeError, KeyError) as error:
+        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
 
 
 def environment() -> dict[str, Any]:

@@ -24,12 +24,14 @@ from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
-from fairpate.app.release import choose_queries, ledger_terms, noise_source, open_ledger, planned_beforehand
-from fairpate.app.rundir import RunDirectory, checkpoint_folder, open_run_directory
+from fairpate.app.release import choose_queries, ledger_terms, open_ledger
+from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder, open_run_directory
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import record_data, require_data_by_name
-from fairpate.config import RayConfig, RunConfig
+from fairpate.config import AggregatorConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.methods.definition import Method
+from fairpate.methods.pate import PateFamily
 from fairpate.types import IntArray, VoteBatch
 from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
@@ -41,33 +43,35 @@ _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
 
 
-def open_backend(root: Path, config: RunConfig, state: Path | None = None) -> Backend:
+def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> Backend:
     """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
     ``state`` is the operator's folder, where the odometer lies; None: this process's own.
     """
     run = RunDirectory(root=root)
-    dataset = load_dataset(config.data)
-    record_data(run, dataset, given_from_python=False)
+    named = load_dataset(config.data)
+    record_data(run, named, given_from_python=False)
+    dataset = config.queried(named)
     with RayPool(config.ray) as pool:
         ensemble = train_ensemble(
             dataset.private,
             config.teachers,
             num_classes=dataset.num_classes,
             seed=config.seed,
-            checkpoint_dir=checkpoint_folder(config, run.teachers),
+            checkpoint_dir=checkpoint_folder(config.storage, run.teachers),
             pool=pool,
         )
-    terms, queries = ledger_terms(config, dataset, ensemble=ensemble.digest), choose_queries(dataset, config)
+    plan = config.plan(dataset)
+    terms, queries = ledger_terms(plan, dataset, ensemble=ensemble.digest), choose_queries(dataset, plan.settings)
 
     def open_books() -> tuple[Ledger, AggregatorSession]:
-        meter = Meter(run, Odometer(state), data=dataset.name, method="fairpate")
-        ledger_meter = LedgerMeter(meter, terms, planned=planned_beforehand(config))
+        meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
+        ledger_meter = LedgerMeter(meter, terms, attribute_only=plan.attribute_only, planned=plan.counted_beforehand)
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter)
-        return ledger, AggregatorSession(ledger, source=noise_source(config))
+        return ledger, AggregatorSession(ledger, source=plan.source)
 
     ledger, session = open_books()
-    public = public_pool(dataset, config)
+    public = public_pool(dataset, plan.settings)
     voters = Voters(ensemble, config.ray)
     return Backend(
         ledger=ledger,
@@ -81,10 +85,9 @@ def open_backend(root: Path, config: RunConfig, state: Path | None = None) -> Ba
     )
 
 
-def public_pool(dataset: Dataset, config: RunConfig) -> PublicPool:
+def public_pool(dataset: Dataset, settings: AggregatorConfig) -> PublicPool:
     """Every public record, each content once; the run's own queries come first, in the order they were asked."""
-    everything = config.model_copy(update={"aggregator": config.aggregator.model_copy(update={"num_queries": None})})
-    public = choose_queries(dataset, everything)
+    public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
     return PublicPool(
         features=public.x.numpy(),
         groups_N=public.z.numpy(),
@@ -125,7 +128,7 @@ def serve_aggregator(
     ServiceError, LedgerError or RunDirectoryError where it cannot start or ends for good.
     """
     check_exposure(settings)
-    run, config = _finished_run(root)
+    run, config = _run_with_votes(root)
     require_data_by_name(run)
     with _ray(config.ray, detach=detach):
         service = start_service(
@@ -159,8 +162,9 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
         from student.replicas import serve_student, stop_student
     except ImportError as error:
         raise ServiceError(f"Ray Serve is not installed ({error}); run `pip install 'fairpate[serve]'`.") from error
-    with _ray(config.ray, detach=False):
-        cpus = config.ray.num_cpus / num_replicas
+    ray = config.ray if isinstance(config, PateFamily) else RayConfig()
+    with _ray(ray, detach=False):
+        cpus = ray.num_cpus / num_replicas
         serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at http://{url_host(host)}:{port} (documentation: /docs)")
@@ -173,7 +177,7 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
 
 def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
     """End the service that ``serve_aggregator(detach=True)`` left on the cluster."""
-    run, config = _finished_run(root)
+    run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
         actor = find_service(name)
@@ -188,13 +192,23 @@ def service_name(run: RunDirectory) -> str:
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _finished_run(root: Path) -> tuple[RunDirectory, RunConfig]:
+def _finished_run(root: Path) -> tuple[RunDirectory, Method]:
     run, config = open_run_directory(root)
-    run.require_finished()
+    run.require_finished(with_votes=config.asks_teachers)
     return run, config
 
 
-def _with_absolute_places(config: RunConfig, data_dir: Path | None) -> RunConfig:
+def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
+    """RunFolderError for a run of a method that asks no teachers."""
+    run, config = _finished_run(root)
+    if not isinstance(config, PateFamily):
+        raise RunFolderError(
+            f"{root}: a run of {config.method}, which has no teachers to ask; serve its model with --student."
+        )
+    return run, config
+
+
+def _with_absolute_places(config: PateFamily, data_dir: Path | None) -> PateFamily:
     """The configuration for a process with another working directory and environment."""
     found = data_dir or config.data.data_dir or os.environ.get("FAIRPATE_DATA")
     data = config.data.model_copy(update={"data_dir": None if found is None else Path(found).absolute()})

@@ -36,7 +36,7 @@ from fairpate.evaluation.selection import (
     transfer,
     transfer_frontier,
 )
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import UsageError
 
 _MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fairpate.app.run import read_statement
 from fairpate.app.rundir import RunDirectory, read_json
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
@@ -20,24 +21,29 @@ from student.predict import load_student
 
 def summarise(run: RunDirectory) -> Group:
     """The published numbers of a finished run, and where its files are."""
-    statement = read_json(run.statement)
-    metrics = read_json(run.metrics)
-    gap = metrics["gaps"]["dp_one_vs_rest"]
-    epsilon = (
-        f"{epsilon_text(statement['epsilon_data_independent'])} at delta {statement['delta']:g} "
-        f"({statement['relation']} {statement['unit']}; noise: {statement['noise']})"
+    statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
+    gap, queries = metrics["gaps"]["dp_one_vs_rest"], statement.queries
+    epsilon = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
+    guarantee = (
+        f"{epsilon} at delta {statement.delta:g} ({statement.relation} {statement.unit}; {statement.accounting}; "
+        f"noise: {statement.noise})"
     )
     rows = [
-        ("student accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
+        ("epsilon", guarantee),
+        ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
         *baseline_rows(metrics),
         ("coverage", number_text(metrics["coverage"])),
         ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
-        ("labels released", f"{statement['answered']} of {statement['queries_posed']} queries"),
-        *_trained_on(load_student(run.student).card.num_training_labels, statement["answered"]),
-        ("epsilon, data-independent", epsilon),
-        ("published", str(run.public_report)),
-        ("operator only", str(run.private_report)),
     ]
+    if queries is not None:
+        rows += [
+            ("labels released", f"{queries.answered} of {queries.submitted} queries"),
+            *_trained_on(load_student(run.student).card.num_training_labels, queries.answered),
+        ]
+    rows += [("model", str(run.student)), ("record", str(run.record))]
+    rows += [("report", str(run.public_report))] if run.public_report.exists() else []
+    rows += [("operator only", str(run.private_report))] if queries is not None else []
     return Group(Text(), facts(rows))
 
 

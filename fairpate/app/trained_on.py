@@ -9,18 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.config import DataConfig, RunConfig
+from fairpate.config import DataConfig
 from student.predict import StudentCard, load_student
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
+    from fairpate.methods.definition import Method
 
-Config = TypeVar("Config", bound=RunConfig)
 _GIVEN = "a data set that was given from Python"
 
 
@@ -53,7 +53,7 @@ class DataRecord:
         )
 
 
-def with_given_data(config: Config, dataset: Dataset) -> Config:
+def with_given_data(config: Method, dataset: Dataset) -> Method:
     """``config`` with the name of a data set that was given, and without options that were never read."""
     return config.model_copy(update={"data": DataConfig(name=dataset.name)})
 

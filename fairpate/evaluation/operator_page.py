@@ -42,7 +42,7 @@ def ledgers(report: PrivateReport) -> str:
     """The same run under three ledgers: totals and courses."""
     statement = report.public.statement
     totals = {
-        "Data-independent": statement.epsilon_data_independent,
+        "Data-independent": statement.epsilon,
         "Data-dependent": _last(report.epsilon_data_dependent_course_Q),
         "Data-dependent, as in the paper": _last(report.epsilon_as_published_course_Q),
     }
@@ -72,7 +72,7 @@ def ledgers(report: PrivateReport) -> str:
     )
     return section(
         "Three ledgers for the same run",
-        compared_ledgers(*totals.values(), rejected=statement.rejected_fairness),
+        compared_ledgers(*totals.values(), rejected=statement.queries.rejected_fairness),
         cards(
             card(
                 "Total",

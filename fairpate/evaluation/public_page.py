@@ -78,7 +78,7 @@ def opening(report: PublicReport, kind: str) -> str:
         ),
         (
             "Privacy budget ε",
-            epsilon_text(statement.epsilon_data_independent),
+            epsilon_text(statement.epsilon),
             f"at δ = {delta_text(statement.delta)}; per {statement.unit}, {statement.relation}; data-independent",
         ),
         (
@@ -102,9 +102,9 @@ def opening(report: PublicReport, kind: str) -> str:
 def _outcome(report: PublicReport) -> str:
     measured, statement = report.headline, report.statement
     return (
-        f"{count(report.num_teachers)} teachers answered {count(statement.answered)} of "
-        f"{count(statement.queries_posed)} public queries, which cost "
-        f"<b>ε = {epsilon_text(statement.epsilon_data_independent)}</b> in all. The student was trained on "
+        f"{count(report.num_teachers)} teachers answered {count(statement.queries.answered)} of "
+        f"{count(statement.queries.submitted)} public queries, which cost "
+        f"<b>ε = {epsilon_text(statement.epsilon)}</b> in all. The student was trained on "
         f"{_training_labels(report)}. It is right on <b>{percent(measured.accuracy)}</b> of the test records it "
         f"answers, and its demographic-parity gap is <b>{decimal(measured.disparity)}</b>."
     )
@@ -112,7 +112,7 @@ def _outcome(report: PublicReport) -> str:
 
 def _training_labels(report: PublicReport) -> str:
     """The labels behind the student, beside those that the ledger has released until now."""
-    trained, answered = report.num_training_labels, report.statement.answered
+    trained, answered = report.num_training_labels, report.statement.queries.answered
     if trained is None:
         return "released labels, of which the number was not recorded"
     if trained < answered:
@@ -134,13 +134,17 @@ def pipeline(report: PublicReport) -> str:
     )
     public = _steps(
         [
-            (count(statement.queries_posed), "queries", f"posed, of {count(report.num_public_records)} public records"),
             (
-                count(statement.answered),
+                count(statement.queries.submitted),
+                "queries",
+                f"posed, of {count(report.num_public_records)} public records",
+            ),
+            (
+                count(statement.queries.answered),
                 "labels released",
-                f"{count(statement.rejected_confidence)} refused for low consensus, "
-                f"{count(statement.rejected_fairness)} by the fairness gate, "
-                f"{count(statement.refused_free)} before the vote",
+                f"{count(statement.queries.rejected_confidence)} refused for low consensus, "
+                f"{count(statement.queries.rejected_fairness)} by the fairness gate, "
+                f"{count(statement.queries.refused_free)} before the vote",
             ),
             (
                 percent(report.headline.accuracy),
@@ -161,7 +165,7 @@ def pipeline(report: PublicReport) -> str:
     )
     drawing = (
         f'<div class="pipeline"><div class="zone private"><p>Stays with the operator</p>{private}</div>'
-        f'<div class="gateway"><div><b>ε = {epsilon_text(statement.epsilon_data_independent)}</b>'
+        f'<div class="gateway"><div><b>ε = {epsilon_text(statement.epsilon)}</b>'
         f"<span>noisy votes{'' if math.isinf(report.gate.max_disparity) else ',<br>fairness gate'}</span></div></div>"
         f'<div class="zone public"><p>May be published</p>{public}</div></div>'
         f'<p class="note" style="margin-top:10px">{escape(settings)}</p>'
@@ -188,7 +192,7 @@ def answers(report: PublicReport) -> str:
     curve = charts.curves(
         [
             charts.Curve(
-                name=f"ε = {epsilon_text(statement.epsilon_data_independent)}",
+                name=f"ε = {epsilon_text(statement.epsilon)}",
                 points=course(report.epsilon_course_Q),
             )
         ],
@@ -429,7 +433,7 @@ def _group_card(name: str, measured: Evaluation) -> str:
 def promises(report: PublicReport) -> str:
     """What the guarantee covers and what it does not."""
     statement = report.statement
-    epsilon, delta = epsilon_text(statement.epsilon_data_independent), delta_text(statement.delta)
+    epsilon, delta = epsilon_text(statement.epsilon), delta_text(statement.delta)
     private = statement.noise == "os_entropy"
     held = [
         (
@@ -444,8 +448,8 @@ def promises(report: PublicReport) -> str:
         *_refusals_held(statement),
         "Only a repeat of an earlier query costs nothing: it shows the stored outcome.",
     ]
-    if statement.epsilon_sanitised is not None:
-        held.append(_sanitised_words(statement.epsilon_sanitised, statement.epsilon_data_independent))
+    if statement.queries.epsilon_sanitised is not None:
+        held.append(_sanitised_words(statement.queries.epsilon_sanitised, statement.epsilon))
     not_held = [
         "Test metrics use true labels and groups of the test records. They are outside the guarantee.",
         "No fairness margin was set: the aggregator answered whatever the gap between groups."
@@ -486,7 +490,7 @@ def _totals_held(statement: PrivacyStatement) -> list[str]:
 
 def _refusals_held(statement: PrivacyStatement) -> list[str]:
     """What becomes of refusals in the bound, for those there are."""
-    rejected, free = statement.rejected_fairness, statement.refused_free
+    rejected, free = statement.queries.rejected_fairness, statement.queries.refused_free
     held = []
     if rejected:
         held.append(

@@ -60,9 +60,9 @@ class PublicReport:
     def __post_init__(self) -> None:
         if not self.evaluations:
             raise ValueError("Expected at least one evaluation, got none.")
-        if len(self.epsilon_course_Q) != self.statement.queries_posed:
+        if len(self.epsilon_course_Q) != self.statement.queries.submitted:
             raise ValueError(
-                f"Expected one epsilon per posed query ({self.statement.queries_posed}), "
+                f"Expected one epsilon per posed query ({self.statement.queries.submitted}), "
                 f"got {len(self.epsilon_course_Q)}."
             )
         if len(self.answered_GC) != len(self.headline.group_names):
@@ -101,7 +101,7 @@ class PrivateReport:
     outcomes_Q: Sequence[Outcome]
 
     def __post_init__(self) -> None:
-        posed = self.public.statement.queries_posed
+        posed = self.public.statement.queries.submitted
         for field in (
             "rdp_Q",
             "epsilon_data_dependent_course_Q",

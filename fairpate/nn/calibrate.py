@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import FitConfig
+from fairpate.config import CalibrationConfig, FitConfig
 from fairpate.nn.dpfr import dpfr, hard_disparity
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.optimizer import Optimizer
 from fairpate.nn.predict import predict_logits
-from fairpate.train_config import CalibrationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fairpate.train_config import DpfrConfig
+from fairpate.config import DpfrConfig
 
 
 def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:

@@ -1,6 +1,6 @@
 """What one step of fair private training costs when it releases more than a gradient, or protects less than a record.
 
-Three events beyond a Gaussian sum on a Poisson sample. A Gaussian and a Laplace release on the *same* Poisson sample:
+Events beyond a Gaussian sum on a Poisson sample. A Gaussian and a Laplace release on the *same* Poisson sample:
 composed first and amplified once. Gaussians that hide a sensitive attribute alone, on batches that everybody knows. And
 the same on secret Poisson batches whose other content is not hidden: whether a record is in the batch may show, so
 there is no amplification beyond the mixture of "in" and "out" (joint convexity).
@@ -20,11 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import loss_distributions, subsampled
-from fairpate.privacy.accountant import event_pld, event_rdp
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, event_pld, event_rdp
 from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeQueries(ConfidentGnmaxQueries):
+    """Confident-GNMax queries where only the teachers' sensitive attributes are hidden; priced as the parent."""
+
+    unit: ClassVar[Unit] = "sensitive attribute"
+    relation: ClassVar[Relation] = "replace one"
 
 
 @dataclass(frozen=True, kw_only=True)

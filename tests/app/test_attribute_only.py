@@ -11,8 +11,8 @@ import pytest
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.progress import Reporter
 from fairpate.app.train import train_method
-from fairpate.baselines.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
-from fairpate.baselines.posthoc_estimators import (
+from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.methods.posthoc_estimators import (
     OracleLearnerClassifier,
     PostprocessingClassifier,
     RandomisedResponseClassifier,
@@ -22,7 +22,8 @@ from fairpate.config import ConfigError, load_config, parse_config
 from fairpate.data import REGISTRY
 from fairpate.data.registry import option_showing_attribute
 from fairpate.estimators import SfPateClassifier
-from fairpate.train_config import DpSgdConfig, TrainConfig
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.TODO import TrainConfig
 
 REFUSING = (
     ["method=f_ld"],

@@ -17,13 +17,13 @@ from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.train import size_remarks, train_method
-from fairpate.baselines.sf_pate import AttributeQueries
+from fairpate.methods.sf_pate import AttributeQueries
 from fairpate.config import load_config
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces, SecretBatchAttributeGaussians
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import TELLS_SIZE
 
 pytestmark = pytest.mark.usefixtures("ray_session")

@@ -12,7 +12,7 @@ from fairpate.app.compare.cells import DEMO, Cell, cells_of, load_sweep
 from fairpate.app.rundir import config_digest
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, load_config, parse_config
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 
 CONFIGS = Path(compare.__file__).parents[3] / "configs"
 SWEEPS = sorted(

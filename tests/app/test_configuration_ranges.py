@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, parse_config
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 
 HUGE, INTEGER, SEED = 1e12, 2**31 - 1, 2**63 - 1
 # What each range leaves out: numbers just beyond its ends. By field, or by section and field where names are shared.

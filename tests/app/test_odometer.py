@@ -22,7 +22,7 @@ from fairpate.app.odometer import (
     event_json,
 )
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.baselines.sf_pate import AttributeQueries
+from fairpate.methods.sf_pate import AttributeQueries
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases

@@ -15,7 +15,7 @@ from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
 from fairpate.config import AggregatorConfig, FitConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.estimators import FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier
-from fairpate.train_config import PateSInConfig
+from fairpate.methods.TODO import PateSInConfig
 from fairpate.types import GateRule, MechanismParameters
 
 pytestmark = pytest.mark.usefixtures("ray_session")

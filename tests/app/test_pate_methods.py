@@ -17,7 +17,8 @@ from fairpate.app.tables import read_labels
 from fairpate.app.train import train_method
 from fairpate.config import ConfigError, load_config
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
-from fairpate.train_config import PrivacyTarget, TrainConfig
+from fairpate.config import PrivacyTarget
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import STOPPED_BY_VOTES, MechanismParameters
 from student.predict import load_student
 

@@ -16,7 +16,7 @@ from fairpate.app.train import train_method
 from fairpate.config import ConfigError, DataConfig, load_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from student.predict import load_student
 
 METHODS = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")

@@ -15,13 +15,13 @@ from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
 from fairpate.app.train import train_method
-from fairpate.baselines.mean_parity import UNKNOWN
-from fairpate.baselines.sf_pate import AttributeQueries, with_labels
+from fairpate.methods.mean_parity import UNKNOWN
+from fairpate.methods.sf_pate import AttributeQueries, with_labels
 from fairpate.config import ConfigError, DataConfig, RunConfig, load_config
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import LabelledSet, VoteBatch
 from teachers.shard import assign_teachers, shard_key, shard_rows
 

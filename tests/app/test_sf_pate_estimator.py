@@ -10,7 +10,8 @@ from two_groups import two_groups
 
 from fairpate.config import AggregatorConfig, FitConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.estimators import SfPateClassifier
-from fairpate.train_config import FldConfig, SfPateConfig
+from fairpate.methods.pf_ld import FldConfig
+from fairpate.methods.sf_pate import SfPateConfig
 from fairpate.types import MechanismParameters
 
 pytestmark = pytest.mark.usefixtures("ray_session")

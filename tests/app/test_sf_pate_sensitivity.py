@@ -22,7 +22,7 @@ from fairpate.app.train import train_method
 from fairpate.config import DataConfig, RunConfig, load_config
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.nn.models import build_model
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import VoteBatch
 from teachers.ensemble import train_ensemble
 from teachers.pool import InProcessPool

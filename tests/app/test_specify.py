@@ -11,7 +11,7 @@ from fairpate.app.methods import METHODS
 from fairpate.app.records_table import write_rows
 from fairpate.app.specify import repeat_command
 from fairpate.evaluation.rows import Row
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
 

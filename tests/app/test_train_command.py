@@ -18,7 +18,7 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.train import METHODS, read_statement, train_method
 from fairpate.config import ConfigError, DataConfig, load_config
 from fairpate.data import find_entry, load_dataset
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 from fairpate.types import RunRecord
 from student.predict import load_student
 

@@ -25,7 +25,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, load_config, parse_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import PateClassifier
-from fairpate.train_config import TrainConfig
+from fairpate.methods.TODO import TrainConfig
 
 QUIET = Reporter(quiet=True)
 SETTINGS = [

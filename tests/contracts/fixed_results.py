@@ -15,39 +15,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairpate.app.methods import METHODS
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
-from fairpate.app.train import train_method
-from fairpate.config import DataConfig, RayConfig, load_config
+from fairpate.app.run import run_method
+from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.train_config import TrainConfig
+from fairpate.methods import method_names
+from fairpate.methods.load import configured
 from student.predict import load_student
 from teachers.cluster import start_ray
 
 STORED = Path(__file__).with_name("fixed_results.json")
 PIPELINE = "run"
-SMALL = [
-    "seed=3",
-    "teachers={num_teachers: 12, fit: {epochs: 20, batch_size: 16, learning_rate: 0.01}}",
-    "aggregator={num_queries: 150, noise: seeded, gate: {max_disparity: 0.2, min_count: 10}}",
-    "aggregator.mechanism={threshold: 4, threshold_stddev_votes: 3, noise_stddev_votes: 2}",
-    "student={model: {name: logistic}, fit: {epochs: 30, learning_rate: 0.02}}",
-    "student.idp3={max_disparity: 0.2, min_count: 20}",
-    "ray.num_actors=1",
-]
-TARGET = [
-    "target={epsilon: 8, delta: 1.0e-4, accounting: rdp}",
-    "sgd={epochs: 5, learning_rate: 0.01}",
-    "dp_sgd={epochs: 8, batch_size: 200, learning_rate: 0.3}",
-    "fair_dp_sgd={temperature: 1.0, weight: 0.5}",  # hard predictions follow the last digit of a weight
-    "f_ld={warmup_epochs: 3, epochs: 4}",
-    "pf_ld={warmup_epochs: 3, epochs: 4}",
-    "dp_oracle_learner={num_rounds: 6, min_share: 0.001}",
-    "randomised_response.num_rounds=5",
-]
+SMALL = {
+    "seed": 3,
+    "noise": "seeded",
+    "teachers": {"num_teachers": 12, "fit": {"epochs": 20, "batch_size": 16, "learning_rate": 0.01}},
+    "aggregator": {
+        "num_queries": 150,
+        "gate": {"max_disparity": 0.2, "min_count": 10},
+        "mechanism": {"threshold": 4, "threshold_stddev_votes": 3, "noise_stddev_votes": 2},
+    },
+    "student": {
+        "model": {"name": "logistic"},
+        "fit": {"epochs": 30, "learning_rate": 0.02},
+        "idp3": {"max_disparity": 0.2, "min_count": 20},
+    },
+    "ray": {"num_actors": 1},
+}
+TARGET = {
+    "target": {"epsilon": 8, "delta": 1.0e-4, "accounting": "rdp"},
+    "sgd": {"epochs": 5, "learning_rate": 0.01},
+    "dp_sgd": {"epochs": 8, "batch_size": 200, "learning_rate": 0.3},
+    "fair_dp_sgd": {"temperature": 1.0, "weight": 0.5},  # hard predictions follow the last digit of a weight
+    "f_ld": {"warmup_epochs": 3, "epochs": 4},
+    "pf_ld": {"warmup_epochs": 3, "epochs": 4},
+    "dp_oracle_learner": {"num_rounds": 6, "min_share": 0.001},
+    "randomised_response": {"num_rounds": 5},
+}
 
 
 def two_labels() -> Dataset:
@@ -58,18 +64,13 @@ def two_labels() -> Dataset:
 
 
 def result_of(name: str, out: Path) -> dict[str, Any]:
-    """Train ``name`` (a method, or ``run`` for the whole pipeline) in ``out`` and describe what came of it."""
+    """Train ``name`` (a method, or ``run`` for FairPATE with the noise as configured) in ``out`` and describe it."""
     if name == PIPELINE:
-        return _described(run_pipeline(load_config(None, [*SMALL, f"out={out}"]), Reporter(quiet=True)))
-    seeded = [f"{section}.noise=seeded" for section, field in TrainConfig.model_fields.items() if _has_noise(field)]
+        return _described(run_method(configured(SMALL, [f"out={out}"]), Reporter(quiet=True)))
     # A randomised student is measured by expectation where nothing is refused; refusals would draw labels.
-    overrides = [*SMALL, *TARGET, *seeded, "student.idp3=null", f"method={name}", f"out={out}"]
-    config = load_config(None, overrides, schema=TrainConfig)
-    return _described(train_method(config, Reporter(quiet=True), two_labels()))
-
-
-def _has_noise(field: Any) -> bool:
-    return "noise" in getattr(field.annotation, "model_fields", {}) and field.annotation.__name__ != "AggregatorConfig"
+    values = {**SMALL, **TARGET, "student": {**SMALL["student"], "idp3": None}}
+    config = configured(values, [f"out={out}"], method=name)
+    return _described(run_method(config, Reporter(quiet=True), two_labels()))
 
 
 def _described(run: RunDirectory) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def _described(run: RunDirectory) -> dict[str, Any]:
         "coverage": metrics["coverage"],
         "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
         "weights": [float(weights.sum()), float(weights.abs().sum()), float(weights.square().sum())],
-        **{key: statement[key] for key in ("epsilon", "epsilon_data_independent") if key in statement},
+        "epsilon": statement["epsilon"],
     }
     if run.labels.exists():
         from fairpate.app.tables import read_labels
@@ -94,7 +95,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, start_ray(RayConfig()):
         os.environ["FAIRPATE_STATE"] = folder  # these releases are no operator's
-        results = {name: result_of(name, Path(folder) / name) for name in (PIPELINE, *METHODS)}
+        results = {name: result_of(name, Path(folder) / name) for name in (PIPELINE, *method_names())}
     STORED.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 

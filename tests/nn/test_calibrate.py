@@ -13,7 +13,7 @@ from fairpate.nn.calibrate import calibrate
 from fairpate.nn.fit import fit
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
-from fairpate.train_config import CalibrationConfig
+from fairpate.config import CalibrationConfig
 
 
 def biased() -> tuple[nn.Module, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, stats
 
-from fairpate.baselines.method import price
+from fairpate.methods.trained import price
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import EpsilonAtDelta, Event
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -29,7 +29,7 @@ from fairpate.privacy.laplace import (
     release_epsilon_for,
     sample_discrete_laplace,
 )
-from fairpate.train_config import PrivacyTarget
+from fairpate.config import PrivacyTarget
 
 DELTA = 1e-6
 

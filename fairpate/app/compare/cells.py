@@ -24,8 +24,8 @@ from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fi
 from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, find_entry
 from fairpate.data.files import locate
+from fairpate.methods.TODO import TrainConfig
 from fairpate.names import nearest
-from fairpate.train_config import TrainConfig
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 _PLACES = ("out", "storage", "ray", "data.data_dir", "teachers.engine", "teachers.block_size")

@@ -1,0 +1,346 @@
+"""One run of one method: data, training or votes, the published model, its price, its metrics and its pages.
+
+The same steps for every method. A model starts from the same seed, public records may pre-train, label and calibrate
+it, the reject option may refuse predictions, and one statement, one record and one report result. What has no privacy
+at all goes to ``private/``; everything else is published with the statement that prices it.
+
+A stage whose file exists is done and is read back. A model that was released is never trained again: a repeated command
+goes on from it. From ``private/`` to ``public/`` there is one way: what a method's events price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from fairpate.app.assess import Assessment, assess
+from fairpate.app.backbones import check_weights, with_pinned_weights
+from fairpate.app.odometer import Meter, Odometer, event_from, standing_remarks
+from fairpate.app.progress import Reporter
+from fairpate.app.reporting import write_reports
+from fairpate.app.rundir import (
+    RunDirectory,
+    RunDirectoryError,
+    check_run_directory,
+    create_run_directory,
+    determining_values,
+    open_run_directory,
+    plain,
+    read_json,
+    read_statement,
+    write_json,
+)
+from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.app.students import read_student, student_card
+from fairpate.app.trained_on import record_data, with_given_data
+from fairpate.config import AugmentConfig, ConfigError, DataConfig, Section, StudentConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.files import write_atomically
+from fairpate.methods.attribute import require_unseen
+from fairpate.methods.definition import Method, Training
+from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.trained import Trained
+from fairpate.nn.calibrate import calibrate
+from fairpate.nn.mixture import Mixture
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_probabilities
+from fairpate.nn.pretrain import pretrain_by_rotations
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
+from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
+from student.predict import Student, StudentCard, save_student
+from student.train import PublicRecords, train_student
+
+_NOT_PROTECTED: dict[Unit, str | None] = {
+    "record": None,
+    "sensitive attribute": "features and labels, which the model is trained on as if they were public",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnprotectedRun(RunDirectory):
+    """The folder of a run without any privacy: nothing of it may be published."""
+
+    @property
+    def public(self) -> Path:
+        """Everything is the operator's."""
+        return self.private
+
+
+def run_method(
+    config: Method,
+    reporter: Reporter,
+    dataset: Dataset | None = None,
+    *,
+    load: Callable[[DataConfig], Dataset] = load_dataset,
+) -> RunDirectory:
+    """Run one method, or go on where an earlier command left off, and leave the run directory complete.
+
+    ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
+    that describes the run names it; ``config.data`` then counts for nothing. Errors name the field or file, the value
+    and the remedy; what was finished stays, and nothing is charged twice.
+    """
+    is_given = dataset is not None
+    if dataset is None:
+        config.require_trainable()
+    else:  # its features are looked at themselves, below
+        config.check()
+        config = with_given_data(config, dataset)
+    config = with_pinned_weights(config)
+    check_run_directory(config)
+    with reporter.stage("data"):
+        dataset = load(config.data) if dataset is None else dataset
+        num_fitting = _check_data(config, dataset)
+    run = create_run_directory(config)
+    record_data(run, dataset, given_from_python=is_given)
+    if not config.is_private:
+        run.public.rmdir()
+        run = UnprotectedRun(root=run.root)
+    reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
+    meter = Meter(run, Odometer(), data=dataset.name, method=config.method)
+    if isinstance(config, PateFamily):
+        _check_queries(config, dataset, meter, num_fitting, reporter)
+    student, labels = _student(config, dataset, run, reporter, meter)
+    reporter.note("model", str(run.student))
+    assessment = assess(student, dataset, seed=config.seed)
+    write_json(run.metrics, assessment.to_json())
+    statement = read_statement(run)
+    _write_records(config, run, statement, assessment)
+    with reporter.stage("report"):
+        write_reports(
+            run,
+            title=dataset.name,
+            num_public_records=len(dataset.public),
+            spending=labels.spending if labels is not None and config.queried(dataset) is dataset else None,
+            statement=statement,
+            evaluations=assessment.evaluations,
+            reject_option=assessment.reject_option,
+            num_training_labels=student.card.num_training_labels,
+        )
+    return run
+
+
+def finished_run(root: Path) -> tuple[RunDirectory, Method]:
+    """The run in ``root``, whose every stage that costs something is done. RunDirectoryError otherwise."""
+    run, config = open_run_directory(root)
+    if not config.is_private:
+        run = UnprotectedRun(root=run.root)
+    run.require_finished(with_votes=config.asks_teachers)
+    return run, config
+
+
+def train_model(config: Method, training: Training) -> Trained:
+    """Train within the target, then post-process on public records; nothing is stored and nothing is counted."""
+    trained = config.train(training)
+    return replace(trained, model=_post_process(trained.model, config, training))
+
+
+def initial_model(config: Method, dataset: Dataset) -> nn.Module:
+    """What training starts from: random weights of the run's seed, perhaps pre-trained on public pictures."""
+    architecture = config.student.model
+    model = build_model(
+        architecture,
+        input_shape=tuple(dataset.public.x.shape[1:]),
+        num_classes=dataset.num_classes,
+        generator_seed=stream_seed(config.seed, Stream.MODEL),
+    )
+    if config.public_data.pretrain is not None:
+        generator = torch_generator(config.seed, Stream.PRETRAINING)
+        pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
+    return model
+
+
+def _check_data(config: Method, dataset: Dataset) -> int:
+    """ConfigError for settings that the data set rules out; how many queries fit into a budget, where some are."""
+    if dataset.kind != "image":
+        if config.public_data.pretrain is not None:
+            raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
+        for field in _augmented(config):
+            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
+    if config.protects_attribute_only:
+        require_unseen(dataset.private.x, dataset.private.z, method=config.method)
+    return config.check_data(dataset) if isinstance(config, PateFamily) else 0
+
+
+def _augmented(section: Section, prefix: str = "") -> list[str]:
+    """The dotted fields that ask for changes of images."""
+    found = []
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, AugmentConfig):
+            found += [] if value.is_identity else [f"{prefix}{name}"]
+        elif isinstance(value, Section):
+            found += _augmented(value, f"{prefix}{name}.")
+    return found
+
+
+def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, num_fitting: int, reporter: Reporter) -> None:
+    """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
+    plan = config.plan(config.queried(dataset))
+    planned = plan.settings.num_queries
+    if meter.stored() is None:
+        queries = ConfidentGnmaxQueries(count=num_fitting, **asdict(plan.settings.mechanism))
+        meter.check([queries], noise=plan.source.label)
+    if planned is not None and num_fitting < planned:
+        reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
+
+
+def _student(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
+) -> tuple[Student, Labels | None]:
+    """The published student, trained if it is not there; and the labels that were released, where some were."""
+    is_free = isinstance(config, PateFamily) or not config.is_private
+    is_trained = run.student.exists()
+    if not is_trained:
+        _require_unreleased(run, is_free=is_free)
+        if not is_free:
+            meter.start_another()
+        models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
+        check_weights(models | {"model": config.student.model}, dataset, reporter)
+    model = None if is_trained else initial_model(config, dataset)
+    training = Training(
+        dataset=dataset,
+        model=nn.Identity() if model is None else model,
+        run=run,
+        reporter=reporter,
+        seed=config.seed,
+        meter=meter,
+    )
+    labels = None
+    if isinstance(config, PateFamily):
+        # A service may have asked since, so what was released is stated again.
+        labels = config.release(training)
+        _state(config, run, labels, meter)
+    if is_trained:
+        if labels is None:
+            _count_earlier(meter, run)
+        return read_student(run, is_free=is_free), labels
+    trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
+    network = _post_process(trained.model, config, training)
+    if labels is None:
+        # The odometer, then the statement, then the model: a statement without a model says that one was released.
+        meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
+        _state(config, run, trained, meter)
+    student = Student(card=_card(config, dataset, trained, network), network=network)
+    write_atomically(run.student, lambda path: save_student(student, path))
+    return student, labels
+
+
+def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
+    """RunDirectoryError where a model was released and is gone, and training it again would be another release."""
+    if run.statement.exists() and not is_free:
+        raise RunDirectoryError(
+            f"{run.student}: gone, although {run.statement} says it was released. Training again would be a second "
+            "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
+            "epsilons."
+        )
+
+
+def _count_earlier(meter: Meter, run: RunDirectory) -> None:
+    """Count a model that a version without an odometer released, by its statement."""
+    if meter.stored() is None:
+        statement = read_statement(run)
+        events = [event_from(values, statement.unit) for values in statement.events]
+        meter.record(events, noise=statement.noise, enforce=False)
+
+
+def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) -> None:
+    """Write the statement that prices what was released."""
+    cost = config.price(trained.events)
+    standing = meter.standing(delta=cost.delta)
+    epsilon = cost.epsilon if trained.epsilon_bound is None else trained.epsilon_bound
+    statement = PrivacyStatement(
+        method=config.method,
+        unit=cost.unit,
+        relation=cost.relation,
+        delta=cost.delta,
+        epsilon=None if math.isinf(epsilon) else epsilon,
+        accounting=cost.accounting,
+        noise=trained.noise,
+        events=tuple(asdict(event) for event in trained.events),  # type: ignore[call-overload]
+        queries=trained.queries,
+        not_protected=_NOT_PROTECTED[cost.unit],
+        epsilon_as_in_paper=trained.epsilon_as_published,
+        earlier_releases=None if standing is None else standing.earlier,
+        epsilon_with_earlier=None if standing is None else standing.epsilon,
+        remarks=(
+            *trained.remarks,
+            *_size_remarks(config, trained, cost.unit),
+            *standing_remarks(standing, delta=cost.delta),
+        ),
+    )
+    write_json(run.statement, plain(statement.to_json()))
+
+
+def _size_remarks(config: Method, trained: Trained, unit: Unit) -> tuple[str, ...]:
+    """Where records come and go their number is private, but a sampling rate that is set for it tells it."""
+    samples = any(getattr(event, "sampling_rate", 1) < 1 for event in trained.events)
+    return (TELLS_SIZE,) if samples and unit == "record" and config.declared_size is None else ()
+
+
+def _card(config: Method, dataset: Dataset, trained: Trained, network: nn.Module) -> StudentCard:
+    mixing = trained.mixing_GCC
+    return replace(
+        student_card(config.student, dataset),
+        num_members=len(network.members) if isinstance(network, Mixture) else None,
+        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
+        num_training_labels=trained.num_training_labels,
+    )
+
+
+def _post_process(model: nn.Module, config: Method, training: Training) -> nn.Module:
+    """Self-labelling and calibration, which read the released model and public features and groups only."""
+    dataset, reporter, settings = training.dataset, training.reporter, config.public_data
+    public = dataset.public
+    if settings.self_label is not None:
+        with reporter.stage("self-label") as advance:
+            probability, label = predict_probabilities(model, public.x).max(dim=1)
+            sure = probability >= settings.self_label.confidence
+            if not sure.any():
+                raise ConfigError(
+                    f"public_data.self_label.confidence: no public label is as sure as "
+                    f"{settings.self_label.confidence}; lower it."
+                )
+            model = train_student(
+                PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
+                StudentConfig(model=config.student.model, **dict(settings.self_label)),
+                num_classes=dataset.num_classes,
+                generator=torch_generator(config.seed, Stream.LABELLING),
+                on_progress=advance,
+                initial_model=initial_model(config, dataset) if settings.pretrain is not None else None,
+            )
+    if settings.calibration is not None:
+        with reporter.stage("calibration"):
+            generator = torch_generator(config.seed, Stream.CALIBRATION)
+            done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
+        course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
+        reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
+    return model
+
+
+def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment) -> None:
+    """The run as a point of a comparison; and for the operator at the data-dependent privacy cost."""
+    headline = assessment.headline
+    record = RunRecord(
+        method=config.method,
+        data=config.data.name,
+        seed=config.seed,
+        unit=statement.unit,
+        relation=statement.relation,
+        delta=statement.delta,
+        epsilon=math.inf if statement.epsilon is None else statement.epsilon,
+        epsilon_is_data_dependent=False,
+        accuracy=headline.accuracy,
+        coverage=headline.coverage,
+        disparity=headline.disparity,
+        config=determining_values(config),
+        majority_accuracy=headline.majority_accuracy,
+        degenerate=headline.degenerate,
+    )
+    write_json(run.record, plain(asdict(record)))
+    if run.costs.exists():
+        spent = read_json(run.costs)["epsilon_data_dependent"]
+        write_json(run.private_record, plain(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))

@@ -1,0 +1,91 @@
+"""Teachers are trained on shards of private records and vote on public ones: the two stages before the aggregator.
+
+What comes out is private. Checkpoints are kept teacher by teacher, so that an interrupted training goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.tables import read_votes, write_votes
+from fairpate.config import ConfigError, RayConfig, TeachersConfig
+from fairpate.data import Dataset, Split
+from fairpate.storage import Storage
+from fairpate.types import VoteBatch
+from teachers.cluster import is_ray_worker, start_ray
+from teachers.ensemble import collect_votes, train_ensemble
+from teachers.pool import InProcessPool, Pool, RayPool
+
+
+def collect_vote_batch(
+    dataset: Dataset,
+    queries: Split,
+    teachers: TeachersConfig,
+    *,
+    seed: int,
+    ray: RayConfig,
+    checkpoint_dir: Path | Storage,
+    reporter: Reporter,
+    pool: Pool | None = None,
+) -> VoteBatch:
+    """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
+
+    ``pool`` None opens one for the purpose, as ``ray`` says.
+    """
+    with _pool(ray) if pool is None else nullcontext(pool) as workers:
+        with reporter.stage("teachers") as advance:
+            ensemble = train_ensemble(
+                dataset.private,
+                teachers,
+                num_classes=dataset.num_classes,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                pool=workers,
+                on_progress=advance,
+            )
+        with reporter.stage("votes") as advance:
+            votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+    return VoteBatch(
+        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+    )
+
+
+@contextmanager
+def _pool(config: RayConfig) -> Iterator[Pool]:
+    """Ray's actors; or this process where it is a worker of Ray, which must not wait for CPUs that its like hold."""
+    if is_ray_worker():
+        yield InProcessPool("cuda" if config.num_gpus else "cpu")
+        return
+    with start_ray(config), RayPool(config) as pool:
+        yield pool
+
+
+def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
+    """The run's votes, None where there are none yet. RunDirectoryError for votes on other records."""
+    if not run.votes.exists():
+        return None
+    votes = read_votes(run.votes)
+    if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
+        raise RunDirectoryError(
+            f"{run.votes}: votes on other records than this configuration asks about; restore the data set's files, or "
+            "start a new run folder."
+        )
+    return votes
+
+
+def store_votes(run: RunDirectory, votes: VoteBatch) -> None:
+    """Keep them for the next command of the same run."""
+    write_votes(votes, run.votes)
+
+
+def check_teachers(dataset: Dataset, num_teachers: int) -> None:
+    """ConfigError for more teachers than private records. It does not tell how many there are."""
+    if num_teachers > len(dataset.private):
+        raise ConfigError(
+            f"teachers.num_teachers: {num_teachers} teachers, but fewer private records in {dataset.name}, so that "
+            "most would learn from nothing; lower it."
+        )

@@ -1,0 +1,72 @@
+"""The methods, a file per paper; a line here makes one known to the command line, sweeps, estimators and pages.
+
+Another package adds its own under the entry point group ``fairpate.methods``, or is named as ``module:Class``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+from fairpate.config import ConfigError
+from fairpate.names import nearest
+
+if TYPE_CHECKING:
+    from fairpate.methods.definition import Method
+
+DEFAULT = "fairpate"
+_GROUP = "fairpate.methods"
+_OURS = {
+    "fairpate": "pate:FairPate",
+    "pate": "pate:Pate",
+    "pate_s_pre": "pate:PateSPre",
+    "pate_s_in": "pate:PateSIn",
+    "sf_pate": "sf_pate:SfPate",
+    "sgd": "sgd:Sgd",
+    "dp_sgd": "dp_sgd:DpSgd",
+    "fair_dp_sgd": "fair_dp_sgd:FairDpSgd",
+    "dp_fermi": "dp_fermi:DpFermi",
+    "f_ld": "pf_ld:FLd",
+    "pf_ld": "pf_ld:PfLd",
+    "raco_dp": "raco_dp:RacoDp",
+    "dp_postprocessing": "dp_postprocessing:DpPostprocessing",
+    "dp_oracle_learner": "dp_oracle_learner:DpOracleLearner",
+    "randomised_response": "randomised_response:RandomisedResponse",
+}
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Where the class of every name is, as ``module:Class``."""
+    others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
+    return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
+
+
+def method_names() -> Iterator[str]:
+    """Every registered name."""
+    return iter(_places())
+
+
+@cache
+def find_method(name: str) -> type[Method]:
+    """The class of a registered name, or of ``module:Class``. ConfigError where there is none."""
+    place = name if ":" in name else _places().get(name)
+    if place is None:
+        raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"method: {name} cannot be imported ({error}); give module:Class.") from error
+    from fairpate.methods.definition import Method
+
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise ConfigError(f"method: {name} is no subclass of fairpate.methods.definition.Method.")
+    return found
+
+
+def all_methods() -> dict[str, type[Method]]:
+    """Every registered method by name; imports them all."""
+    return {name: find_method(name) for name in method_names()}

@@ -1,0 +1,180 @@
+"""What a method is: one class with its configuration, its check and its training.
+
+The fields of a :class:`Method` are all that a run of it reads, so digest, repeat command, ``--help`` and estimator
+follow from the class. Names of sections are shared: ``dp_sgd`` means the same wherever a method has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fairpate.app.odometer import Meter
+from fairpate.app.progress import Reporter
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.config import (
+    ConfigError,
+    DataConfig,
+    Noise,
+    PrivacyTarget,
+    PublicDataConfig,
+    PublishedConfig,
+    Section,
+    Seed,
+    Terms,
+)
+from fairpate.data import Dataset, option_showing_attribute
+from fairpate.methods.trained import Price, Trained, price, private_randomness
+from fairpate.nn.private_fit import PrivateRandomness
+from fairpate.privacy.accountant import Event
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a method is given: the data set, the model to start from, the folder, and where progress is told.
+
+    ``meter`` counts what is released in the operator's odometer; None for an estimator, which is not counted.
+    """
+
+    dataset: Dataset
+    model: nn.Module
+    run: RunDirectory
+    reporter: Reporter
+    seed: int
+    meter: Meter | None = None
+
+    def generator(self, stream: Stream) -> torch.Generator:
+        """A generator for one part of the run, apart from all others."""
+        return torch_generator(self.seed, stream)
+
+
+class Method(Section):
+    """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
+
+    ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
+    ledger a service may go on with.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    asks_teachers: ClassVar[bool] = False
+
+    method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
+    out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
+    seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
+    data: DataConfig = DataConfig()
+    target: Terms = Terms()
+    student: PublishedConfig = PublishedConfig()
+    public_data: PublicDataConfig = PublicDataConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether anything is guaranteed; nothing is published of a run where not."""
+        return True
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Whether the sensitive attribute alone is protected, and features count as public."""
+        return False
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        if not self.is_private:
+            return "nothing"
+        return "sensitive attribute" if self.protects_attribute_only else "record"
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its noise can be made again, so that nobody is protected."""
+        return getattr(self, "noise", None) == "seeded"
+
+    @property
+    def declared_size(self) -> int | None:
+        """The public number of private records that a sampling rate was set for, where one was declared."""
+        return None
+
+    def check(self) -> None:
+        """ConfigError for settings that exclude each other; before anything is read or written."""
+
+    def train(self, training: Training) -> Trained:
+        """The model, and the events that touched private records."""
+        raise NotImplementedError
+
+    def price(self, events: tuple[Event, ...]) -> Price:
+        """What the accountant says of ``events``."""
+        known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
+        return price(events, delta=self.target.delta, **known)
+
+    def require_trainable(self) -> None:
+        """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""
+        self.check()
+        option = option_showing_attribute(self.data.name, self.data.options)
+        if option is not None and self.protects_attribute_only:
+            raise ConfigError(
+                f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
+                "public, but with true they show it; set it to false, or choose a method that protects whole records."
+            )
+
+
+class PrivateMethod(Method):
+    """A method whose noise follows from a target."""
+
+    target: PrivacyTarget = PrivacyTarget()
+    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+
+    def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
+        """Secret samples and Gaussian noise."""
+        return private_randomness(self.noise, stream_seed(self.seed, stream))
+
+    @property
+    def source(self) -> NoiseSource:
+        """Exact discrete noise."""
+        return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
+
+    def require_replacing(self) -> None:
+        """ConfigError for a relation that no sensitive attribute has."""
+        if self.target.relation not in (None, "replace one"):
+            raise ConfigError(
+                f"target.relation: {self.method} protects a sensitive attribute, of which one is replaced, got "
+                f"{self.target.relation!r}; leave it out."
+            )
+
+    def require_as_released(self) -> None:
+        """ConfigError for what would undo the randomised classifier that is published."""
+        for field in ("calibration", "self_label"):
+            if getattr(self.public_data, field):
+                raise ConfigError(
+                    f"public_data.{field}: {self.method} publishes a randomised classifier; leave it out."
+                )
+
+    def require_linear_mixture(self) -> None:
+        """ConfigError besides for a published model that is not linear."""
+        self.require_as_released()
+        if self.student.model.name != "logistic":
+            raise ConfigError(
+                f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
+                "logistic."
+            )
+
+    def require_two_classes(self, dataset: Dataset) -> None:
+        """ConfigError for a data set with more."""
+        if dataset.num_classes != 2:
+            raise ConfigError(
+                f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
+                "another data set or method."
+            )
+
+
+def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
+    """What every trainer takes: the model and private records, with their groups where asked."""
+    private = training.dataset.private
+    records = {"model": training.model, "x": private.x, "y": private.y}
+    return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}

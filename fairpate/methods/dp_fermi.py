@@ -1,0 +1,426 @@
+"""DP-FERMI (Lowy, Gupta and Razaviyayn 2023, "Stochastic Differentially Private and Fair Learning", arXiv 2210.08781).
+
+ERMI measures how far predictions depend on groups. It is the maximum over matrices W of a mean over records, so that a
+descent in theta and an ascent in W need sums over records alone. With predictions F = softmax(h(x)), group shares p,
+the record's group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> / sqrt(p_s) - 1``
+
+    min over theta, max over |W| <= R:    mean over records of  loss + lambda psi
+
+Demographic parity has one W and one p. Equalized odds has those of each label, and equal opportunity those of one: a
+record plays in its own game, or in none. One step on a batch of L expected records, both with the old theta and W:
+
+    theta <- theta - rate ((sum of clip(grad loss + lambda grad psi, C) + N(0, (zeta C)^2)) / L)
+    W     <- project(W + matrix rate ((sum of grad_W psi + N(0, (zeta_W C_W)^2)) / L)),    C_W = 2 / sqrt(min p) + 2 R
+
+C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. What is protected depends on the mode:
+
+- ``all``, the default: the whole record, on Poisson batches. The two sums are one Gaussian of multiplier
+  (zeta^-2 + zeta_W^-2)^-1/2 on one sample.
+- ``sens_public_batches``: the group alone. Batches partition the records and everybody knows them. The part of the
+  gradient that does not depend on the group has no noise; what remains is centred over groups and clipped to C, so that
+  another group moves it by 2 C, and W's by 2 sqrt(1 / p_a + 1 / p_b). No amplification: once an epoch, in full.
+- ``sens_secret_batches``: the same on Poisson batches. The part without noise tells who is in the batch, so that
+  sampling helps only as far as a mixture does.
+
+Group shares enter every step. They are declared, or released once under a noise of their own, and floored.
+
+Deviations from the paper and its code:
+- The paper calibrates two streams of noise to the whole budget each; here they share it.
+- Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
+  hold. ``noise_rule`` ``as_published`` takes its closed form for the noise; the price stays the accountant's.
+- Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product.
+- Per-record clipping replaces a Lipschitz constant that nobody knows; the code divides before it clips.
+- The mean of the last iterates may be returned, where the theory draws one. Momentum, as DP-SGD has it here.
+
+Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fairpate.app.seeds import Stream
+from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.methods import dp_sgd
+from fairpate.methods.definition import Training
+from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
+from fairpate.methods.trained import Progress, Trained
+from fairpate.nn.fermi import (
+    FermiTraining,
+    GroupFermiTraining,
+    MatrixGame,
+    PublicPartitions,
+    default_radius,
+    watched_targets,
+)
+from fairpate.nn.fit import uses_dropout
+from fairpate.nn.models import seeded_torch
+from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps
+from fairpate.nn.tail_average import TailAverage
+from fairpate.privacy.accountant import Event, PoissonGaussians
+from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
+from fairpate.types import Relation
+
+
+class DpFermiConfig(Section):
+    """DP-FERMI. Steps, clipping and learning rate are those of ``dp_sgd``."""
+
+    constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "demographic_parity"
+    positive_label: CountOrZero = Field(1, description="The label of equal_opportunity.")
+    mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
+        "all", description="What is protected: the whole record, or the sensitive attribute alone."
+    )
+    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
+    radius: Positive | None = Field(None, description="R, of each W; null: 1.5 times the root of the classes.")
+    matrix_learning_rate: Positive = Field(0.3, description="Of W, lambda included.")
+    matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
+    shares: tuple[tuple[Fraction, ...], ...] | None = Field(
+        None, description="Public share of each group in each event, declared; null releases them."
+    )
+    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records.")
+    min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
+    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+    noise_rule: Literal["accounted", "as_published"] = Field(
+        "accounted", description="as_published: the paper's closed form, which costs more than the target."
+    )
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """The event and the group of each record as one code (N,), event times groups plus group; Q for no event."""
+
+    cells_N: Tensor
+    num_events: int
+    num_groups: int
+    num_classes: int
+
+    @property
+    def num_cells(self) -> int:
+        """Q."""
+        return self.num_events * self.num_groups
+
+    @classmethod
+    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> Cells:
+        """ValueError for labels, groups or a positive label out of range, for lengths that differ, for one group."""
+        _require_codes("labels", y, num_classes)
+        _require_codes("groups", groups, num_groups)
+        if len(y) != len(groups) or num_groups < 2:
+            raise ValueError(
+                f"Expected one group per label and at least 2 groups, got {len(groups)} for {len(y)} labels and "
+                f"{num_groups} groups."
+            )
+        sizes = {"num_groups": num_groups, "num_classes": num_classes}
+        if config.constraint == "demographic_parity":
+            return cls(cells_N=groups.long(), num_events=1, **sizes)
+        if config.constraint == "equalized_odds":
+            return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
+        if not config.positive_label < num_classes:
+            raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
+        cells_N = torch.where(y == config.positive_label, groups, num_groups)
+        return cls(cells_N=cells_N.long(), num_events=1, **sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are what it took to know them.
+
+    ``floored``: the (event, group) pairs whose released share lay below the declared floor and was raised to it; their
+    regulariser is weaker than their size asks for.
+    """
+
+    shares_EG: FloatArray
+    events: tuple[Event, ...] = ()
+    floored: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What whoever reads the result must know."""
+        if not self.floored:
+            return ()
+        pairs = ", ".join(f"group {group} of event {event}" for event, group in self.floored)
+        return (f"raised to the least share, and so weighed less than their size asks for: {pairs}",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FermiSteps:
+    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are.
+
+    ``epsilon_as_published`` is what the paper would claim for them, where its noise was asked for.
+    """
+
+    steps: PrivateSteps
+    matrix_noise_multiplier: float
+    event: Event
+    epsilon_as_published: float | None = None
+
+
+def release_shares(cells: Cells, config: DpFermiConfig, *, relation: Relation, randomness: PrivateRandomness) -> Shares:
+    """The declared shares, or those of noisy counts, released once.
+
+    ValueError for declared shares of another shape or sum, and for an event that no record seems to belong to.
+    """
+    shape = (cells.num_events, cells.num_groups)
+    if config.shares is not None:
+        return Shares(shares_EG=_declared(config.shares, shape, floor=config.min_share))
+    if not config.weight:
+        return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
+    counts_Q = torch.bincount(cells.cells_N, minlength=cells.num_cells + 1)[:-1].double()
+    noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
+    counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
+    totals_E1 = counts_EG.sum(axis=1, keepdims=True)
+    if not (totals_E1 > 0).all():
+        empty = np.flatnonzero(totals_E1 <= 0).tolist()
+        raise ValueError(
+            f"Expected records in every event, found none in {empty} (labels, under equalized_odds); use another "
+            "constraint."
+        )
+    shares_EG = counts_EG / totals_E1
+    floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
+    return Shares(
+        shares_EG=np.maximum(shares_EG, config.min_share),
+        events=_share_events(config, relation),
+        floored=floored,
+    )
+
+
+def calibrated_steps(
+    config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int
+) -> FermiSteps:
+    """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
+
+    What the release of shares costs is set aside. ``noise_rule`` ``as_published`` takes the paper's noise instead,
+    whatever it costs. ValueError for a target out of reach, or one that the paper's formula is not meant for.
+    """
+    plan = _plan(config, base, num_records=num_records)
+    if config.noise_rule == "as_published":
+        joint = published_noise_multiplier(target, plan) / math.sqrt(2)
+        steps = _with_noise(plan, config, base, target, joint, ratio=1.0)
+        return replace(steps, epsilon_as_published=target.epsilon)
+
+    def steps_of(joint: float) -> FermiSteps:
+        return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
+
+    if config.mode != "all" and not config.weight:
+        return steps_of(1.0)
+    shares = _share_events(config, target.record_relation)
+    joint = least_noise(
+        lambda noise: (steps_of(noise).event, *shares),
+        target_epsilon=target.epsilon,
+        target_delta=target.delta,
+        accounting=target.accounting,
+    )
+    return steps_of(joint)
+
+
+def published_noise_multiplier(target: PrivacyTarget, steps: PrivateSteps) -> float:
+    """The paper's noise of *each* of its two streams over a sum's sensitivity: q sqrt(2 T ln(1 / delta)) / epsilon.
+
+    Its closed form is sigma^2 = 2 (m / n)^2 T S^2 ln(1 / delta) / epsilon^2 for a sensitivity S. ValueError outside the
+    range that its theorem states.
+    """
+    log_inverse = math.log(1 / target.delta)
+    least_steps = target.epsilon / (2 * steps.sampling_rate) ** 2
+    if target.epsilon > 2 * log_inverse or steps.num_steps < least_steps:
+        raise ValueError(
+            f"Expected epsilon <= {2 * log_inverse:.3g} and at least {math.ceil(least_steps)} steps for noise_rule "
+            f"as_published, got {target.epsilon} and {steps.num_steps}."
+        )
+    return steps.sampling_rate * math.sqrt(2 * steps.num_steps * log_inverse) / target.epsilon
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    cells: Cells,
+    steps: FermiSteps,
+    config: DpFermiConfig,
+    *,
+    shares: Shares,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+) -> Trained:
+    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
+
+    ``generator`` drives dropout and public batches; secret samples and noise come from ``randomness``. Errors as
+    :class:`fairpate.nn.fermi.FermiTraining`.
+    """
+    plan = steps.steps
+    training = _training(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
+    average = TailAverage(training.parameters, num_steps=plan.num_steps, share=config.averaged_share)
+    with ExitStack() as stack:
+        if uses_dropout(model):
+            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+        for step in range(plan.num_steps):
+            training.step()
+            average.add()
+            on_progress(step + 1, plan.num_steps)
+    average.settle()
+    return Trained(
+        model=model.eval(),
+        events=(steps.event, *shares.events),
+        noise=randomness.label,
+        remarks=shares.remarks,
+        epsilon_as_published=steps.epsilon_as_published,
+    )
+
+
+def _training(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    cells: Cells,
+    steps: FermiSteps,
+    config: DpFermiConfig,
+    *,
+    shares: Shares,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+) -> FermiTraining:
+    game = MatrixGame(
+        shares.shares_EG,
+        num_classes=cells.num_classes,
+        weight=config.weight,
+        radius=config.radius or default_radius(cells.num_classes),
+        device=x.device,
+    )
+    targets = watched_targets(y, cells.cells_N, num_classes=cells.num_classes, num_cells=cells.num_cells)
+    options: dict[str, Any] = {
+        "matrix_noise_multiplier": steps.matrix_noise_multiplier,
+        "matrix_learning_rate": config.matrix_learning_rate,
+        "randomness": randomness,
+    }
+    if config.mode == "all":
+        return FermiTraining(model, x, targets, game, steps.steps, **options)
+    if config.mode == "sens_public_batches":
+        options["batches"] = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
+    return GroupFermiTraining(model, x, targets, game, steps.steps, **options)
+
+
+def _plan(config: DpFermiConfig, base: DpSgdConfig, *, num_records: int) -> PrivateSteps:
+    plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
+    if config.mode != "sens_public_batches":
+        return plan
+    return replace(plan, num_steps=math.ceil(base.epochs) * math.ceil(num_records / base.batch_size))
+
+
+def _with_noise(
+    plan: PrivateSteps, config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, joint: float, ratio: float
+) -> FermiSteps:
+    """``joint`` is the multiplier of both releases of a step as one; ``ratio`` that of W's over theta's."""
+    is_game = config.weight > 0
+    theta = joint * math.sqrt(1 + ratio**-2) if is_game else joint
+    if config.mode != "all" and not is_game:
+        theta = 0.0  # nothing of the step depends on the group
+    return FermiSteps(
+        steps=replace(plan, noise_multiplier=theta),
+        matrix_noise_multiplier=ratio * theta if is_game else 0.0,
+        event=_step_event(plan, config, base, target, joint),
+    )
+
+
+def _step_event(
+    plan: PrivateSteps, config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, joint: float
+) -> Event:
+    if config.mode == "all":
+        return PoissonGaussians(
+            count=plan.num_steps,
+            noise_multiplier=joint,
+            sampling_rate=plan.sampling_rate,
+            relation=target.record_relation,
+        )
+    if not config.weight:
+        return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
+    if config.mode == "sens_public_batches":
+        return AttributeGaussians(count=math.ceil(base.epochs), attribute_noise_multiplier=joint)
+    return SecretBatchAttributeGaussians(
+        count=plan.num_steps, attribute_noise_multiplier=joint, sampling_rate=plan.sampling_rate
+    )
+
+
+def _share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]:
+    """A record is in one count; another group moves it from one to another."""
+    if not config.weight or config.shares is not None:
+        return ()
+    if config.mode == "all":
+        return (PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation),)
+    return (AttributeGaussians(count=1, attribute_noise_multiplier=config.share_noise / math.sqrt(2)),)
+
+
+def _declared(shares: Sequence[Sequence[float]], shape: tuple[int, int], *, floor: float) -> FloatArray:
+    if len(shares) != shape[0] or any(len(row) != shape[1] for row in shares):
+        raise ValueError(
+            f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {[len(row) for row in shares]}."
+        )
+    shares_EG = np.asarray(shares, dtype=np.float64)
+    if not np.allclose(shares_EG.sum(axis=1), 1, atol=1e-3) or not (shares_EG >= floor).all():
+        raise ValueError(f"Expected dp_fermi.shares >= {floor} that sum to 1 in each event, got {shares_EG.tolist()}.")
+    return shares_EG
+
+
+def _require_codes(name: str, codes: Tensor, stop: int) -> None:
+    if len(codes) and (int(codes.min()) < 0 or int(codes.max()) >= stop):
+        raise ValueError(f"Expected {name} from 0 to {stop - 1}, got {int(codes.min())} to {int(codes.max())}.")
+
+
+class DpFermi(DpSgdFamily):
+    """Within the target for whole records, or for their sensitive attribute alone."""
+
+    title: ClassVar[str] = "DP-FERMI"
+    paper: ClassVar[str] = "Lowy, Gupta and Razaviyayn 2023, arXiv 2210.08781"
+
+    method: str = "dp_fermi"
+    dp_fermi: DpFermiConfig = DpFermiConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """In the two modes that hide the group alone."""
+        return self.dp_fermi.mode != "all"
+
+    def check(self) -> None:
+        """ConfigError where the mode protects an attribute and the target speaks of records that come and go."""
+        if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
+            raise ConfigError(
+                f"target.relation: dp_fermi.mode={self.dp_fermi.mode} protects a sensitive attribute, of which one is "
+                f"replaced, got {self.target.relation!r}; leave it out."
+            )
+
+    def train(self, training: Training) -> Trained:
+        """Group shares first, then the game."""
+        dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
+        randomness = self.randomness()
+        steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=len(private))
+        cells = Cells.of(
+            private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
+        )
+        shares = release_shares(cells, settings, relation=self.target.record_relation, randomness=randomness)
+        for remark in shares.remarks:
+            training.reporter.note("shares", remark)
+        with training.reporter.stage(self.method) as advance:
+            return train(
+                training.model,
+                private.x,
+                private.y,
+                cells,
+                steps,
+                settings,
+                shares=shares,
+                randomness=randomness,
+                generator=training.generator(Stream.TRAINING),
+                on_progress=advance,
+            )

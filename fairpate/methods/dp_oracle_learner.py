@@ -1,0 +1,357 @@
+"""DP-oracle-learner (Jagielski et al. 2019, "Differentially Private Fair Learning", arXiv 1812.02696, Algorithm 3).
+
+The game of :mod:`fairpate.methods.parity_game` with a private learner and a private auditor. Only the sensitive
+attribute is protected, so features X, labels Y and their number m are public, and it is not needed at prediction.
+
+    learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
+    auditor:   positives of h per group and event + Laplace, over the released sizes of these cells
+
+**Sensitivity.** Prices W / q are public in each round, as q is released once before. One changed z moves one entry of
+C1, so X' C1 changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price -
+smallest price), computed exactly from public values. Were q exact and recomputed, every record of two cells would
+change. Counts of positives and of cells: totals over groups are public, so the reference group's follow from the
+others', and one changed z moves these by 2 in L1, or by 1 with two groups.
+
+**Price.** ``num_rounds`` answers of each side and the cell sizes, composed by the accountant; the noise of a round is
+calibrated to (epsilon, delta).
+
+**Less noise for the same promise**, both by default. ``release`` once: X' C1 is a sum over cells of price times the
+cell's feature sum, so those sums alone, released once, answer every round; only the auditor is then paid by the round.
+``num_directions``: what needs no z in beta1 - beta0 is computed from all features without noise; prices tilt it within
+the leading principal directions of X, which are public. With ``every_round`` and all directions it is the paper's.
+
+Deviations from the paper:
+- Its accounting, ``noise_rule`` as_published: epsilon' = epsilon / (4 sqrt(T ln(1 / delta))) of a round holds the
+  first term of advanced composition at epsilon / 2; the second, left out, exceeds the rest for large epsilon. Noise
+  scales and costs use exact cell shares, which are private: nothing is promised, the accountant says inf, and
+  ``epsilon_as_published`` is the paper's number.
+- The auditor releases counts over public sizes rather than rates, whose denominators are private too.
+- Demographic parity and equal opportunity beside equalized odds; several groups against a reference.
+- T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
+  T of its Theorem, an error where that is below one round, as it is for data of common size.
+- The two ways to less noise above.
+- Regression answers the learner's question heuristically: the bounds for a perfect answer do not hold.
+- Noise is exact discrete Laplace on a fine grid.
+
+Shapes: N records, D features with a constant one, G groups, E events, R rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.linalg import cho_factor, cho_solve
+from torch import Tensor
+
+from fairpate.config import Count, NotNegative, Positive, PrivacyTarget
+from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_shares
+from fairpate.methods.parity_game import GameRules, play, violations_of
+from fairpate.methods.trained import Progress, Trained
+from fairpate.nn.mixture import linear_rules
+from fairpate.nn.models import scale_bytes
+from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, release_epsilon_for
+
+
+class DpOracleLearnerConfig(ParityConfig):
+    """Jagielski et al. 2019, Algorithm 3."""
+
+    num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
+    dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
+    learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
+    ridge: Positive = Field(1.0, description="Added to X'X.")
+    num_directions: Count | None = Field(
+        16, description="Principal directions of features in which prices tilt rules; null: all, as printed."
+    )
+    release: Literal["every_round", "once"] = Field(
+        "once", description="Answer every round under noise, as printed, or release the feature sums of cells once."
+    )
+    frequency_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the sizes of cells.")
+    feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
+    min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
+    failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
+    noise_rule: Literal["accounted", "as_published"] = Field(
+        "accounted", description="as_published: the paper's noise and epsilon; nothing is promised."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleTrained(Trained):
+    """With the rules (x, 1) . c_t < 0 as rows c_t, the game's outcome and the epsilon' of one release in a round."""
+
+    coefficients_RD: FloatArray
+    mean_multipliers: FloatArray
+    shares_GE: FloatArray
+    round_epsilon: float
+
+
+def train(
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: DpOracleLearnerConfig,
+    *,
+    target: PrivacyTarget,
+    num_groups: int,
+    source: NoiseSource,
+    on_progress: Progress = lambda *_: None,
+) -> OracleTrained:
+    """Learn from public ``x`` (N, ...), bytes or floats, and binary ``y`` (N,), and private ``groups`` (N,).
+
+    ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
+    """
+    plain = scale_bytes(x).flatten(1).double().numpy()
+    features = np.hstack([plain, np.ones((len(plain), 1))])
+    cells = Cells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
+    if not config.reference_group < num_groups:
+        raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+    rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
+    build = _as_published if config.noise_rule == "as_published" else _composed
+    sides = build(features, cells, config, target, rules, source)
+    played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
+    coefficients_RD = np.stack(played.answers)
+    return OracleTrained(
+        model=linear_rules(-coefficients_RD, input_shape=tuple(x.shape[1:])),
+        events=sides.events,
+        noise=source.label,
+        coefficients_RD=coefficients_RD,
+        mean_multipliers=played.mean_multipliers,
+        shares_GE=sides.shares_GE,
+        round_epsilon=sides.round_epsilon,
+        epsilon_as_published=target.epsilon if config.noise_rule == "as_published" else None,
+    )
+
+
+def published_round_epsilon(*, epsilon: float, delta: float, num_rounds: int) -> float:
+    """The paper's epsilon' of each of its 2 T releases."""
+    return epsilon / (4 * math.sqrt(num_rounds * math.log(1 / delta)))
+
+
+def published_num_rounds(
+    config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_groups: int, vc_dimension: int
+) -> float:
+    """The paper's T, a real number; below 1 it says that epsilon is too small for its theorem."""
+    complexity = vc_dimension * math.log(num_records) + math.log(2 / config.failure_probability)
+    spread = 2 * (2 * num_groups * config.dual_bound + 1) * math.sqrt(math.log(1 / target.delta))
+    gain = config.dual_bound * math.sqrt(math.log(4 * num_groups - 3)) * num_records * target.epsilon
+    return gain / (spread * complexity)
+
+
+def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
+    """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
+    return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Learner and auditor with the noise that they add, and what that costs."""
+
+    answer: Callable[[FloatArray], FloatArray]
+    violations: Callable[[FloatArray], FloatArray]
+    shares_GE: FloatArray
+    events: tuple[PureReleases, ...]
+    round_epsilon: float
+
+
+class _Regression:
+    """The learner's answer but for what is private: beta1 - beta0 = public part + lift (sums over F' prices).
+
+    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
+    tilts the rules in these directions alone, and far less noise is needed.
+    """
+
+    def __init__(self, features: FloatArray, cells: Cells, config: DpOracleLearnerConfig) -> None:
+        factor = cho_factor(features.T @ features + config.ridge * np.eye(features.shape[1]))
+        self._public = cho_solve(factor, features.T @ (1.0 - 2.0 * cells.labels_N))  # 1[Y != 1] - 1[Y != 0]
+        if config.num_directions is None:
+            self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
+        else:
+            left, lengths, right = (part[..., : config.num_directions] for part in _decomposed(features))
+            self.components, self._lift = left, right * lengths / (lengths**2 + config.ridge)
+        norms_N = np.abs(self.components).sum(axis=1)
+        inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
+        self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
+
+    def coefficients(self, priced: FloatArray) -> FloatArray:
+        """beta1 - beta0, given the sums F' prices."""
+        difference: FloatArray = self._public + self._lift @ priced
+        return difference
+
+
+def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Singular vectors as columns and singular values, the longest first; directions without length are left out."""
+    left, lengths, right = np.linalg.svd(features, full_matrices=False)
+    rank = int((lengths > lengths[0] * 1e-10).sum())
+    return left[:, :rank], lengths[:rank], right[:rank].T
+
+
+def _composed(
+    features: FloatArray,
+    cells: Cells,
+    config: DpOracleLearnerConfig,
+    target: PrivacyTarget,
+    rules: GameRules,
+    source: NoiseSource,
+) -> _Sides:
+    regression, released = _Regression(features, cells, config), _Released(cells, config, source)
+    once = config.release == "once"
+    fixed = [LaplaceReleases(count=1, epsilon=config.frequency_share * target.epsilon)]
+    if once:
+        fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * target.epsilon))
+    num_releases = rules.num_rounds * (1 if once else 2)
+    round_epsilon = release_epsilon_for(
+        target_epsilon=target.epsilon,
+        target_delta=target.delta,
+        count=num_releases,
+        others=tuple(fixed),
+        accounting=target.accounting,
+    )
+    shares_GE = released.table(np.ones(len(features)), norm=1.0, epsilon=fixed[0].epsilon) / len(features)
+    require_shares(shares_GE, config.min_share)
+    if once:
+        sums_GED = released.table(regression.components, norm=float(regression.norms_E.max()), epsilon=fixed[1].epsilon)
+    else:
+        sums_GED = cells.sums(regression.components)
+
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
+        if not once:
+            sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
+            priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=source)
+        return regression.coefficients(priced_D)
+
+    def violations(coefficients_D: FloatArray) -> FloatArray:
+        positives_GE = released.table(
+            np.where(features @ coefficients_D < 0, 1.0, 0.0), norm=1.0, epsilon=round_epsilon
+        )
+        rates_GE = np.clip(positives_GE / (len(features) * shares_GE), 0.0, 1.0)
+        return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+
+    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
+    return _Sides(answer, violations, shares_GE, events, round_epsilon)
+
+
+class _Released:
+    """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
+
+    def __init__(self, cells: Cells, config: DpOracleLearnerConfig, source: NoiseSource) -> None:
+        self._cells, self._source, self._reference = cells, source, config.reference_group
+        self._moves = 1.0 if cells.num_groups == 2 else 2.0
+        self._inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
+
+    def table(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
+        """Sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
+        exact = self._cells.sums(values)
+        totals = np.tensordot(self._inside_NE.astype(np.float64), values, axes=(0, 0))
+        noisy = add_laplace(
+            np.delete(exact, self._reference, axis=0),
+            l1_sensitivity=self._moves * norm,
+            epsilon=epsilon,
+            source=self._source,
+        )
+        return np.insert(noisy, self._reference, totals - noisy.sum(axis=0), axis=0)
+
+
+def _as_published(
+    features: FloatArray,
+    cells: Cells,
+    config: DpOracleLearnerConfig,
+    target: PrivacyTarget,
+    rules: GameRules,
+    source: NoiseSource,
+) -> _Sides:
+    """Every round, in all directions; exact shares in costs and noise scales, which they are no cover for."""
+    regression = _Regression(features, cells, config.model_copy(update={"num_directions": None}))
+    count = len(features)
+    shares_GE, sums_GED = cells.counts() / count, cells.sums(regression.components)
+    smallest = float(shares_GE.min())
+    if not smallest * count > 1:
+        raise ValueError("Expected more than one record in every cell, as the paper's noise does; merge groups.")
+    epsilon = published_round_epsilon(epsilon=target.epsilon, delta=target.delta, num_rounds=rules.num_rounds)
+    feature_reach = 2 * float(regression.norms_E.max()) * config.dual_bound / smallest
+    rate_reach = 2 * cells.num_groups / (count * smallest - 1)
+
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
+        noisy_D = add_laplace(priced_D, l1_sensitivity=feature_reach, epsilon=epsilon, source=source)
+        return regression.coefficients(noisy_D)
+
+    def violations(coefficients_D: FloatArray) -> FloatArray:
+        rates_GE = cells.rates(features @ coefficients_D < 0)
+        exact = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+        return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
+
+    return _Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
+
+
+def _rules(
+    config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_features: int, num_groups: int
+) -> GameRules:
+    num_rounds = config.num_rounds
+    if num_rounds is None:
+        published = published_num_rounds(
+            config, target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
+        )
+        if not 1 <= published < math.inf:
+            raise ValueError(
+                f"The paper's number of rounds is {published:.3g} at epsilon {target.epsilon:g} for {num_records} "
+                f"records and {num_features} features, less than one; raise epsilon or set num_rounds."
+                if published < 1
+                else "The paper's number of rounds is infinite without noise; set num_rounds."
+            )
+        num_rounds = math.floor(published)
+    rate = config.learning_rate
+    return GameRules(
+        num_rounds=num_rounds,
+        dual_bound=config.dual_bound,
+        learning_rate=0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds) if rate is None else rate,
+        max_gap=config.max_gap,
+        reference_group=config.reference_group,
+    )
+
+
+class DpOracleLearner(PrivateMethod):
+    """Within the target for one sensitive attribute: a mixture of linear rules, two classes."""
+
+    title: ClassVar[str] = "DP-oracle-learner"
+    paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
+
+    method: str = "dp_oracle_learner"
+    dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """The paper's noise depends on private counts: it guarantees nothing."""
+        return self.dp_oracle_learner.noise_rule != "as_published"
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for another relation, and for a published model that is not linear."""
+        self.require_replacing()
+        self.require_linear_mixture()
+
+    def train(self, training: Training) -> Trained:
+        """The game of learner and auditor."""
+        private = training.dataset.private
+        self.require_two_classes(training.dataset)
+        with training.reporter.stage(self.method) as advance:
+            return train(
+                private.x,
+                private.y,
+                private.z,
+                self.dp_oracle_learner,
+                target=self.target,
+                num_groups=training.dataset.num_groups,
+                source=self.source,
+                on_progress=advance,
+            )

@@ -1,0 +1,324 @@
+"""DP-postprocessing (Jagielski et al. 2019, "Differentially Private Fair Learning", arXiv 1812.02696, Algorithm 1).
+
+A classifier Yhat was trained without the sensitive attribute. Its joint counts with labels and groups are released
+under Laplace noise, and a linear programme on them mixes its predictions per group:
+
+    n~[j, a, y] = n[j, a, y] + Lap(2 / epsilon)          one changed z moves two counts by 1
+    p[k | j, a]: minimise the error of the mixture on n~, subject for every event to
+    |rate_a(k) - rate_ref(k)| <= max_gap + slack_a,   slack_a = 4 ln(4 G / beta) / (min(n~_a, n~_ref) epsilon)
+
+The price is pure: epsilon for one person's sensitive attribute. Features and labels are not protected, so Yhat, trained
+on them by SGD, may be published. With ``base`` dp_sgd whole records are: replacing one, too, moves two counts by 1,
+adding one moves one. Either way it needs the group at prediction.
+
+A constant rule meets every constraint, so the programme always has a solution; the slack, which pays for the noise with
+probability 1 - beta, often exceeds ``max_gap``: it is in the result.
+
+Deviations from the paper:
+- Noise is an exact discrete Laplace variable, not a float.
+- C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by C - 1, since
+  a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells: C = 2 is the paper.
+- Demographic parity (its counts merge C cells, so its slack is C times as large) and equal opportunity beside equalized
+  odds.
+- A cell whose released share is below ``min_share`` is an error: a rate over it means nothing.
+- ``slack=False`` leaves the slack out: fairer, still solvable, without the paper's bound on the error.
+- A private Yhat, for a promise on whole records: only released counts are read, never their number N.
+
+Shapes: N records, G groups, C classes, Y true labels (= C), K constraints.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from fairpate.config import FitConfig, PrivacyTarget
+from fairpate.fairness.rates import joint_table
+from fairpate.methods import dp_sgd, sgd
+from fairpate.methods.definition import Training, arguments
+from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
+from fairpate.methods.parity import Constraint, FloatArray, ParityConfig, require_codes, require_shares
+from fairpate.methods.trained import Progress, Trained
+from fairpate.nn.mixture import said_labels
+from fairpate.nn.private_fit import PrivateRandomness
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
+from fairpate.privacy.laplace import LaplaceReleases, add_laplace
+from fairpate.types import Relation
+
+
+class DpPostprocessingConfig(ParityConfig):
+    """Jagielski et al. 2019, Algorithm 1. The base classifier is trained as `sgd` or `dp_sgd` says."""
+
+    base: Literal["sgd", "dp_sgd"] = Field(
+        "sgd", description="Which protects the sensitive attribute alone, or the whole record."
+    )
+    count_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the counts behind a `dp_sgd` base.")
+    failure_probability: float = Field(
+        0.05, gt=0, lt=1, description="beta: with which the slack may not cover the noise."
+    )
+    slack: bool = Field(True, description="false allows max_gap alone: fairer, without the paper's bound on the error.")
+
+
+_MOVED_COUNTS: dict[Relation, float] = {"replace one": 2.0, "add or remove one": 1.0}
+_SOLVED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """``mixing_GCC[a, j, k]``: the probability of label k where Yhat says j for a member of group a.
+
+    ``error`` is the programme's value and ``max_slack`` its largest slack, both on the released counts.
+    """
+
+    mixing_GCC: FloatArray
+    error: float
+    max_slack: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Postprocessed(Trained):
+    """With the programme's solution and the noisy counts behind it (G, Y, C)."""
+
+    mixing: Mixing
+    counts_GYC: FloatArray
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: DpPostprocessingConfig,
+    *,
+    target: PrivacyTarget,
+    sgd_config: FitConfig,
+    dp_sgd_config: DpSgdConfig,
+    num_groups: int,
+    source: NoiseSource,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+) -> Postprocessed:
+    """Train ``model`` in place on ``x`` (N, ...) and ``y`` (N,), and mix what it says by the private ``groups`` (N,).
+
+    ``randomness`` is a ``dp_sgd`` base's, ``source`` the counts'. ValueError as :func:`released_counts` and
+    :func:`fair_mixing`, and for a target that the base cannot keep.
+    """
+    if config.base == "sgd":
+        sgd.train(model, x, y, sgd_config, generator=generator, on_progress=on_progress)
+        base = Trained(model=model, events=(), noise=OS_ENTROPY)
+        counted = LaplaceReleases(count=1, epsilon=target.epsilon)
+    else:
+        base_target = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
+        steps = dp_sgd.calibrated_steps(dp_sgd_config, base_target, num_records=len(x))
+        relation = target.record_relation
+        base = dp_sgd.train(
+            model,
+            x,
+            y,
+            steps,
+            randomness=randomness,
+            generator=generator,
+            relation=relation,
+            on_progress=on_progress,
+        )
+        epsilon = config.count_share * target.epsilon
+        counted = LaplaceReleases(count=1, epsilon=epsilon, unit="record", relation=relation)
+    said_NC = said_labels(model, x)
+    counts_GYC = released_counts(
+        said_NC,
+        y.numpy(),
+        groups.numpy(),
+        epsilon=counted.epsilon,
+        relation=counted.relation,
+        source=source,
+        num_groups=num_groups,
+        num_classes=said_NC.shape[1],
+    )
+    mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
+    return Postprocessed(
+        model=model,
+        events=(*base.events, counted),
+        noise=source.label if base.noise == OS_ENTROPY else base.noise,
+        mixing_GCC=mixing.mixing_GCC,
+        remarks=(
+            f"largest slack added to max_gap {config.max_gap:g}: {mixing.max_slack:.4g}",
+            f"error of the mixing on released counts: {mixing.error:.4g}",
+        ),
+        mixing=mixing,
+        counts_GYC=counts_GYC,
+    )
+
+
+def released_counts(
+    predictions: npt.ArrayLike,
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    *,
+    epsilon: float,
+    source: NoiseSource,
+    num_groups: int,
+    num_classes: int = 2,
+    relation: Relation = "replace one",
+) -> FloatArray:
+    """Noisy counts of ``predictions``, codes (N,) or probabilities (N, C), by group and label: shape (G, Y, C), >= 0.
+
+    ``epsilon`` inf adds no noise. ValueError for codes out of range.
+    """
+    labels, groups = np.asarray(labels_N), np.asarray(groups_N)
+    require_codes("labels", labels, num_classes)
+    require_codes("groups", groups, num_groups)
+    exact_GYC = joint_table(predictions, groups, num_groups=num_groups, num_classes=num_classes, labels_N=labels)
+    noisy_GYC = add_laplace(exact_GYC, l1_sensitivity=_MOVED_COUNTS[relation], epsilon=epsilon, source=source)
+    released_GYC: FloatArray = np.maximum(noisy_GYC, 0.0)
+    return released_GYC
+
+
+def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsilon: float) -> Mixing:
+    """The linear programme on counts released under ``epsilon``; ``inf`` for exact ones, which need no slack.
+
+    ValueError for counts that are negative or undefined, fewer than two groups, a cell below ``min_share``, and where
+    the solver fails.
+    """
+    num_groups, num_labels, num_classes = counts_GYC.shape
+    if num_groups < 2 or num_labels != num_classes or num_classes < 2:
+        raise ValueError(f"Expected counts of >= 2 groups, >= 2 labels and as many classes, got {counts_GYC.shape}.")
+    if not (counts_GYC >= 0).all() or not counts_GYC.any():
+        raise ValueError("Expected counts without NaN or negative values, and some above 0.")
+    if not config.reference_group < num_groups:
+        raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+    parity_KGCC, slack_KG = _constraints(counts_GYC, config, epsilon)
+    mixing_GCC, error = _solve(counts_GYC, parity_KGCC, slack_KG + config.max_gap, config.reference_group)
+    return Mixing(mixing_GCC=mixing_GCC, error=error, max_slack=float(slack_KG.max()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """The paper's bounds for two classes and equalized odds, with probability 1 - beta over the noise.
+
+    They hold where the smallest cell's share exceeds ``min_share``. ``error_excess``: over the best fair mixing of
+    exact counts. ``gap_excess``: of the true gaps over ``max_gap``.
+    """
+
+    min_share: float
+    error_excess: float
+    gap_excess: float
+
+
+def guarantee(
+    *, epsilon: float, failure_probability: float, num_records: int, num_groups: int, smallest_share: float
+) -> Guarantee:
+    """``smallest_share`` is private; with a released one the result is an estimate. Bounds are inf where none holds."""
+    noise = math.log(4 * num_groups / failure_probability) / (num_records * epsilon)
+    holds = smallest_share > 4 * noise
+    return Guarantee(
+        min_share=4 * noise,
+        error_excess=24 * num_groups * noise if holds else math.inf,
+        gap_excess=8 * noise / (smallest_share - 4 * noise) if holds else math.inf,
+    )
+
+
+def _constraints(
+    counts_GYC: FloatArray, config: DpPostprocessingConfig, epsilon: float
+) -> tuple[FloatArray, FloatArray]:
+    """Linear rates (K, G, C, C) in the mixing, and the slack of each group (K, G)."""
+    num_groups, num_labels, num_classes = counts_GYC.shape
+    cells_GE, weights_GEC, merged = _events(counts_GYC, config.constraint)
+    require_shares(cells_GE / counts_GYC.sum(), config.min_share)
+    labels = [1] if num_classes == 2 else list(range(num_classes))
+    if config.constraint == "equal_opportunity":
+        pairs = list(enumerate(labels))
+    else:
+        pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
+    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
+    slack_KG = np.zeros((len(pairs), num_groups))
+    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
+    for row, (event, label) in enumerate(pairs):
+        parity_KGCC[row, :, :, label] = weights_GEC[:, event] / cells_GE[:, event, None]
+        if config.slack:
+            smaller_G = np.minimum(cells_GE[:, event], cells_GE[config.reference_group, event])
+            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
+    return parity_KGCC, slack_KG
+
+
+def _events(counts_GYC: FloatArray, constraint: Constraint) -> tuple[FloatArray, FloatArray, int]:
+    """Records per group and event (G, E), those predicted each class (G, E, C), and how many labels an event merges."""
+    if constraint == "demographic_parity":
+        merged_GYC, merged = counts_GYC.sum(axis=1, keepdims=True), counts_GYC.shape[1]
+    elif constraint == "equalized_odds":
+        merged_GYC, merged = counts_GYC, 1
+    elif constraint == "equal_opportunity":
+        merged_GYC, merged = (counts_GYC[:, 1:] if counts_GYC.shape[1] == 2 else counts_GYC), 1
+    else:
+        raise ValueError(f"Expected a known constraint, got {constraint!r}.")
+    return merged_GYC.sum(axis=2), merged_GYC, merged
+
+
+def _solve(
+    counts_GYC: FloatArray, parity_KGCC: FloatArray, bound_KG: FloatArray, reference: int
+) -> tuple[FloatArray, float]:
+    num_groups, _, num_classes = counts_GYC.shape
+    share_GYC = counts_GYC / counts_GYC.sum()
+    wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)  # of predicting k where Yhat says j
+    rows, bounds = [], []
+    for row_GCC, bound_G in zip(parity_KGCC, bound_KG, strict=True):
+        for group in (group for group in range(num_groups) if group != reference):
+            difference_GCC = np.zeros_like(row_GCC)
+            difference_GCC[group], difference_GCC[reference] = row_GCC[group], -row_GCC[reference]
+            rows += [difference_GCC.ravel(), -difference_GCC.ravel()]
+            bounds += [bound_G[group]] * 2
+    total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))
+    ones = np.ones(num_groups * num_classes)
+    found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
+    if found.status != _SOLVED or found.x is None or found.fun is None:
+        raise ValueError(f"The linear programme for the mixing has no solution that the solver finds: {found.message}")
+    mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
+    return mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True), float(found.fun)
+
+
+class DpPostprocessing(DpSgdFamily):
+    """Within the target for one sensitive attribute, or for one record with a private base."""
+
+    title: ClassVar[str] = "DP-postprocessing"
+    paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
+
+    method: str = "dp_postprocessing"
+    dp_postprocessing: DpPostprocessingConfig = DpPostprocessingConfig()
+    sgd: FitConfig = FitConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Unless the base is private too."""
+        return self.dp_postprocessing.base == "sgd"
+
+    def check(self) -> None:
+        """ConfigError for what would undo the mixing, and for a target under another relation."""
+        self.require_as_released()
+        if self.protects_attribute_only:
+            self.require_replacing()
+
+    def train(self, training: Training) -> Trained:
+        """A base classifier, then its mixing; the slack is told."""
+        with training.reporter.stage(self.method) as advance:
+            trained = train(
+                **arguments(training, groups=True),
+                config=self.dp_postprocessing,
+                target=self.target,
+                sgd_config=self.sgd,
+                dp_sgd_config=self.dp_sgd,
+                num_groups=training.dataset.num_groups,
+                source=self.source,
+                randomness=self.randomness(),
+                on_progress=advance,
+            )
+        for remark in trained.remarks:
+            training.reporter.note("mixing", remark)
+        return trained

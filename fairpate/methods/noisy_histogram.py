@@ -1,0 +1,180 @@
+"""Training with a gradient and a histogram of every batch, both noisy: how it is planned, run and reported.
+
+A step releases a Laplace histogram and a Gaussian sum of one Poisson sample (:mod:`fairpate.nn.priced_fit`). That is
+one event, composed before it is amplified; one number says how a budget is split between the two. What a method makes
+of the histogram is its own matter, and free.
+
+Shapes: N records, Q cells, K columns of the histogram.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fairpate.config import Fraction, PrivacyTarget, Section
+from fairpate.methods import dp_sgd
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.trained import Progress
+from fairpate.nn.fit import uses_dropout
+from fairpate.nn.models import seeded_torch
+from fairpate.nn.priced_fit import PricedTraining, Pricing, Rows
+from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
+from fairpate.nn.tail_average import TailAverage
+from fairpate.privacy.accountant import Accounting, Event
+from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.fair_training import PoissonGaussianLaplaces
+
+
+class NoisyHistogramConfig(Section):
+    """What the methods share that release a histogram of every batch; their gradients are as `dp_sgd` says."""
+
+    histogram_share: float = Field(0.1, gt=0, lt=1, description="Part of the budget that the histograms take.")
+    min_share: float = Field(
+        0.01, gt=0, le=1, description="Least share of the expected batch that a set of records counts as: public."
+    )
+    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramSteps:
+    """DP-SGD's steps and, beside them, the histogram's.
+
+    ``laplace_scale``: of the noise on every entry, of which a record moves all by 1 in L1; ``size_floor``: the least
+    number of records that a union of cells counts as; ``averaged_share``: of the steps, whose weights are averaged.
+    """
+
+    gradient: PrivateSteps
+    laplace_scale: float
+    size_floor: float
+    averaged_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.size_floor > 0:
+            raise ValueError(f"Expected size_floor > 0, got {self.size_floor}: noise can make a size negative.")
+
+    @property
+    def event(self) -> PoissonGaussianLaplaces:
+        """What they release of private records."""
+        return PoissonGaussianLaplaces(
+            count=self.gradient.num_steps,
+            gradient_noise_multiplier=self.gradient.noise_multiplier,
+            laplace_scale=self.laplace_scale,
+            sampling_rate=self.gradient.sampling_rate,
+        )
+
+
+def plan_steps(
+    training: DpSgdConfig,
+    config: NoisyHistogramConfig,
+    *,
+    num_records: int,
+    noise_multiplier: float,
+    laplace_scale: float,
+) -> HistogramSteps:
+    """The steps that ``training`` means for ``num_records``, with these noises."""
+    gradient = dp_sgd.plan_steps(training, num_records=num_records, noise_multiplier=noise_multiplier)
+    return HistogramSteps(
+        gradient=gradient,
+        laplace_scale=laplace_scale,
+        size_floor=config.min_share * gradient.expected_batch_size,
+        averaged_share=config.averaged_share,
+    )
+
+
+def calibrated_steps(
+    training: DpSgdConfig, config: NoisyHistogramConfig, target: PrivacyTarget, *, num_records: int
+) -> HistogramSteps:
+    """The steps with the least noise that keeps them within ``target``, split as ``histogram_share`` says.
+
+    ValueError for a target out of reach, and for a relation that the event is not priced under.
+    """
+    if target.record_relation != "add or remove one":
+        raise ValueError(
+            f"Expected target.relation 'add or remove one', got {target.record_relation!r}: Laplace and Gaussian noise "
+            "on one sample are priced under it alone."
+        )
+
+    silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0)
+    joint = _least_joint_noise(silent.event, config.histogram_share, target.epsilon, target.delta, target.accounting)
+    noise_multiplier, laplace_scale = split_noise(joint, histogram_share=config.histogram_share)
+    return plan_steps(
+        training, config, num_records=num_records, noise_multiplier=noise_multiplier, laplace_scale=laplace_scale
+    )
+
+
+@lru_cache
+def _least_joint_noise(
+    silent: PoissonGaussianLaplaces, histogram_share: float, epsilon: float, delta: float, accounting: Accounting
+) -> float:
+    def events(joint: float) -> list[Event]:
+        noise_multiplier, laplace_scale = split_noise(joint, histogram_share=histogram_share)
+        return [replace(silent, gradient_noise_multiplier=noise_multiplier, laplace_scale=laplace_scale)]
+
+    return least_noise(events, target_epsilon=epsilon, target_delta=delta, accounting=accounting)
+
+
+def split_noise(joint: float, *, histogram_share: float) -> tuple[float, float]:
+    """A Gaussian multiplier and a Laplace scale with ``1 / joint^2 = 1 / multiplier^2 + 1 / scale^2``.
+
+    Where noise is large, each release costs about half its inverse square: ``histogram_share`` is the histogram's part
+    of the budget.
+    """
+    if not 0 < histogram_share < 1:
+        raise ValueError(f"Expected 0 < histogram_share < 1, got {histogram_share}: both releases need noise.")
+    return joint / math.sqrt(1 - histogram_share), joint / math.sqrt(histogram_share)
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    cells: Tensor,
+    steps: HistogramSteps,
+    *,
+    rows: Rows,
+    num_cells: int,
+    num_classes: int,
+    pricing: Pricing,
+    randomness: PrivateRandomness,
+    histogram_randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+) -> None:
+    """Train ``model`` in place on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), and average its weights.
+
+    ``generator`` drives dropout alone. The histogram's noise has a randomness of its own, so that prices of 0 are
+    DP-SGD, bit for bit. Errors as :class:`fairpate.nn.priced_fit.PricedTraining`.
+    """
+    num_steps = steps.gradient.num_steps
+    training = PricedTraining(
+        model,
+        x,
+        labels,
+        cells,
+        steps.gradient,
+        rows=rows,
+        num_cells=num_cells,
+        num_classes=num_classes,
+        laplace_scale=steps.laplace_scale,
+        pricing=pricing,
+        randomness=randomness,
+        histogram_randomness=histogram_randomness,
+    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    average = TailAverage(trained, num_steps=num_steps, share=steps.averaged_share)
+    with ExitStack() as stack:
+        if uses_dropout(model):
+            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+        for step in range(num_steps):
+            training.step()
+            average.add()
+            on_progress(step + 1, num_steps)
+    average.settle()
+    model.eval()

@@ -1,0 +1,297 @@
+"""The PATE family: teachers vote, an aggregator releases labels, a student learns from them.
+
+Four members differ in where demographic parity enters (FairPATE, Section 4 and Appendix B): nowhere (``pate``), while
+the aggregator answers (``fairpate``), between the released labels and the student (``pate_s_pre``, Algorithm 3), in
+the student's loss (``pate_s_in``). ``aggregator.gate`` is the rule of the two in the middle. What follows the released
+labels is post-processing: all four cost what their queries cost.
+
+With ``target.epsilon`` both noises of ``aggregator.mechanism`` are multiplied by the least factor at which the queries
+fit, whatever the votes. Without one the noise is as configured, and ``aggregator.budget`` may limit what is spent; its
+kind ``data_dependent``, as in the papers, stops where the data-dependent privacy cost reaches the limit: when that
+happens leaks, and what is published is the price of the queries submitted, which the statement remarks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from fairpate.app.release import ReleasePlan, check_budget, choose_queries, release_labels
+from fairpate.app.reporting import Spending, costs
+from fairpate.app.rundir import checkpoint_folder, write_json
+from fairpate.app.seeds import Stream
+from fairpate.app.students import fit_student
+from fairpate.app.votes import check_teachers, collect_vote_batch, store_votes, stored_votes
+from fairpate.config import (
+    AggregatorConfig,
+    BudgetConfig,
+    ConfigError,
+    Count,
+    DpfrConfig,
+    GatedAggregatorConfig,
+    Noise,
+    NotNegative,
+    Positive,
+    QueriesTarget,
+    RayConfig,
+    StudentConfig,
+    TeachersConfig,
+)
+from fairpate.data import Dataset, Split
+from fairpate.methods.definition import Method, Training
+from fairpate.methods.preprocess import streaming_filter
+from fairpate.methods.trained import Trained
+from fairpate.nn.dpfr import dpfr, group_batches
+from fairpate.nn.models import memory_format_for, scale_bytes
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event
+from fairpate.privacy.calibration import least_noise
+from fairpate.types import GateRule, LabelledSet, MechanismParameters, VoteBatch
+
+NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Trained):
+    """Released labels, before anybody learned from them; ``spending`` is the operator's."""
+
+    labelled: LabelledSet
+    spending: Spending
+
+
+class PateFamily(Method):
+    """What all methods share that ask teachers; each says how it learns."""
+
+    paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
+    asks_teachers: ClassVar[bool] = True
+
+    target: QueriesTarget = QueriesTarget()
+    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    storage: str | None = Field(
+        None,
+        description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
+        "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
+    )
+    ray: RayConfig = RayConfig()
+    teachers: TeachersConfig = TeachersConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+    student: StudentConfig = StudentConfig()
+
+    @field_validator("storage")
+    @classmethod
+    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
+        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
+            raise ValueError(
+                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
+            )
+        if storage is not None and urlsplit(storage).password is not None:
+            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
+        return storage
+
+    @property
+    def gate(self) -> GateRule:
+        """What the aggregator holds its answers to."""
+        return NO_GATE
+
+    def check(self) -> None:
+        """ConfigError for a target and a budget at once."""
+        if self.target.epsilon is not None and self.aggregator.budget is not None:
+            raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
+
+    def plan(self, dataset: Dataset) -> ReleasePlan:
+        """What is fixed before the first vote: noises as configured, or scaled to the target."""
+        settings, budget, epsilon = self.aggregator, self.aggregator.budget, self.target.epsilon
+        if epsilon is not None:
+            num_queries = settings.num_queries or len(choose_queries(dataset, settings))
+            scaled = mechanism_within(
+                settings.mechanism, epsilon=epsilon, delta=self.target.delta, num_queries=num_queries
+            )
+            settings = settings.model_copy(update={"mechanism": scaled})
+            budget = BudgetConfig(kind="data_independent", epsilon=epsilon)
+        return ReleasePlan(
+            settings=settings,
+            gate=self.gate,
+            budget=budget,
+            delta=self.target.delta,
+            num_teachers=self.teachers.num_teachers,
+            noise=self.noise,
+            seed=self.seed,
+            student=self.student,
+            attribute_only=self.protects_attribute_only,
+        )
+
+    def queried(self, dataset: Dataset) -> Dataset:
+        """The data set as teachers see it: what they learn, and as public records whom they are asked about."""
+        return dataset
+
+    def check_data(self, dataset: Dataset) -> int:
+        """How many queries the budget has room for. ConfigError for a release that cannot be; before any work."""
+        check_teachers(dataset, self.teachers.num_teachers)
+        asked = self.queried(dataset)
+        plan = self.plan(asked)
+        return check_budget(plan, asked, choose_queries(asked, plan.settings))
+
+    def release(self, training: Training) -> Labels:
+        """Labels within the target or budget. However often it runs in one folder, one release results."""
+        dataset, run, reporter = self.queried(training.dataset), training.run, training.reporter
+        plan = self.plan(dataset)
+        queries = choose_queries(dataset, plan.settings)
+        votes = stored_votes(run, queries)
+        if votes is None:
+            votes = self.ask(dataset, queries, training)
+            store_votes(run, votes)
+        else:
+            reporter.note("teachers", "votes are there already")
+        with reporter.stage("aggregator") as advance:
+            released = release_labels(run, plan, dataset, queries, votes, advance, meter=training.meter)
+        outcomes = released.queries
+        reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
+        if released.over_budget:
+            reporter.note("aggregator", f"{released.over_budget} queries found no room in the budget, not asked")
+        labels = Labels(
+            model=training.model,
+            events=released.events,
+            noise=released.noise,
+            remarks=released.remarks,
+            queries=outcomes,
+            epsilon_bound=released.epsilon_bound,
+            labelled=released.labelled,
+            spending=released.spending,
+        )
+        write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
+        return labels
+
+    def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+        """Train the teachers that are missing and let all of them vote on the queries."""
+        return collect_vote_batch(
+            dataset,
+            queries,
+            self.teachers,
+            seed=self.seed,
+            ray=self.ray,
+            checkpoint_dir=checkpoint_folder(self.storage, training.run.teachers),
+            reporter=training.reporter,
+        )
+
+    def train(self, training: Training) -> Trained:
+        """Release labels, then learn from them."""
+        return self.learn(training, self.release(training))
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """A student of the labels; costs nothing more."""
+        return self.taught(training, labels, labels.labelled)
+
+    def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
+        """``labels`` with a student of those ``kept``; ``options`` as :func:`fairpate.app.students.fit_student`."""
+        # Runs without a target have always drawn the student's first weights from its own stream.
+        if self.target.epsilon is not None or self.public_data.pretrain is not None:
+            options["initial_model"] = training.model
+        network = fit_student(self.student, training.dataset, kept, training.reporter, seed=self.seed, **options)
+        return replace(labels, model=network, num_training_labels=len(kept.labels))
+
+
+class Pate(PateFamily):
+    """PATE: no parity anywhere."""
+
+    title: ClassVar[str] = "PATE"
+
+    method: str = "pate"
+
+
+class FairPate(PateFamily):
+    """FairPATE: the gate stands in the aggregator."""
+
+    title: ClassVar[str] = "FairPATE"
+
+    method: str = "fairpate"
+    aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
+
+    @property
+    def gate(self) -> GateRule:
+        """As configured."""
+        return self.aggregator.gate
+
+
+class PateSPre(PateFamily):
+    """PATE-S_pre: the gate stands between PATE's labels and the student."""
+
+    title: ClassVar[str] = "PATE-S_pre"
+
+    method: str = "pate_s_pre"
+    aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """From what the filter keeps."""
+        dataset, labelled = training.dataset, labels.labelled
+        kept_N = streaming_filter(
+            labelled.labels,
+            labelled.groups,
+            rule=self.aggregator.gate,
+            num_groups=dataset.num_groups,
+            num_classes=dataset.num_classes,
+        )
+        training.reporter.note("filter", f"{int(kept_N.sum())} of {len(kept_N)} released labels kept")
+        return self.taught(training, labels, labelled.take(kept_N))
+
+
+class PateSInConfig(DpfrConfig):
+    """The regulariser in the loss of PATE-S_in's student."""
+
+    weight: NotNegative = Field(0.3, description="lambda; 0 is PATE.")
+    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
+    batch_size: Count = Field(256, description="Public records drawn for each step.")
+
+
+class PateSIn(PateFamily):
+    """PATE-S_in: the student's loss holds the demographic-parity regulariser of public batches."""
+
+    title: ClassVar[str] = "PATE-S_in"
+
+    method: str = "pate_s_in"
+    pate_s_in: PateSInConfig = PateSInConfig()
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """With the regulariser."""
+        return self.taught(training, labels, labels.labelled, penalty=self._penalty(training))
+
+    def _penalty(self, training: Training) -> Callable[[nn.Module], Tensor] | None:
+        """The weighted regulariser of a fresh public batch at each call; None for weight 0."""
+        public, config = training.dataset.public, self.pate_s_in
+        if not config.weight:
+            return None
+        batches = group_batches(public.z, config.batch_size, training.generator(Stream.TRAINING))
+        memory_format = memory_format_for(public.x)
+
+        def penalty(model: nn.Module) -> Tensor:
+            rows = next(batches)
+            logits = model(scale_bytes(public.x[rows]).contiguous(memory_format=memory_format))
+            return config.weight * dpfr(logits, public.z[rows], config)
+
+        return penalty
+
+
+def mechanism_within(
+    mechanism: MechanismParameters, *, epsilon: float, delta: float, num_queries: int
+) -> MechanismParameters:
+    """``mechanism`` with both noises multiplied by the least factor that keeps ``num_queries`` within the target.
+
+    Whatever the votes. ValueError for a target that no noise reaches.
+    """
+
+    def scaled(factor: float) -> MechanismParameters:
+        return replace(
+            mechanism,
+            threshold_stddev_votes=factor * mechanism.threshold_stddev_votes,
+            noise_stddev_votes=factor * mechanism.noise_stddev_votes,
+        )
+
+    def events(factor: float) -> list[Event]:
+        return [ConfidentGnmaxQueries(count=num_queries, **vars(scaled(factor)))]
+
+    return scaled(least_noise(events, target_epsilon=epsilon, target_delta=delta))

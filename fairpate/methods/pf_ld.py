@@ -1,0 +1,563 @@
+"""F-LD and PF-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian
+Dual Approach", arXiv 2009.12562): fairness by Lagrange multipliers, without privacy and with it.
+
+With v_i the violation of constraint i (:mod:`fairpate.methods.mean_parity`) and one epoch at a time, F-LD is
+
+    lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
+    theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
+
+PF-LD hides the sensitive attribute alone: features, labels and their number are public. It releases
+
+    sizes      n~_i = n_i + noise                                                               once, unless declared
+    violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
+    gradient   sum_i mu_i (mean over P_i of clip(grad h) - sum over G_i of clip(grad h) / n~_i) + noise    every batch
+
+with mu_i = lambda_i sign(v~_i); grad J reads no attribute and has no noise. One changed attribute moves a record from
+one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1 / n~_j^2) and a gradient by at most
+C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
+record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
+
+Deviations from the paper, which is kept in :mod:`fairpate.methods.pf_ld_as_printed`:
+- Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
+- The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
+- Clipping acts on population and group alike. On the group alone it makes a violation of its own.
+- The gradient's noise follows the multipliers as they are, not their largest value.
+- Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order, without
+  the release that no step reads.
+- ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
+- A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
+
+Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.data import Dataset
+from fairpate.methods.definition import Method, PrivateMethod, Training, arguments
+from fairpate.methods.dual_ascent import DualAscent
+from fairpate.methods.mean_parity import UNKNOWN, MeanParity, ValueAlong
+from fairpate.methods.trained import NO_NOISE, Progress, Trained
+from fairpate.nn.fit import batch_bounds
+from fairpate.nn.guided_gradients import GuidedGradients
+from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
+from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
+from fairpate.nn.predict import predict_logits
+from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
+from fairpate.privacy import calibration
+from fairpate.privacy.accountant import Event, PoissonGaussians
+from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
+
+
+class FldConfig(Section):
+    """F-LD: means of groups are held to those of the population by Lagrange multipliers."""
+
+    constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
+        "demographic_parity", description="Means of predictions, of predictions per true label, or of the loss."
+    )
+    sharpness: Positive = Field(
+        1.0, description="Of the logits whose probabilities are compared: means come closer to those of labels."
+    )
+    warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
+    epochs: CountOrZero = Field(50, description="Epochs under constraints.")
+    batch_size: Count = 256
+    optimizer: Literal["sgd", "adam"] = "adam"
+    learning_rate: Positive = 1e-3
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
+    schedule: Literal["constant", "cosine"] = "constant"
+    multipliers: Literal["absolute", "two_sided"] = Field(
+        "two_sided", description="Rise with |violation| and act in its direction, as printed; or one per direction."
+    )
+    dual_step: NotNegative = Field(0.5, description="What a violation of 1 adds to its multiplier; 0 switches off.")
+    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
+    tolerance: NotNegative = Field(0.0, description="Violation that raises no multiplier.")
+
+    @property
+    def fit(self) -> FitConfig:
+        """The optimiser and its schedule, over all epochs."""
+        return FitConfig(
+            epochs=self.warmup_epochs + self.epochs,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            schedule=self.schedule,
+        )
+
+
+class PfLdConfig(FldConfig):
+    """PF-LD: F-LD that hides the sensitive attribute. Its noise follows from the target."""
+
+    clip_norm: Positive = Field(1.0, description="C_p, of a record's gradient in a group's term.")
+    clip_value: Positive = Field(1.0, description="C_d, of what a record adds to a group's mean; probabilities need 1.")
+    dual_share: float = Field(0.2, gt=0, lt=1, description="Of the budget, for the violations.")
+    size_share: float = Field(0.02, gt=0, lt=1, description="Of the budget, for the sizes of groups.")
+    group_sizes: tuple[Positive, ...] | None = Field(
+        None, description="Public sizes, those of one label after another for equalized odds; null: released once."
+    )
+    min_group_share: float = Field(
+        0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
+    )
+    batches: Literal["public", "poisson"] = Field(
+        "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
+    )
+    form: Literal["corrected", "as_printed"] = Field("corrected", description="`as_printed` promises nothing.")
+
+    @model_validator(mode="after")
+    def _shares_leave_a_rest(self) -> PfLdConfig:
+        if self.dual_share + self.size_share >= 1:
+            raise ValueError(
+                f"Expected dual_share + size_share < 1, got {self.dual_share} + {self.size_share}: gradients take the "
+                "rest."
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PfLdNoise:
+    """Noise multipliers: standard deviations over what one changed attribute may move. 0 is no noise."""
+
+    gradient: float
+    violation: float
+    size: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What PF-LD knew before an epoch: all of it public once released. Shapes (U, G, K) and, of sizes, (U, G)."""
+
+    violations: Tensor
+    multipliers: Tensor
+    sizes: Tensor
+
+
+OnRelease = Callable[[Released], None]
+
+
+def train_f_ld(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: FldConfig,
+    *,
+    parity: MeanParity,
+    generator: torch.Generator,
+    allow_empty_cells: bool = False,
+    on_progress: Progress = lambda *_: None,
+) -> Trained:
+    """F-LD, without privacy: ``model`` in place on ``x`` (N, ...), ``y`` and ``groups`` (N,), some perhaps ``UNKNOWN``.
+
+    A cell that a batch lacks has no violation there. ValueError for a cell that nobody is in, unless that is allowed:
+    it has no constraint then.
+    """
+    cells = parity.cells(y, groups)
+    sizes_UG = parity.group_sizes(cells)
+    if not allow_empty_cells:
+        require_members(sizes_UG)
+    descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
+    for epoch in range(config.warmup_epochs + config.epochs):
+        if epoch >= config.warmup_epochs:
+            exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
+            ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
+        for rows, _ in descent.batches():
+            outputs = model(descent.features(rows))
+            loss = functional.cross_entropy(outputs, y[rows])
+            if ascent.is_active:
+                loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
+            descent.step(list(torch.autograd.grad(loss, descent.parameters)), epoch)
+        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
+    return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
+
+
+def train_pf_ld(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: PfLdConfig,
+    noise: PfLdNoise,
+    *,
+    parity: MeanParity,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+    on_release: OnRelease = lambda _: None,
+) -> Trained:
+    """PF-LD: ``model`` in place on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
+
+    ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` hears what is
+    public before each epoch under constraints. ValueError for a record without a group and a population without one.
+    """
+    cells = parity.cells(y, groups)
+    if (cells == UNKNOWN).any():
+        raise ValueError("Expected the group of every record, got some unknown; leave those records out.")
+    normals = GaussianNoise(randomness)
+    sizes_UG = _public_sizes(cells, y, config, noise.size, parity=parity, normals=normals)
+    descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
+    gradients = _NoisyGradients(
+        model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals
+    )
+    secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
+    spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
+    for epoch in range(config.warmup_epochs + config.epochs):
+        constrained = epoch >= config.warmup_epochs
+        if constrained and config.dual_step:
+            violations_UGK = measured_violations(
+                model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
+            )
+            normals.add_to([violations_UGK], spread)
+            ascent.step(violations_UGK)
+            gradients.follow(ascent.multipliers_UGK)
+            on_release(Released(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
+        for rows, share in descent.batches(secret if constrained else None):
+            descent.step(gradients.of(descent.features(rows), rows, share), epoch)
+        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    return Trained(model=model.eval(), events=pf_ld_events(config, noise, len(x)), noise=randomness.label)
+
+
+def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
+    """What training with ``config`` releases: no gradients without multipliers, and nothing without a dual step."""
+    num_duals = config.epochs if config.dual_step else 0
+    num_primals = num_duals if config.max_multiplier else 0
+    num_sizes = 1 if num_duals and config.group_sizes is None else 0
+    gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
+    if config.batches == "poisson":
+        gradients = SecretBatchAttributeGaussians(
+            count=num_primals * _steps_per_epoch(config, num_records),
+            attribute_noise_multiplier=noise.gradient,
+            sampling_rate=sampling_rate(config, num_records),
+        )
+    return (
+        gradients,
+        AttributeGaussians(count=num_duals, attribute_noise_multiplier=noise.violation),
+        AttributeGaussians(count=num_sizes, attribute_noise_multiplier=noise.size),
+    )
+
+
+def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
+    """The least noise that keeps training within ``target``, shared out as ``config`` says.
+
+    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches is all that
+    the price depends on. ValueError for a target that no noise reaches.
+    """
+
+    def noise_at(scale: float) -> PfLdNoise:
+        epochs, sizes = max(config.epochs, 1), config.size_share if config.group_sizes is None else 0.0
+        rest = 1 - config.dual_share - sizes
+        return PfLdNoise(
+            gradient=scale * math.sqrt(epochs / rest),
+            violation=scale * math.sqrt(epochs / config.dual_share),
+            size=scale / math.sqrt(config.size_share),
+        )
+
+    def events_at(scale: float) -> tuple[Event, ...]:
+        return pf_ld_events(config, noise_at(scale), num_records)
+
+    return noise_at(
+        calibration.least_noise(
+            events_at, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
+        )
+    )
+
+
+def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
+    """How far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
+
+    With one value the gradient stays and its weight changes; with several its direction changes too.
+    """
+    if slopes_UGK.shape[2] == 1:
+        weights_UG = slopes_UGK[..., 0]
+        return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
+    longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
+    return clip_norm * float(longest_UG.sum(dim=1).max())
+
+
+def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
+    """How far one record that changes its group moves all violations together, in L2."""
+    inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
+    return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
+
+
+def sampling_rate(config: PfLdConfig, num_records: int) -> float:
+    """Of secret batches."""
+    return min(1.0, config.batch_size / num_records)
+
+
+def require_members(sizes_UG: Tensor) -> None:
+    """ValueError naming a constrained cell that has no record."""
+    for population, group in (sizes_UG == 0).nonzero().tolist():
+        label = f" with label {population}" if len(sizes_UG) > 1 else ""
+        raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
+
+
+@torch.no_grad()
+def measured_violations(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    cells: Tensor,
+    *,
+    parity: MeanParity,
+    sizes_UG: Tensor,
+    clip_value: float = math.inf,
+) -> Tensor:
+    """The violations of all records, (U, G, K) ``float64``, by the model in evaluation mode; then in training mode.
+
+    Exact, and so private. ``clip_value`` bounds the L2 norm of a record's values.
+    """
+    values_NK = parity.values(predict_logits(model, x), y).double()
+    model.train()
+    norms_N = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
+    clipped_NK = values_NK * (clip_value / norms_N).clamp(max=1) if clip_value < math.inf else values_NK
+    return parity.violations(clipped_NK, y, cells, sizes_UG=sizes_UG)
+
+
+class Ascent:
+    """The multipliers of all constraints; a positive one pushes the group's mean up to the population's."""
+
+    def __init__(self, parity: MeanParity, config: FldConfig) -> None:
+        self._two_sided, self._tolerance = config.multipliers == "two_sided", config.tolerance
+        self.multipliers_UGK = torch.zeros(parity.shape, dtype=torch.float64)
+        size = self.multipliers_UGK.numel() * (2 if self._two_sided else 1)
+        self._ascent = (
+            DualAscent(size, learning_rate=config.dual_step, cap=config.max_multiplier)
+            if config.max_multiplier
+            else None
+        )
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any constraint pulls at the model."""
+        return bool(self.multipliers_UGK.any())
+
+    def step(self, violations_UGK: Tensor) -> None:
+        """Ascend signed violations."""
+        if self._ascent is None:
+            return
+        violation_J = violations_UGK.flatten().numpy()
+        if self._two_sided:
+            both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
+            signed_J = both[: len(violation_J)] - both[len(violation_J) :]
+        else:
+            signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
+        self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
+
+    def penalty(self, violations_UGK: Tensor) -> Tensor:
+        """``lambda |violation|`` of the paper, or multiplier times violation; shape (U, G, K)."""
+        products = self.multipliers_UGK.to(violations_UGK) * violations_UGK
+        return products if self._two_sided else self.multipliers_UGK.abs().to(violations_UGK) * violations_UGK.abs()
+
+
+class Descent:
+    """The model, its optimiser and its batches; all but secret batches read features and labels only."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        config: FldConfig,
+        generator: torch.Generator,
+    ) -> None:
+        if len(x) != len(y) or not len(x):
+            raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
+        self._x, self._fit, self._generator = x, config.fit, generator
+        self._memory_format = memory_format_for(x)
+        to_memory_format(model.train(), self._memory_format)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = Optimizer(self.parameters, self._fit)
+
+    def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
+        """The rows of every batch of an epoch, and the share of all records that it stands for."""
+        size = len(self._x)
+        if secret is not None:
+            for _ in range(math.ceil(size / self._fit.batch_size)):
+                yield secret.next(), min(1.0, self._fit.batch_size / size)
+            return
+        order, bounds = torch.randperm(size, generator=self._generator), batch_bounds(size, self._fit.batch_size)
+        for rows in torch.split(order, np.diff(bounds).tolist()):
+            yield rows, len(rows) / size
+
+    def features(self, rows: Tensor) -> Tensor:
+        """A batch as the model reads it."""
+        return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
+
+    def step(self, gradients: list[Tensor], epoch: int) -> None:
+        """ValueError for a gradient that is not finite."""
+        if not math.isfinite(sum(torch._foreach_norm(gradients))):
+            raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
+        self._optimizer.step(gradients, epoch_learning_rate(self._fit, epoch))
+
+
+class _NoisyGradients:
+    """The gradient of J plus the noisy one of ``sum of multipliers times violations``.
+
+    Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its record's
+    cell, is clipped and weighted by their length.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        y: Tensor,
+        cells: Tensor,
+        config: PfLdConfig,
+        noise_multiplier: float,
+        *,
+        parity: MeanParity,
+        sizes_UG: Tensor,
+        normals: GaussianNoise,
+    ) -> None:
+        self._gradients = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
+        self._y, self._cells, self._parity, self._sizes_UG, self._normals = y, cells, parity, sizes_UG, normals
+        self._clip_norm, self._noise_multiplier = config.clip_norm, noise_multiplier
+        self.follow(torch.zeros(parity.shape, dtype=torch.float64))
+
+    def follow(self, multipliers_UGK: Tensor) -> None:
+        """Use these multipliers from now on."""
+        slopes_UGK = self._parity.slopes(multipliers_UGK, self._y, sizes_UG=self._sizes_UG)
+        lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
+        directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
+        self._is_silent = not multipliers_UGK.any()
+        self._lengths_J, self._directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        self._noise_stddev = 0.0
+        if self._noise_multiplier:
+            self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
+
+    def of(self, x: Tensor, rows: Tensor, share: float) -> list[Tensor]:
+        """For the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
+        y = self._y.index_select(0, rows)
+        if self._is_silent:
+            gradients = self._gradients.loss(x, y)
+            torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
+            return gradients
+        cells = self._cells.index_select(0, rows)
+        targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
+        weights_B = self._lengths_J.index_select(0, cells)
+        gradients, term = self._gradients.loss_and_clipped(x, y, targets, weights_B)
+        self._normals.add_to(term, self._noise_stddev)
+        torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
+        torch._foreach_add_(gradients, term, alpha=1 / share)
+        return gradients
+
+
+def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
+    """What the multipliers add to the loss of a batch; cells without records in it add 0."""
+    sizes_UG = parity.group_sizes(cells)
+    violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
+    there_UG1 = (sizes_UG > 0)[..., None]
+    return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
+
+
+def _public_sizes(
+    cells: Tensor, y: Tensor, config: PfLdConfig, noise_multiplier: float, *, parity: MeanParity, normals: GaussianNoise
+) -> Tensor:
+    """Declared sizes, or sizes released once and raised to the declared floor, (U, G)."""
+    num_populations, num_groups, _ = parity.shape
+    population_U = parity.population_sizes(y)
+    if not population_U.all():
+        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
+    if config.group_sizes is not None:
+        if len(config.group_sizes) != num_populations * num_groups:
+            raise ValueError(
+                f"Expected pf_ld.group_sizes of {num_populations * num_groups} cells ({num_groups} groups, "
+                f"{num_populations} populations), got {len(config.group_sizes)}."
+            )
+        return torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
+    sizes_UG = parity.group_sizes(cells)
+    normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
+    return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
+
+
+def _steps_per_epoch(config: PfLdConfig, num_records: int) -> int:
+    return math.ceil(num_records / config.batch_size)
+
+
+class FLd(Method):
+    """No privacy: for comparison only."""
+
+    title: ClassVar[str] = "F-LD"
+    paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
+
+    method: str = "f_ld"
+    f_ld: FldConfig = FldConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """Nothing is guaranteed."""
+        return False
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Compared with methods that do: it reads no attribute as a feature."""
+        return True
+
+    def train(self, training: Training) -> Trained:
+        """On private records, without noise."""
+        with training.reporter.stage(self.method) as advance:
+            return train_f_ld(
+                **arguments(training, groups=True),
+                config=self.f_ld,
+                parity=parity_of(self.f_ld, training.dataset),
+                on_progress=advance,
+            )
+
+
+class PfLd(PrivateMethod):
+    """Within the target for one sensitive attribute; in the paper's form without any guarantee."""
+
+    title: ClassVar[str] = "PF-LD"
+    paper: ClassVar[str] = FLd.paper
+
+    method: str = "pf_ld"
+    pf_ld: PfLdConfig = PfLdConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """The paper's form releases exact violations and undercharges the rest."""
+        return self.pf_ld.form != "as_printed"
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for a target under another relation."""
+        self.require_replacing()
+
+    def train(self, training: Training) -> Trained:
+        """With noise on violations and gradients."""
+        from fairpate.methods import pf_ld_as_printed  # which builds on this file
+
+        config, size = self.pf_ld, len(training.dataset.private)
+        given = arguments(training, groups=True) | {"config": config, "randomness": self.randomness()}
+        with training.reporter.stage(self.method) as advance:
+            given |= {"parity": parity_of(config, training.dataset), "on_progress": advance}
+            if config.form == "as_printed":
+                noise = pf_ld_as_printed.published_noise(config, self.target, num_records=size)
+                return pf_ld_as_printed.train_as_printed(**given, noise=noise, target=self.target)
+            return train_pf_ld(**given, noise=calibrated_noise(config, self.target, num_records=size))
+
+
+def parity_of(config: FldConfig, dataset: Dataset) -> MeanParity:
+    """The constraint of ``config`` over the groups of a data set."""
+    return MeanParity(
+        constraint=config.constraint,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        sharpness=config.sharpness,
+    )

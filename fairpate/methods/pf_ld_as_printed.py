@@ -1,0 +1,150 @@
+"""PF-LD as its paper prints it, for comparison only: nothing here is a promise (:mod:`fairpate.methods.pf_ld`).
+
+    theta    <- theta - a( grad J(B) + sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)| + N(0, (s_p D_p)^2 I) )
+    lambda_i <- lambda_i + s( |mu(D_P) - clipped mu(D_Gi)| + N(0, (s_d D_d)^2) )
+    D_p = 2 C_p lambda_max / (min |B_Gi| - 1),   D_d = sqrt(2) C_d / (min |D_Gi| - 1)
+
+Means are over the real, private members of a group, the absolute value is taken of every coordinate, and a batch that
+lacks a group is skipped, as the published code does. Its price, ``T n / |B|`` sampled Gaussians and T plain ones, is
+:func:`epsilon_as_published`. What is wrong with it:
+
+- An attribute that changes alters the sizes of two groups: a gradient moves by up to
+  ``2 C_p lambda_max (1 / |B_Gi| + 1 / (|B_Gj| + 1))``, nearly twice D_p.
+- grad J(B) is released without noise and tells who is in a batch, so sampling amplifies nothing; nor are the batches
+  Poisson samples.
+- The least size and whether a batch is skipped depend on the attributes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairpate.config import PrivacyTarget
+from fairpate.methods.mean_parity import MeanParity, ValueAlong
+from fairpate.methods.pf_ld import Ascent, Descent, PfLdConfig, PfLdNoise, measured_violations, require_members
+from fairpate.methods.trained import Progress, Trained
+from fairpate.nn.per_example import GradientClipper
+from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS, PoissonGaussians, event_rdp
+from fairpate.privacy.fair_training import AttributeGaussians
+
+_VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code: 50 and 5
+_WIDEST = 1e4
+
+
+def train_as_printed(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: PfLdConfig,
+    noise: PfLdNoise,
+    *,
+    target: PrivacyTarget,
+    parity: MeanParity,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+) -> Trained:
+    """The printed algorithm, two classes; arguments as :func:`fairpate.methods.pf_ld.train_pf_ld`.
+
+    ValueError for more classes and for a group of fewer than two records.
+    """
+    if parity.num_values != 1:
+        raise ValueError(f"Expected 2 classes for PF-LD as printed, got {parity.num_classes}; use form: corrected.")
+    cells = parity.cells(y, groups)
+    sizes_UG = parity.group_sizes(cells)
+    require_members(sizes_UG - 1)
+    normals, descent = GaussianNoise(randomness), Descent(model, x, y, config, generator)
+    ascent = Ascent(parity, config.model_copy(update={"multipliers": "absolute", "tolerance": 0.0}))
+    clipper = GradientClipper(model, ValueAlong(parity), clip_norm=config.clip_norm)
+    spread = noise.violation * math.sqrt(2) * config.clip_value / (float(sizes_UG.min()) - 1)
+    for epoch in range(config.warmup_epochs + config.epochs):
+        for rows, _ in descent.batches():
+            batch = descent.features(rows), y[rows], cells[rows]
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
+            gradients = list(torch.autograd.grad(loss, descent.parameters))
+            if ascent.is_active:
+                least = float(parity.group_sizes(batch[2]).min())
+                if least <= 1:
+                    continue
+                torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))
+                reach = 2 * config.clip_norm * config.max_multiplier / (least - 1)
+                normals.add_to(gradients, noise.gradient * reach)
+            descent.step(gradients, epoch)
+        if epoch >= config.warmup_epochs:
+            exact = measured_violations(
+                model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
+            )
+            distances_UGK = exact.abs()
+            normals.add_to([distances_UGK], spread)
+            ascent.step(distances_UGK.clamp(min=0))
+        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    return Trained(
+        model=model.eval(),
+        events=(AttributeGaussians(count=1, attribute_noise_multiplier=0.0),),
+        noise=randomness.label,
+        remarks=("PF-LD as printed: sensitivities and sampling are wrong, so nothing is promised.",),
+        epsilon_as_published=epsilon_as_published(config, noise, num_records=len(x), target_delta=target.delta),
+    )
+
+
+def epsilon_as_published(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:
+    """What the paper's Lemmas say of a training: no valid price."""
+    num_steps = config.epochs * math.ceil(num_records / config.batch_size)
+    rate = min(1.0, config.batch_size / num_records)
+    sampled = PoissonGaussians(count=num_steps, noise_multiplier=noise.gradient, sampling_rate=rate)
+    plain = AttributeGaussians(count=config.epochs, attribute_noise_multiplier=noise.violation)
+    orders_A = np.asarray(DEFAULT_ORDERS)
+    curve_A = event_rdp(sampled, orders_A) + event_rdp(plain, orders_A)
+    return accountant.epsilon_of_curve(curve_A, orders_A, target_delta=target_delta)[0]
+
+
+def published_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
+    """The noise at which the paper's own price is the target's. ValueError where none is."""
+
+    def noise_at(log_scale: float) -> PfLdNoise:
+        scale = math.exp(log_scale)
+        return PfLdNoise(gradient=scale, violation=_VIOLATION_TO_GRADIENT * scale, size=0.0)
+
+    def excess(log_scale: float) -> float:
+        claimed = epsilon_as_published(config, noise_at(log_scale), num_records=num_records, target_delta=target.delta)
+        return math.log(max(claimed, 1e-12) / target.epsilon)
+
+    low, high = math.log(0.1), math.log(_WIDEST)
+    if not config.epochs or excess(low) <= 0 or excess(high) >= 0:
+        raise ValueError(f"Expected a target epsilon that the paper's noise reaches, got {target.epsilon}.")
+    return noise_at(brentq(excess, low, high, xtol=1e-3))
+
+
+def _printed_term(
+    model: nn.Module,
+    clipper: GradientClipper,
+    x: Tensor,
+    y: Tensor,
+    cells: Tensor,
+    *,
+    parity: MeanParity,
+    ascent: Ascent,
+) -> list[Tensor]:
+    """``sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)|``, coordinate by coordinate."""
+    total = [torch.zeros_like(p) for p in clipper.parameters]
+    targets = torch.stack([y, torch.ones_like(y)], dim=1).float()
+    populations = parity.populations(y)
+    for u in range(parity.num_populations):
+        mean = parity.values(model(x[populations == u]), y[populations == u]).mean()
+        of_all = torch.autograd.grad(mean, clipper.parameters)
+        for g in range(parity.num_groups):
+            members = cells == u * parity.num_groups + g
+            of_group = clipper.sum(x[members], targets[members]).gradients
+            weight = float(ascent.multipliers_UGK[u, g, 0].abs())
+            for out, whole, part in zip(total, of_all, of_group, strict=True):
+                out += weight * (whole - part / int(members.sum())).abs()
+    return total

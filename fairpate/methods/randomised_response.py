@@ -1,0 +1,247 @@
+"""Randomised response on the sensitive attribute (Mozannar et al. 2020, "Fair Learning with Private Demographic Data").
+
+Everyone reports Z = A with odds exp(epsilon) to 1 against each other group: local privacy of A, hence the same pure
+epsilon when one A is replaced, with no accountant. A is used once; drawing it anew for every epsilon, epoch or fold
+would cost each time.
+
+- ``one_step``: a fair learner without privacy on (X, Y, Z), A no feature: the baseline of PF-LD.
+- ``two_step``: that on one half; on the other, statistics over A are recovered from those over Z,
+  P[A = a, event] = sum_z inverse[a, z] P[Z = z, event], and the linear programme of DP-postprocessing mixes the
+  learner's predictions per group. It needs the group at prediction.
+
+Gaps over Z are smaller than over A: by (G pi - 1) / (G - 1) in balanced groups, pi = P[Z = A]. ``corrects_bound`` asks
+the learner for that smaller gap, exact for two balanced groups, a rule of thumb otherwise; a multiplier on it is worth
+as much less, so that the default learner's are scaled up.
+
+Deviations from the paper: response is drawn exactly; counts recovered over A are clipped at 0 and scaled so that every
+(label, prediction) keeps its public total; the bound's correction; any learner, by default the exponentiated gradient
+of :mod:`fairpate.methods.parity_game` over logistic regression. With a learner of several classes both forms have
+several.
+
+Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from fairpate.app.seeds import Stream
+from fairpate.config import Count, Fraction, Positive
+from fairpate.fairness.rates import joint_table
+from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
+from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
+from fairpate.methods.parity_game import GameRules, fit_mixture
+from fairpate.methods.pf_ld import FldConfig, parity_of, train_f_ld
+from fairpate.methods.trained import Trained
+from fairpate.nn.mixture import linear_rules, said_labels
+from fairpate.nn.models import scale_bytes
+from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
+
+
+class RandomisedResponseConfig(ParityConfig):
+    """Mozannar et al. 2020. `num_rounds`, `dual_bound` and `learning_rate` are those of the exponentiated gradient."""
+
+    form: Literal["one_step", "two_step"] = "one_step"
+    learner: Literal["exponentiated_gradient", "f_ld"] = Field(
+        "exponentiated_gradient", description="Over logistic regression, two classes; or F-LD, as `f_ld` says."
+    )
+    corrects_bound: bool = Field(True, description="Ask the learner for the smaller gap that reported groups show.")
+    mixing_gap: Fraction = Field(1e-4, description="What the second step allows over true groups.")
+    num_rounds: Count = 50
+    dual_bound: Positive = Field(2.0, description="What all multipliers add up to at most.")
+    learning_rate: Positive = Field(0.5, description="Of the multipliers.")
+
+
+Learner = Callable[[Tensor, Tensor, Tensor, float], nn.Module]
+"""Takes features (N, ...), labels (N,), reported groups (N,) and the gap to keep over these; gives a classifier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseTrained(Trained):
+    """``mixing`` is the second step's programme, None for ``one_step``; with it a prediction needs the group."""
+
+    mixing: Mixing | None
+
+
+def train(
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: RandomisedResponseConfig,
+    *,
+    epsilon: float,
+    num_groups: int,
+    source: NoiseSource,
+    generator: torch.Generator,
+    num_classes: int = 2,
+    learner: Learner | None = None,
+) -> ResponseTrained:
+    """Report every one of ``groups`` (N,) once, and learn from what was reported.
+
+    ``epsilon`` 0 reports uniform groups, ``inf`` true ones. ``generator`` halves the records for ``two_step``.
+    ValueError for codes out of range, for a cell that holds too few records, and for ``two_step`` with epsilon 0,
+    where nothing can be recovered.
+    """
+    require_codes("labels", y.numpy(), num_classes)
+    two_step = config.form == "two_step"
+    inverse_GG = recovery(epsilon, num_groups) if two_step else None
+    reported = torch.from_numpy(
+        randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
+    )
+    order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
+    first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
+    shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
+    learn = learner or exponentiated_gradient(config, num_groups, shrunk=shrunk)
+    model = learn(x[first], y[first], reported[first], config.max_gap * shrunk)
+    mixing = None
+    if inverse_GG is not None:
+        reported_GYC = joint_table(
+            said_labels(model, x[second]),
+            reported[second].numpy(),
+            num_groups=num_groups,
+            num_classes=num_classes,
+            labels_N=y[second].numpy(),
+        )
+        mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), _second_step(config), epsilon=math.inf)
+    return ResponseTrained(
+        model=model,
+        events=(PureReleases(count=1, epsilon=epsilon),),
+        noise=source.label,
+        mixing_GCC=None if mixing is None else mixing.mixing_GCC,
+        mixing=mixing,
+    )
+
+
+def recovery(epsilon: float, num_groups: int) -> FloatArray:
+    """The inverse of the response, shape (G, G): true counts are expected to be this times reported ones.
+
+    ValueError for epsilon 0, where all groups report alike.
+    """
+    keep = keep_probability(epsilon, num_groups)
+    scale = num_groups * keep - 1
+    if not epsilon > 0 or scale <= 0:
+        raise ValueError(f"Expected epsilon > 0, got {epsilon}: what groups report does not depend on them.")
+    inverse_GG = np.full((num_groups, num_groups), (keep - 1) / scale)
+    np.fill_diagonal(inverse_GG, (num_groups - 2 + keep) / scale)
+    return inverse_GG
+
+
+def shrinkage(epsilon: float, num_groups: int) -> float:
+    """How much smaller a gap is over reported than over true groups, when these are balanced."""
+    return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
+
+
+def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
+    """Counts over true groups: unbiased, then clipped at 0 and scaled back to each (label, prediction)'s total."""
+    clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
+    found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
+    scale_YC = np.divide(total_YC, found_YC, out=np.zeros_like(total_YC), where=found_YC > 0)
+    recovered_GYC: FloatArray = clipped_GYC * scale_YC
+    return recovered_GYC
+
+
+def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *, shrunk: float = 1.0) -> Learner:
+    """The reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear rules, for two classes.
+
+    Where gaps are ``shrunk`` to a share of themselves, multipliers grow faster and higher by as much.
+    """
+    per_gap = 1 / shrunk if shrunk else 1.0
+
+    def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
+        rules = GameRules(
+            num_rounds=config.num_rounds,
+            dual_bound=config.dual_bound * per_gap,
+            learning_rate=config.learning_rate * per_gap,
+            max_gap=max_gap,
+            reference_group=config.reference_group,
+        )
+        cells = Cells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
+        features = scale_bytes(x).flatten(1).double().numpy()
+        mixture = fit_mixture(features, cells, LogisticRegression(solver="liblinear"), rules)
+        coefficients = [_coefficients(member, features.shape[1]) for member in mixture.members]
+        return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
+
+    return learn
+
+
+def _coefficients(member: Any, num_features: int) -> FloatArray:
+    """Of a fitted logistic regression, or of a rule that always says the same."""
+    if isinstance(member, LogisticRegression):
+        linear: FloatArray = np.append(member.coef_[0], member.intercept_[0])
+        return linear
+    return np.append(np.zeros(num_features), 1.0 if member.classes_[0] == 1 else -1.0)
+
+
+def _second_step(config: RandomisedResponseConfig) -> DpPostprocessingConfig:
+    return DpPostprocessingConfig(
+        constraint=config.constraint,
+        max_gap=config.mixing_gap,
+        min_share=config.min_share,
+        reference_group=config.reference_group,
+    )
+
+
+class RandomisedResponse(PrivateMethod):
+    """Within epsilon for one sensitive attribute, locally: what is learned reads reported groups."""
+
+    title: ClassVar[str] = "randomised response"
+    paper: ClassVar[str] = "Mozannar et al. 2020"
+
+    method: str = "randomised_response"
+    randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()
+    f_ld: FldConfig = FldConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for another relation, and for a published model that the learner does not make."""
+        settings = self.randomised_response
+        self.require_replacing()
+        if settings.learner == "exponentiated_gradient":
+            self.require_linear_mixture()
+        elif settings.form == "two_step":
+            self.require_as_released()
+
+    def train(self, training: Training) -> Trained:
+        """A mixture of linear rules for two classes, or the network that F-LD trains."""
+        private, settings = training.dataset.private, self.randomised_response
+        uses_f_ld = settings.learner == "f_ld"
+        if not uses_f_ld:
+            self.require_two_classes(training.dataset)
+        with training.reporter.stage(self.method):
+            return train(
+                private.x,
+                private.y,
+                private.z,
+                settings,
+                epsilon=self.target.epsilon,
+                num_groups=training.dataset.num_groups,
+                num_classes=training.dataset.num_classes,
+                source=self.source,
+                generator=training.generator(Stream.TRAINING),
+                learner=self._f_ld(training) if uses_f_ld else None,
+            )
+
+    def _f_ld(self, training: Training) -> Learner:
+        """F-LD of the model that training starts from; it drives violations to 0, whatever gap is allowed."""
+        parity = parity_of(self.f_ld, training.dataset)
+
+        def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
+            generator = training.generator(Stream.TRAINING)
+            return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
+
+        return learn

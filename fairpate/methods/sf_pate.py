@@ -1,0 +1,190 @@
+"""What SF-PATE adds to PATE: teachers that read the sensitive attribute alone (Tran, Zhu, Fioretto and Van Hentenryck,
+"SF-PATE: Scalable, Fair, and Private Aggregation of Teacher Ensembles").
+
+Features x and labels y are public, attributes a are not. Changing one attribute changes one teacher's shard, and so one
+vote on every query: a label costs what it costs PATE, for a smaller unit. Queries may therefore be training records.
+
+    SF_S   teachers predict a from (x, y); a fair student, F-LD, learns from (x, y, released a)
+    SF_T   each teacher is a fair classifier, F-LD, on its shard; a student learns from released y
+
+Deviations from the paper: its noise, number of teachers and the term that ties SF_T's student to the votes are not
+taken over; labels come from the Confident-GNMax aggregator at a price that holds for any votes, where the paper's
+depends on them and could not be published.
+
+Shapes: N records, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fairpate.app.progress import Reporter
+from fairpate.app.seeds import Stream, stream_seed
+from fairpate.config import ConfigError, Section
+from fairpate.data import Dataset, Split
+from fairpate.methods.definition import Training
+from fairpate.methods.mean_parity import UNKNOWN
+from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.pf_ld import FldConfig, parity_of, train_f_ld
+from fairpate.methods.trained import Trained
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_logits
+from fairpate.types import LabelledSet, VoteBatch
+from teachers.shard import assign_teachers, shard_key, shard_rows
+from teachers.vote import count_votes
+
+
+class SfPateConfig(Section):
+    """SF-PATE; `teachers`, `aggregator` and `f_ld` are its other settings."""
+
+    variant: Literal["sf_s", "sf_t"] = Field(
+        "sf_s", description="Teachers predict attributes for a fair student; or they are fair themselves."
+    )
+
+
+class SfPate(PateFamily):
+    """Within the target for one sensitive attribute.
+
+    ``f_ld`` says what is fair: the student of SF_S, which asks for the attributes of private records, or the teachers
+    of SF_T, who are asked for the labels of the public pool.
+    """
+
+    title: ClassVar[str] = "SF-PATE"
+    paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck"
+
+    method: str = "sf_pate"
+    sf_pate: SfPateConfig = SfPateConfig()
+    f_ld: FldConfig = FldConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError besides for a publication, which prices whole records."""
+        super().check()
+        if self.aggregator.publication is not None:
+            raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
+
+    def queried(self, dataset: Dataset) -> Dataset:
+        """SF_S asks about private records."""
+        return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
+
+    def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+        """SF_T's teachers are trained by F-LD, one after another."""
+        if self.sf_pate.variant == "sf_s":
+            return super().ask(dataset, queries, training)
+        return self._ask_fair_teachers(dataset, queries, training.reporter)
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """SF_S: F-LD learns from all private records, some without an attribute."""
+        if self.sf_pate.variant == "sf_t":
+            return super().learn(training, labels)
+        private = training.dataset.private
+        with training.reporter.stage(self.method) as advance:
+            fair = train_f_ld(
+                training.model,
+                private.x,
+                private.y,
+                released_groups(private, labels.labelled),
+                self.f_ld,
+                parity=parity_of(self.f_ld, training.dataset),
+                generator=training.generator(Stream.TRAINING),
+                allow_empty_cells=True,
+                on_progress=advance,
+            )
+        return replace(labels, model=fair.model)
+
+    def _ask_fair_teachers(self, dataset: Dataset, queries: Split, reporter: Reporter) -> VoteBatch:
+        private, count = dataset.private, self.teachers.num_teachers
+        rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(self.seed)), count)
+        votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
+        with reporter.stage("teachers") as advance:
+            for teacher, rows in enumerate(rows_T):
+                said = self._fair_vote(private.take(torch.from_numpy(rows)), queries, dataset, teacher=teacher)
+                votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
+                advance(teacher + 1, count)
+        return VoteBatch(
+            record_ids=queries.record_id,
+            groups_Q=queries.z.numpy(),
+            votes_QC=votes_QC,
+            ensemble=self._digest(private),
+        )
+
+    def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
+        """One teacher's labels of the queries, (Q,)."""
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
+        model = build_model(
+            self.teachers.model,
+            input_shape=tuple(shard.x.shape[1:]),
+            num_classes=dataset.num_classes,
+            generator_seed=int(torch.randint(2**62, (), generator=generator)),
+        )
+        if len(shard):
+            train_f_ld(
+                model,
+                shard.x,
+                shard.y,
+                shard.z,
+                self.f_ld,
+                parity=parity_of(self.f_ld, dataset),
+                generator=generator,
+                allow_empty_cells=True,
+            )
+        return predict_logits(model, queries.x).argmax(dim=1)
+
+    def _digest(self, private: Split) -> str:
+        """Sixteen hexadecimal digits that change with the teachers' records, settings or seed."""
+        told = (
+            self.teachers.model_dump(mode="json"),
+            self.f_ld.model_dump(mode="json"),
+            self.seed,
+            private.record_id,
+        )
+        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
+        for values in (private.x, private.y, private.z):
+            digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def attribute_questions(dataset: Dataset) -> Dataset:
+    """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group."""
+    private = dataset.private
+    split = Split(
+        x=with_labels(private.x, private.y, dataset.num_classes),
+        y=private.z,
+        z=torch.zeros_like(private.z),
+        record_id=private.record_id,
+        unit_id=private.unit_id,
+    )
+    return replace(dataset, private=split, public=split, label_names=dataset.group_names, group_names=("everyone",))
+
+
+def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
+    """Groups (N,) of private records, ``UNKNOWN`` where none was released."""
+    row_of = {record_id: row for row, record_id in enumerate(private.record_id)}
+    groups = torch.full((len(private),), UNKNOWN, dtype=torch.int64)
+    rows = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
+    groups[rows] = torch.from_numpy(labelled.labels)
+    return groups
+
+
+def with_labels(x: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:
+    """Features from which an attribute is predicted: one more column per label, or one more channel that is its shade.
+
+    ``x``: a table (N, F) of floats or images (N, channels, height, width) of bytes.
+    """
+    if x.ndim == 2:
+        return torch.cat([x, functional.one_hot(labels_N, num_classes).to(x.dtype)], dim=1)
+    shade_N = (labels_N * 255 // max(num_classes - 1, 1)).to(x.dtype)
+    return torch.cat([x, shade_N[:, None, None, None].expand(-1, 1, *x.shape[2:])], dim=1)

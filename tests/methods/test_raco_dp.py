@@ -1,0 +1,276 @@
+"""RaCO-DP: its limits are DP-SGD and plain descent-ascent, its gradient is autograd's, its price is the joint one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
+from fairpate.methods.fair_estimators import RacoDpClassifier
+from fairpate.methods.trained import price, private_randomness
+from fairpate.methods.noisy_histogram import HistogramSteps
+from fairpate.methods.raco_dp import RacoTrained
+from fairpate.config import ModelConfig
+from fairpate.fairness.rate_constraints import (
+    NAMED_CONSTRAINTS,
+    Partition,
+    RateConstraint,
+    RateConstraints,
+    Term,
+    demographic_parity,
+)
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_logits
+from fairpate.nn.private_fit import PrivateSteps
+from fairpate.privacy import accountant
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.config import PrivacyTarget
+from fairpate.methods.raco_dp import RacoDpConfig
+
+NUM_CLASSES, NUM_GROUPS = 3, 2
+
+
+def model(name: str = "logistic", *, num_classes: int = NUM_CLASSES) -> nn.Module:
+    return build_model(ModelConfig(name=name, hidden=(8,)), input_shape=(3,), num_classes=num_classes, generator_seed=0)
+
+
+def records(count: int, *, num_classes: int = NUM_CLASSES, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The label follows a signal and the group, which is a feature too."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.arange(count) % NUM_GROUPS
+    signal = torch.randn(count, generator=generator)
+    x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
+    y = (signal + 1.5 * z + 0.25).clamp(0, num_classes - 1).round().long()
+    return x, y, z
+
+
+def steps(count: int, *, noise: float = 1.0, laplace_scale: float = 2.0, **changed: Any) -> HistogramSteps:
+    settings: dict[str, Any] = {
+        "num_steps": 6,
+        "sampling_rate": 0.25,
+        "expected_batch_size": 0.25 * count,
+        "clip_norm": 1.0,
+        "noise_multiplier": noise,
+        "learning_rate": 0.5,
+    }
+    gradient = PrivateSteps(**settings | changed)
+    return HistogramSteps(gradient=gradient, laplace_scale=laplace_scale, size_floor=0.01 * count)
+
+
+def train(
+    network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any
+) -> RacoTrained:
+    config = RacoDpConfig(**settings)
+    num_classes = next(reversed(list(network.parameters()))).shape[0]
+    return raco_dp.train(
+        network,
+        *data,
+        planned,
+        config,
+        constraints=raco_dp.constraints_of(config, num_classes=num_classes, num_groups=NUM_GROUPS),
+        randomness=private_randomness("seeded", 3),
+        histogram_randomness=private_randomness("seeded", 4),
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def weights(network: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_multipliers_that_stay_at_zero_are_dp_sgd_bit_for_bit(name: str) -> None:
+    x, y, z = records(400)
+    ours, theirs, moved = model(name), model(name), model(name)
+    train(ours, (x, y, z), steps(400), dual_learning_rate=0.0)
+    train(moved, (x, y, z), steps(400), dual_learning_rate=5.0)
+    randomness, generator = private_randomness("seeded", 3), torch.Generator()
+    dp_sgd.train(theirs, x, y, steps(400).gradient, randomness=randomness, generator=generator)
+    assert torch.equal(weights(ours), weights(theirs))
+    assert (weights(moved) - weights(theirs)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("constraint", NAMED_CONSTRAINTS)
+@pytest.mark.parametrize("sharpness", [1.0, 2.5])
+def test_without_noise_and_clipping_it_is_plain_descent_ascent(constraint: str, sharpness: float) -> None:
+    """Against autograd through the rates themselves, on the whole data at every step."""
+    x, y, z = records(120)
+    settings: dict[str, Any] = {"constraint": constraint, "bound": 0.02, "dual_learning_rate": 2.0, "label": 1}
+    whole = {"sampling_rate": 1.0, "expected_batch_size": 120.0, "clip_norm": 1e9, "learning_rate": 0.2}
+    ours = model()
+    planned = steps(120, noise=0.0, laplace_scale=0.0, **whole)
+    trained = train(ours, (x, y, z), planned, sharpness=sharpness, **settings)
+
+    theirs = model()
+    parameters = list(theirs.parameters())
+    multipliers: Tensor | None = None
+    for _ in range(planned.gradient.num_steps):
+        logits = theirs(x)
+        violations = torch.stack(violations_by_hand(constraint, torch.softmax(sharpness * logits, dim=1), y, z, 0.02))
+        multipliers = torch.zeros(len(violations)) if multipliers is None else multipliers
+        objective = nn.functional.cross_entropy(logits, y) + (multipliers * violations).sum()
+        with torch.no_grad():
+            for p, slope in zip(parameters, torch.autograd.grad(objective, parameters), strict=True):
+                p -= 0.2 * slope
+            multipliers = (multipliers + 2.0 * violations).clamp(min=0)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-4, atol=1e-5)
+    assert multipliers is not None
+    np.testing.assert_allclose(trained.report.multipliers, multipliers.numpy(), atol=1e-4)
+
+
+def violations_by_hand(name: str, soft: Tensor, y: Tensor, z: Tensor, bound: float) -> list[Tensor]:
+    """Gamma less its bound, by boolean indexing."""
+    groups, classes = range(NUM_GROUPS), range(NUM_CLASSES)
+    if name == "demographic_parity":
+        return [soft[z == a, k].mean() - soft[z != a, k].mean() - bound for a in groups for k in classes]
+    if name == "equalized_odds":
+        return [
+            soft[(z == a) & (y == c), k].mean() - soft[(z != a) & (y == c), k].mean() - bound
+            for c in classes
+            for a in groups
+            for k in classes
+        ]
+    if name == "equal_opportunity":
+        return [soft[(z == a) & (y == 1), 1].mean() - soft[(z != a) & (y == 1), 1].mean() - bound for a in groups]
+    if name == "false_negative_rate":
+        return [1 - soft[y == 1, 1].mean() - bound]
+    if name == "false_positive_rate":
+        return [soft[y != 1, 1].mean() - bound]
+    return [((1 - bound) * soft[y != 1, 1].sum() - bound * soft[y == 1, 1].sum()) / len(y)]
+
+
+def test_the_report_is_of_the_histograms_and_names_what_was_floored() -> None:
+    """A model that does not move has one exact histogram; group 1 has fewer records than the floor."""
+    x, y, z = records(200)
+    z = torch.where(torch.arange(200) == 1, 1, 0)
+    network = model()
+    still = steps(200, noise=0.0, laplace_scale=0.0, sampling_rate=1.0, expected_batch_size=200.0, learning_rate=1e-30)
+    report = train(network, (x, y, z), still, dual_learning_rate=0.0).report
+    soft = torch.softmax(predict_logits(model(), x), dim=1)
+    gap = soft[z == 0].mean(dim=0) - soft[1] / 2
+    np.testing.assert_allclose(report.values[:3], gap.numpy(), atol=1e-5)
+    assert report.floored == report.names
+    assert report.bounds == (0.05,) * 6
+
+
+def test_multipliers_stay_in_their_set_under_noise() -> None:
+    data = records(300)
+    seen: list[Any] = []
+    lagrangian_of = raco_dp.Lagrangian
+    for limits, largest in (({}, math.inf), ({"max_multiplier": 0.3}, 0.3), ({"max_total_multiplier": 0.3}, 0.3)):
+        config = RacoDpConfig(dual_learning_rate=1.0, bound=0.0, **limits)
+        constraints = raco_dp.constraints_of(config, num_classes=NUM_CLASSES, num_groups=NUM_GROUPS)
+        lagrangian = lagrangian_of(constraints, config, steps(300))
+        generator = np.random.default_rng(0)
+        for _ in range(50):
+            prices = lagrangian(generator.laplace(size=(2, 3), scale=40) + 30)
+            seen.append(lagrangian.dual.multipliers_J)
+            assert (seen[-1] >= 0).all()
+            assert np.isfinite(prices).all()
+            assert seen[-1].max() <= largest + 1e-12
+            assert "max_total_multiplier" not in limits or seen[-1].sum() <= largest + 1e-12
+    assert max(each.max() for each in seen[:50]) > 0.3
+    assert all(value >= 0 for value in train(model(), data, steps(300), bound=0.0).report.multipliers)
+
+
+@pytest.mark.parametrize("constraint", ["demographic_parity", "equalized_odds"])
+def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
+    x, _, z = records(3000)
+    y = (torch.rand(3000, generator=torch.Generator().manual_seed(1)) < torch.sigmoid(2 * x[:, 0] + 3 * z - 1.5)).long()
+    base = DpSgdConfig(epochs=10, batch_size=300, learning_rate=0.5, clip_norm=4.0, noise="seeded")
+    target = PrivacyTarget(epsilon=3.0, accounting="rdp")
+
+    def gap(**settings: Any) -> float:
+        config = RacoDpConfig(constraint=constraint, bound=0.02, sharpness=2.0, **settings)
+        planned = noisy_histogram.calibrated_steps(base, config, target, num_records=len(x))
+        network = model(num_classes=2)
+        trained = train(network, (x, y, z), planned, **config.model_dump())
+        assert price(trained.events, target).epsilon <= 3.0
+        hard = torch.eye(2)[predict_logits(network, x).argmax(dim=1)]
+        constraints = raco_dp.constraints_of(config, num_classes=2, num_groups=2)
+        return max(constraints.evaluate(hard.numpy(), y.numpy(), z.numpy()).values())
+
+    plain = gap(dual_learning_rate=0.0)
+    assert plain > 0.3
+    assert gap(dual_learning_rate=0.3) < 0.5 * plain
+
+
+@pytest.mark.parametrize(
+    ("steps_of", "delta", "apart", "joint"),
+    [((36631, 4096, 1000, 4.0, 2.0), 1e-4, 9.05, 9.38), ((31136, 512, 500, 1.0, 1.0), 1e-5, 2.99, 4.32)],
+)
+def test_one_sample_is_amplified_once_and_the_published_number_is_too_small(
+    steps_of: tuple[int, int, int, float, float], delta: float, apart: float, joint: float
+) -> None:
+    """The numbers of the two accountings were computed elsewhere."""
+    size, batch, count, noise, scale = steps_of
+    planned = steps(size, noise=noise, laplace_scale=scale, num_steps=count, sampling_rate=batch / size)
+    assert raco_dp.epsilon_as_published(planned, target_delta=delta) == pytest.approx(apart, abs=0.006)
+    assert accountant.epsilon([planned.event], target_delta=delta).epsilon == pytest.approx(joint, abs=0.006)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_the_split_keeps_the_budget(share: float) -> None:
+    target, config = PrivacyTarget(epsilon=1.5, accounting="rdp"), RacoDpConfig(histogram_share=share)
+    planned = noisy_histogram.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
+    assert 1.47 < price([planned.event], target).epsilon <= 1.5
+    ratio = planned.gradient.noise_multiplier**-2 / planned.laplace_scale**-2
+    assert ratio == pytest.approx((1 - share) / share)
+    assert planned.size_floor == pytest.approx(0.01 * 256)
+
+
+def test_what_cannot_be_promised_or_kept_is_refused() -> None:
+    base, config = DpSgdConfig(), RacoDpConfig()
+    with pytest.raises(ValueError, match="relation 'add or remove one', got 'replace one'"):
+        replaced = PrivacyTarget(relation="replace one")
+        noisy_histogram.calibrated_steps(base, config, replaced, num_records=1000)
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError, match="0 < histogram_share < 1"):
+            noisy_histogram.split_noise(1.0, histogram_share=share)
+    with pytest.raises(ValueError, match="size_floor > 0, got 0"):
+        HistogramSteps(gradient=steps(10).gradient, laplace_scale=1.0, size_floor=0.0)
+    with pytest.raises(ValueError, match="cannot be kept"):
+        train(model(), records(100), steps(100), constraint="false_negative_rate", bound=-0.1)
+    x, y, z = records(100)
+    with pytest.raises(ValueError, match="groups_N to hold integers from 0 to 1"):
+        train(model(), (x, y, z + 1), steps(100))
+
+
+ESTIMATOR: dict[str, Any] = {
+    "model": ModelConfig(name="logistic"),
+    "epochs": 5,
+    "batch_size": 60,
+    "noise": "seeded",
+    "accounting": "rdp",
+    "random_state": 0,
+}
+
+
+def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
+    x, y, z = (values.numpy() for values in records(600, num_classes=2))
+    groups = np.array(["b", "a"])[z]
+    named = RacoDpClassifier(**ESTIMATOR, bound=0.1).fit(x, y, sensitive_features=groups)
+    given = RacoDpClassifier(**ESTIMATOR, constraints=demographic_parity(num_groups=2, num_classes=2, bound=0.1))
+    given.fit(x, y, sensitive_features=groups)
+    np.testing.assert_array_equal(named.predict_proba(x), given.predict_proba(x))
+    assert named.privacy_.unit == "record"
+    assert named.privacy_.epsilon <= 3.0
+    term = Term(cells=(0,), weights=(0.0, -1.0))
+    own = RateConstraints(
+        partition=Partition(num_groups=2),
+        num_classes=2,
+        constraints=(RateConstraint(name="a is accepted", terms=(term,), bound=-0.9),),
+    )
+    accepted = RacoDpClassifier(**ESTIMATOR, constraints=own, dual_learning_rate=3.0, clip_norm=5.0)
+    accepted.fit(x, y, sensitive_features=groups)
+    share = accepted.predict(x)[groups == "a"].mean()
+    assert share > 0.8
+    assert named.predict(x)[groups == "a"].mean() < share
+    assert accepted.report_.names == ("a is accepted",)
+    with pytest.raises(ValueError, match="give sensitive_features"):
+        RacoDpClassifier(**ESTIMATOR).fit(x, y)

@@ -1,0 +1,209 @@
+"""SGD, DP-SGD and FairDP-SGD: what they report, what a weight of zero is, and that the regulariser works."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairpate.methods import dp_sgd, fair_dp_sgd, sgd
+from fairpate.methods.trained import PublicPool, Trained, price, private_randomness
+from fairpate.config import FitConfig, ModelConfig
+from fairpate.nn.dpfr import dpfr, hard_disparity
+from fairpate.nn.models import build_model
+from fairpate.nn.predict import predict_logits
+from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
+from fairpate.config import PrivacyTarget
+
+CONFIG = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
+VARIANTS = ["as_written", "post"]
+
+
+def model() -> nn.Module:
+    return build_model(ModelConfig(name="mlp", hidden=(8,)), input_shape=(3,), num_classes=2, generator_seed=0)
+
+
+def records(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The label follows a signal and the group, which is a feature too."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.arange(count) % 2
+    signal = torch.randn(count, generator=generator)
+    x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
+    return x, (signal + 1.5 * z - 0.75 > 0).long(), z
+
+
+def weights(trained: Trained) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
+
+
+def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
+    x, y, _ = records(800)
+    steps = dp_sgd.plan_steps(CONFIG.model_copy(update=changed), num_records=len(x), noise_multiplier=noise_multiplier)
+    return dp_sgd.train(
+        model(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator().manual_seed(0)
+    )
+
+
+def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) -> Trained:
+    x, y, _ = records(800)
+    public_x, _, public_z = records(300, seed=1)
+    steps = dp_sgd.plan_steps(
+        CONFIG.model_copy(update={"epochs": epochs}), num_records=len(x), noise_multiplier=noise_multiplier
+    )
+    return fair_dp_sgd.train(
+        model(),
+        x,
+        y,
+        steps,
+        FairDpSgdConfig(**settings),
+        public=PublicPool(x=public_x, groups=public_z),
+        randomness=private_randomness("seeded", 3),
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("maximum", ["hardmax", "softmax"])
+def test_a_weight_of_zero_is_dp_sgd_bit_for_bit(variant: str, maximum: str) -> None:
+    assert torch.equal(weights(run_fair(weight=0.0, variant=variant, maximum=maximum)), weights(run_dp_sgd()))
+    assert not torch.equal(weights(run_fair(weight=0.1, variant=variant, maximum=maximum)), weights(run_dp_sgd()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_events_do_not_know_the_weight(variant: str) -> None:
+    events = {run_fair(weight=weight, variant=variant, epochs=0.25).events for weight in (0.0, 1.0, 10.0)}
+    assert events == {run_dp_sgd(epochs=0.25).events}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_regulariser_narrows_the_gap(variant: str) -> None:
+    x, _, z = records(2000, seed=2)
+
+    def gap(trained: Trained) -> float:
+        return hard_disparity(predict_logits(trained.model, x), z)
+
+    plain, fair = gap(run_dp_sgd(epochs=20)), gap(run_fair(weight=1.0, variant=variant, temperature=0.5, epochs=20))
+    assert plain > 0.35
+    assert fair < 0.6 * plain
+
+
+@pytest.mark.parametrize("hidden", [(8,), ()])
+def test_the_gradient_of_the_regulariser_is_autograds(hidden: tuple[int, ...]) -> None:
+    """By hand for a chain of dense layers, by autograd for one that a hook makes opaque: the same numbers."""
+    x, _, z = records(50)
+    name = "mlp" if hidden else "logistic"
+    network = build_model(ModelConfig(name=name, hidden=hidden), input_shape=(3,), num_classes=2, generator_seed=0)
+    config = FairDpSgdConfig(weight=2.5, temperature=0.5, public_batch_size=50)
+    expected = torch.autograd.grad(2.5 * dpfr(network(x), z, config), list(network.parameters()))
+    for _ in range(2):
+        gradient = fair_dp_sgd.regulariser_gradient(PublicPool(x=x, groups=z), config, torch.Generator())
+        for ours, theirs in zip(gradient(network), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        network.register_forward_hook(lambda *_: None)
+
+
+def test_dropout_is_drawn_from_the_generator_alone() -> None:
+    x, y, _ = records(200)
+    architecture = ModelConfig(name="mlp", hidden=(8,), dropout=0.5)
+
+    def run(global_seed: int, seed: int) -> Tensor:
+        torch.manual_seed(global_seed)
+        network = build_model(architecture, input_shape=(3,), num_classes=2, generator_seed=0)
+        steps = dp_sgd.plan_steps(CONFIG, num_records=len(x), noise_multiplier=1.0)
+        generator = torch.Generator().manual_seed(seed)
+        randomness = private_randomness("seeded", 3)
+        return weights(dp_sgd.train(network, x, y, steps, randomness=randomness, generator=generator))
+
+    assert torch.equal(run(1, 5), run(2, 5))
+    assert not torch.equal(run(1, 5), run(1, 6))
+
+
+def test_the_steps_follow_from_declared_and_from_real_sizes() -> None:
+    steps = dp_sgd.plan_steps(DpSgdConfig(epochs=3, batch_size=50), num_records=1000, noise_multiplier=1.0)
+    assert (steps.num_steps, steps.sampling_rate, steps.expected_batch_size) == (60, 0.05, 50)
+    declared = DpSgdConfig(epochs=3, batch_size=50, num_records=500)
+    assert dp_sgd.plan_steps(declared, num_records=1000, noise_multiplier=1.0).sampling_rate == 0.1
+    with pytest.raises(ValueError, match=r"batch_size <= 10 .* got 50"):
+        dp_sgd.plan_steps(DpSgdConfig(batch_size=50), num_records=10, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        PrivacyTarget(epsilon=2.0, accounting="rdp"),
+        PrivacyTarget(epsilon=2.0, accounting="pld"),
+        PrivacyTarget(epsilon=2.0, accounting="pld", relation="replace one"),
+    ],
+)
+def test_noise_meets_the_target_under_its_own_relation_and_accountant(target: PrivacyTarget) -> None:
+    steps = dp_sgd.calibrated_steps(CONFIG, target, num_records=800)
+    event = PoissonGaussians(
+        count=steps.num_steps,
+        noise_multiplier=steps.noise_multiplier,
+        sampling_rate=steps.sampling_rate,
+        relation=target.record_relation,
+    )
+    cost = price([event], target)
+    expected = epsilon_pld([event], target_delta=1e-5)
+    if target.accounting == "rdp":
+        expected = epsilon([event], target_delta=1e-5).epsilon
+    assert cost.epsilon == expected
+    assert 1.98 < cost.epsilon <= 2.0
+    assert (cost.unit, cost.relation, cost.accounting) == ("record", target.record_relation, target.accounting)
+
+
+def test_replacing_a_record_takes_more_noise_and_renyi_curves_do_not_price_it() -> None:
+    noise = {
+        relation: dp_sgd.calibrated_steps(
+            CONFIG, PrivacyTarget(epsilon=2.0, relation=relation), num_records=800
+        ).noise_multiplier
+        for relation in ("add or remove one", "replace one")
+    }
+    assert noise["replace one"] > 1.3 * noise["add or remove one"]
+    with pytest.raises(ValueError, match="Expected accounting: pld"):
+        PrivacyTarget(relation="replace one", accounting="rdp")
+
+
+def test_events_under_another_relation_are_not_priced() -> None:
+    with pytest.raises(ValueError, match="replace one"):
+        price(run_dp_sgd().events, PrivacyTarget(relation="replace one"))
+    with pytest.raises(ValueError, match="Expected events"):
+        price([], PrivacyTarget())
+
+
+def test_queries_beside_sampled_steps_are_priced_by_renyi_curves() -> None:
+    queries = NoisyArgmaxes(count=10, noise_stddev_votes=40.0)
+    sampled = PoissonGaussians(count=20, noise_multiplier=2.0, sampling_rate=0.1)
+    cost = price([queries, sampled], PrivacyTarget(accounting="pld"))
+    assert (cost.epsilon, cost.accounting) == (epsilon([queries, sampled], target_delta=1e-5).epsilon, "rdp")
+
+
+def test_plain_sgd_learns_and_promises_nothing() -> None:
+    x, y, _ = records(800)
+    trained = sgd.train(
+        model(), x, y, FitConfig(epochs=15, learning_rate=0.02), generator=torch.Generator().manual_seed(0)
+    )
+    assert (trained.model(x).argmax(dim=1) == y).float().mean() > 0.95
+    for accounting in ("rdp", "pld"):
+        assert price(trained.events, PrivacyTarget(accounting=accounting)).epsilon == math.inf
+    assert "not private" in trained.noise
+
+
+def test_seeded_noise_says_so() -> None:
+    assert run_dp_sgd().noise == "seeded: not private"
+    assert private_randomness("os_entropy", 0).label == "os_entropy"
+
+
+def test_public_records_of_one_group_or_of_other_lengths_are_refused() -> None:
+    x, _, z = records(10)
+    with pytest.raises(ValueError, match="two groups"):
+        fair_dp_sgd.regulariser_gradient(
+            PublicPool(x=x, groups=torch.zeros_like(z)), FairDpSgdConfig(), torch.Generator()
+        )
+    with pytest.raises(ValueError, match="one group per public record"):
+        PublicPool(x=x, groups=z[:3])
