@@ -96,9 +96,10 @@ class MechanismParameters:
 class Budget:
     """What a ledger may spend; fixed when the ledger is made.
 
-    ``data_independent`` stops before the data-independent price of the queries submitted passes (``epsilon``, ``delta``),
-    ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as the paper
-    does: when it stops leaks, for that is a function of private votes. ``delta`` is also what prices are stated at.
+    ``data_independent`` stops before the data-independent price of the queries submitted passes (``epsilon``,
+    ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as
+    the paper does: when it stops leaks, for that is a function of private votes. ``delta`` is also what prices are
+    stated at.
     """
 
     kind: BudgetKind

@@ -34,6 +34,7 @@ from fairpate.evaluation.card_page import (
 )
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
+from fairpate.types import PrivacyStatement
 from student.predict import load_student
 
 FORMAT = "fairpate.card/1"

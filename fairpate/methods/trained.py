@@ -43,9 +43,10 @@ class Trained:
     ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]``, where there
     is one, is the probability of predicting k for a member of group a where the model says j; a
     :class:`fairpate.nn.mixture.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
-    ``epsilon_as_published`` is what the paper's own accounting says of this training: no guarantee of ours. For methods
-    that ask teachers, ``queries`` are how their queries ended, and ``epsilon_bound`` the guarantee that was fixed before
-    the first, ``num_training_labels`` how many labels the model learned from.
+    ``epsilon_as_published`` is what the paper's own accounting says of this training: no guarantee of ours.
+
+    For methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
+    fixed before the first, ``num_training_labels`` how many labels the model learned from.
     """
 
     model: nn.Module
