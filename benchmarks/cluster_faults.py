@@ -41,7 +41,7 @@ teachers: {num_teachers: 24, block_size: 2, model: {name: cnn, width: 48}, fit: 
 aggregator:
   mechanism: {threshold: 12, threshold_stddev_votes: 3, noise_stddev_votes: 2}
   gate: {max_disparity: 0.1, min_count: 10}
-  noise: seeded
+noise: seeded
 student: {fit: {epochs: 3}}
 """
 FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")

@@ -31,19 +31,16 @@ import ray
 import torch
 from ray.util.actor_pool import ActorPool
 
-from fairpate.app.methods import METHODS
-from fairpate.app.methods.training import Training
 from fairpate.app.progress import Reporter
+from fairpate.app.run import initial_model
 from fairpate.app.rundir import RunDirectory
-from fairpate.app.seeds import Stream, stream_seed
-from fairpate.methods.trained import price
-from fairpate.config import load_config
+from fairpate.config import apply_override
 from fairpate.data import Dataset, load_dataset
 from fairpate.fairness.gaps import dp_one_vs_rest, dp_pairwise
 from fairpate.fairness.rates import joint_table
-from fairpate.nn.models import build_model
+from fairpate.methods.definition import Method, Training
+from fairpate.methods.load import configured
 from fairpate.nn.predict import predict_probabilities
-from fairpate.methods.TODO import TrainConfig
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1)
 EPSILONS = (0.5, 1.0, 3.0, 9.0)
@@ -65,7 +62,7 @@ PUBLISHED: dict[tuple[str, float], str] = {
     ("parkinsons_row", 3.0): "-     | 8.44  | 5.78  | 4.40 ",
 }
 PARAMETERS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "dp_sgd": ("fair_dp_sgd.weight", (0.0,)),
+    "fair_dp_sgd": ("fair_dp_sgd.weight", (0.0,)),
     "dp_fermi": (
         "dp_fermi.weight",
         (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 16.0, 25.0, 50.0, 100.0, 200.0, 400.0),
@@ -76,7 +73,7 @@ COMMON = (
     "student.model={name: logistic}",
     "data.num_public=100",
     "data.num_validation=0",
-    "dp_sgd.noise=seeded",
+    "noise=seeded",
     "dp_sgd.max_records=8192",
 )
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -99,13 +96,16 @@ class Cell:
     seed: int
     overrides: tuple[str, ...] = ()
 
-    def config(self) -> TrainConfig:
+    def config(self) -> Method:
         """The whole configuration; what the command line sets comes last."""
         field, _ = PARAMETERS[self.method]
-        own = (f"method={self.method}", f"{field}={self.parameter}", f"target.epsilon={self.epsilon}")
+        own = (f"{field}={self.parameter}", f"target.epsilon={self.epsilon}")
         seeds = (f"seed={self.seed}", f"data.seed={self.seed}")
         settings = (*COMMON, *SETTINGS[self.data], *METHOD_SETTINGS.get(self.method, ()), *self.overrides)
-        return load_config(None, [*DATA[self.data], *settings, *own, *seeds], schema=TrainConfig)
+        values: dict[str, Any] = {}
+        for override in (*DATA[self.data], *settings, *own, *seeds):
+            apply_override(values, override)
+        return configured(values, method=self.method)
 
 
 class Worker:
@@ -128,23 +128,20 @@ class Worker:
         return asdict(cell) | measured | {"seconds": round(time.monotonic() - started, 2)}
 
 
-def measure(config: TrainConfig, dataset: Dataset, delta: float | None) -> dict[str, Any]:
+def measure(config: Method, dataset: Dataset, delta: float | None) -> dict[str, Any]:
     """Train and price one configuration, and measure it on the test split; ``delta`` None is 1 / n^2."""
     target = config.target.model_copy(update={"delta": delta or len(dataset.private) ** -2})
     config = config.model_copy(update={"target": target})
-    model = build_model(
-        config.student.model,
-        input_shape=tuple(dataset.private.x.shape[1:]),
-        num_classes=dataset.num_classes,
-        generator_seed=stream_seed(config.seed, Stream.MODEL),
+    trained = config.train(
+        Training(
+            dataset=dataset,
+            model=initial_model(config, dataset),
+            run=RunDirectory(root=Path("unused")),  # nothing is written
+            reporter=Reporter(quiet=True),
+            seed=config.seed,
+        )
     )
-    # Nothing is written: the folder is not made.
-    run = RunDirectory(root=Path("unused"))
-    method = METHODS[config.method]
-    trained = method.train(
-        Training(dataset=dataset, config=config, run=run, model=model, reporter=Reporter(quiet=True))
-    )
-    cost, test = price(trained.events, config.target), dataset.test
+    cost, test = config.price(trained.events), dataset.test
     labels = predict_probabilities(trained.model, test.x).argmax(dim=1)
     joint_GYC = joint_table(
         labels.numpy(),

@@ -19,15 +19,15 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
 from fairpate.methods.noisy_histogram import HistogramSteps
-from fairpate.config import ModelConfig
+from fairpate.methods.raco_dp import RacoDpConfig
 from fairpate.nn.fermi import FermiTraining, MatrixGame, default_radius, watched_targets
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.priced_fit import PricedTraining, SoftPrediction
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
-from fairpate.methods.raco_dp import RacoDpConfig
 
 NUM_FEATURES, NUM_CLASSES, NUM_GROUPS, BATCHES_PER_EPOCH = 102, 2, 2, 40
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER = 0.05, 1.0, 1.0

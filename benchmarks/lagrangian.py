@@ -19,14 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fairpate.config import FitConfig, ModelConfig
 from fairpate.methods import pf_ld
 from fairpate.methods.mean_parity import MeanParity
-from fairpate.methods.pf_ld import PfLdNoise
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise
 from fairpate.nn.fit import fit
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness
-from fairpate.methods.pf_ld import FldConfig, PfLdConfig
 
 NUM_RECORDS, NUM_FEATURES = 28_391, 58
 MODEL = ModelConfig(name="mlp", hidden=(2 * NUM_FEATURES // 3, NUM_FEATURES // 2))

@@ -21,17 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
-from fairpate.methods.trained import price
-from fairpate.config import DataConfig, FitConfig, ModelConfig
+from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import Dataset, Split, load_dataset
+from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
+from fairpate.methods.randomised_response import RandomisedResponseConfig
+from fairpate.methods.trained import price
 from fairpate.nn.mixture import said_labels
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
-from fairpate.config import PrivacyTarget
-from fairpate.methods.randomised_response import RandomisedResponseConfig
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
 EPSILONS = (1.0, 3.0, 10.0, math.inf)
@@ -135,7 +134,10 @@ def learned(dataset: Dataset, epsilon: float, gap: float, seed: int, settings: d
         num_groups=dataset.num_groups,
         source=SeededSource(seed),
     )
-    return [*measure(mixed(trained, dataset.test), dataset.test), price(trained.events, target).epsilon]
+    return [
+        *measure(mixed(trained, dataset.test), dataset.test),
+        price(trained.events, delta=target.delta, relation=target.relation, accounting=target.accounting).epsilon,
+    ]
 
 
 def response(seeds: int) -> None:

@@ -24,14 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.methods.fair_dp_sgd import regulariser_gradient
-from fairpate.methods.trained import PublicPool
 from fairpate.config import ModelConfig
+from fairpate.methods.fair_dp_sgd import FairDpSgdConfig, regulariser_gradient
+from fairpate.methods.trained import PublicPool
 from fairpate.nn.dense_chain import DenseChain
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, PrivateSteps, PrivateTraining, PublicGradient
-from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
 
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER, BATCHES_PER_EPOCH = 0.05, 1.0, 1.0, 40
 Step = Callable[[], None]

@@ -1,15 +1,18 @@
-"""Run one configuration over several seeds and print its row of docs/results.md.
+"""Run methods over several seeds and print their rows of docs/results.md.
 
     python benchmarks/results.py configs/adult.yaml --seeds 0 1 2 [--set section.field=value ...]
+    python benchmarks/results.py configs/train/color_mnist.yaml dp_sgd fair_dp_sgd --seeds 0 1 2
 
-Noise is seeded so that a row can be made again; such runs say themselves that they are not private. Teachers that
-several rows share are trained once, in the private folder given by ``--teachers``.
+Without names the method of the configuration is run. Noise is seeded so that a row can be made again; such runs say
+themselves that they are not private. With IDP3 a row shows the student as it refuses, and beside it the same student
+without refusals. A field that one of several methods does not read is left out for it. Teachers that several rows share
+are trained once, in the private folder given by ``--teachers``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -17,35 +20,49 @@ from typing import Any
 
 from rich.console import Console
 
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
-from fairpate.app.rundir import RunDirectory, config_digest
+from fairpate.app.run import run_method
+from fairpate.app.rundir import RunDirectory, config_digest, read_json, read_statement
 from fairpate.app.tables import read_labels
-from fairpate.config import RunConfig, load_config
+from fairpate.config import apply_override, merge, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
+from fairpate.methods import DEFAULT
+from fairpate.methods.definition import Method
+from fairpate.methods.load import configured
 
-HEADER = (
-    "| label accuracy | student accuracy | disparity | coverage | answered | epsilon, data-dependent | as published "
-    "| data-independent | minutes |"
-)
+COLUMNS = {
+    "epsilon": "epsilon",
+    "accuracy": "accuracy",
+    "disparity": "disparity",
+    "coverage": "coverage",
+    "unrefused_accuracy": "accuracy, unrefused",
+    "unrefused_disparity": "disparity, unrefused",
+    "label_accuracy": "label accuracy",
+    "answered": "answered",
+    "epsilon_data_dependent": "epsilon, data-dependent",
+    "epsilon_as_published": "as published",
+    "minutes": "minutes",
+}
 
 
 def main() -> None:
-    """Run every seed, then print one line per seed and their mean."""
+    """Run every seed of every method, then print a line per seed and one with mean and standard deviation."""
     options = _parse()
-    rows = [_run(options, seed) for seed in options.seeds]
-    print(f"{HEADER}\n{'|-' * HEADER.count(' | ')}|-|")
-    for row in rows:
-        print(_line(row))
-    if len(rows) > 1:
-        print("mean " + _line({name: statistics.fmean(row[name] for row in rows) for name in rows[0]}))
-        print("standard deviation " + _line({name: statistics.stdev(row[name] for row in rows) for name in rows[0]}))
+    print(f"| method | seed | {' | '.join(COLUMNS.values())} |\n{'|-' * (len(COLUMNS) + 2)}|")
+    for method in options.methods or [read_yaml(options.config).get("method", DEFAULT)]:
+        rows = [_run(options, method, seed) for seed in options.seeds]
+        for seed, row in zip(options.seeds, rows, strict=True):
+            print(f"| {method} | {seed} | {' | '.join(_text(name, [row[name]]) for name in COLUMNS)} |")
+        if len(rows) > 1:
+            summary = " | ".join(_text(name, [row[name] for row in rows]) for name in COLUMNS)
+            print(f"| {method} | mean ± sd | {summary} |", flush=True)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
+    parser.add_argument("methods", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
@@ -53,46 +70,58 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    overrides = [*options.overrides, f"seed={seed}", f"data.seed={seed}", "aggregator.noise=seeded"]
-    config = load_config(options.config, overrides)
-    places: dict[str, Any] = {"out": options.runs / f"{options.config.stem}-{config_digest(config)}"}
+def _run(options: argparse.Namespace, method: str, seed: int) -> dict[str, float]:
+    said: dict[str, Any] = {"noise": "seeded", "seed": seed, "data": {"seed": seed}}
+    for override in options.overrides:
+        apply_override(said, override)
     if options.teachers is not None:
-        places["storage"] = str(options.teachers.absolute())
+        said["storage"] = str(options.teachers.absolute())
+    config = configured(merge(read_yaml(options.config), said), method=method)
+    out = options.runs / f"{method}-{options.config.stem}-{config_digest(config)}"
     started = time.monotonic()
-    run = run_pipeline(config.model_copy(update=places), Reporter(Console(stderr=True)))
-    minutes = (time.monotonic() - started) / 60
-    return _numbers(run) | {"label_accuracy": _label_accuracy(run, config), "minutes": minutes}
+    run = run_method(config.model_copy(update={"out": out}), Reporter(Console(stderr=True)))
+    return _numbers(run, config) | {"minutes": (time.monotonic() - started) / 60}
 
 
-def _label_accuracy(run: RunDirectory, config: RunConfig) -> float:
-    """How many released labels are right: known here because benchmark data come with the public split's labels."""
-    public, labelled = load_dataset(config.data).public, read_labels(run.labels)
-    truth = dict(zip(public.record_id, public.y.tolist(), strict=True))
+def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
+    metrics = read_json(run.metrics)
+    unrefused, statement = metrics.get("without_refusals", metrics), read_statement(run)
+    costs = read_json(run.costs) if run.costs.exists() else {}
+    return {
+        "epsilon": math.inf if statement.epsilon is None else statement.epsilon,
+        "accuracy": metrics["accuracy"],
+        "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
+        "coverage": metrics["coverage"],
+        "unrefused_accuracy": unrefused["accuracy"],
+        "unrefused_disparity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
+        "label_accuracy": _label_accuracy(run, config) if run.labels.exists() else math.nan,
+        "answered": math.nan if statement.queries is None else statement.queries.answered,
+        "epsilon_data_dependent": costs.get("epsilon_data_dependent", math.nan),
+        "epsilon_as_published": costs.get("epsilon_as_published", math.nan),
+    }
+
+
+def _label_accuracy(run: RunDirectory, config: Method) -> float:
+    """How many released labels are right: known here because benchmark data come with the queries' labels."""
+    dataset, labelled = load_dataset(config.data), read_labels(run.labels)
+    asked = config.queried(dataset).public if hasattr(config, "queried") else dataset.public
+    truth = dict(zip(asked.record_id, asked.y.tolist(), strict=True))
     pairs = zip(labelled.record_ids, labelled.labels.tolist(), strict=True)
     return statistics.fmean(truth[record_id] == label for record_id, label in pairs)
 
 
-def _numbers(run: RunDirectory) -> dict[str, float]:
-    metrics, statement, costs = (
-        json.loads(path.read_text(encoding="utf-8")) for path in (run.metrics, run.statement, run.costs)
-    )
-    return {
-        "accuracy": metrics["accuracy"],
-        "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
-        "coverage": metrics["coverage"],
-        "answered": statement["answered"],
-        "epsilon_data_dependent": costs["epsilon_data_dependent"],
-        "epsilon_as_published": costs["epsilon_as_published"],
-        "epsilon_data_independent": costs["epsilon_data_independent"],
-    }
-
-
-def _line(row: dict[str, float]) -> str:
-    percent = [f"{100 * row[name]:.1f} %" for name in ("label_accuracy", "accuracy")]
-    gaps = [f"{row['disparity']:.3f}", f"{row['coverage']:.2f}", f"{row['answered']:.0f}"]
-    prices = [epsilon_text(row[f"epsilon_{name}"]) for name in ("data_dependent", "as_published", "data_independent")]
-    return "| " + " | ".join([*percent, *gaps, *prices, f"{row['minutes']:.1f}"]) + " |"
+def _text(name: str, values: list[float]) -> str:
+    mean = statistics.fmean(values)
+    if math.isnan(mean):
+        return "–"
+    spread = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+    if "accuracy" in name:
+        return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
+    if name.startswith("epsilon"):
+        return epsilon_text(mean) if not spread else f"{epsilon_text(mean)} ± {spread:.2f}"
+    if name in ("answered", "minutes"):
+        return f"{mean:.0f}" if name == "answered" else f"{mean:.1f}"
+    return f"{mean:.3f}" if spread is None else f"{mean:.3f} ± {spread:.3f}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ AnySection = TypeVar("AnySection", bound=Section)
 def with_pinned_weights(config: AnySection) -> AnySection:
     """``config`` with the checksums of all weights files; `imagenet` is downloaded where it is not there yet."""
     if isinstance(config, ModelConfig):
-        return pin_weights(config)
+        return pin_weights(config)  # type: ignore[return-value]
     sections = {name: value for name, value in config if isinstance(value, Section)}
     return config.model_copy(update={name: with_pinned_weights(value) for name, value in sections.items()})
 

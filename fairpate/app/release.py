@@ -179,12 +179,12 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
     Where a service asked too, only the ledger's budget was fixed before the first query.
     """
     outcomes, submitted = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
-    planned = (_planned(spending, plan), *spending.publications)
+    planned: tuple[accountant.Event, ...] = (_planned(spending, plan), *spending.publications)
     spent = accountant.epsilon([submitted, *spending.publications], target_delta=plan.delta).epsilon
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         bound = min(bound, accountant.epsilon(planned, target_delta=plan.delta).epsilon)
-    events = planned if not by_service else (submitted, *spending.publications)
+    events: tuple[accountant.Event, ...] = (submitted, *spending.publications) if by_service else planned
     return Release(
         labelled=result.labelled,
         queries=QueryOutcomes(

@@ -114,7 +114,7 @@ def run_method(
             run,
             title=dataset.name,
             num_public_records=len(dataset.public),
-            spending=labels.spending if labels is not None and config.queried(dataset) is dataset else None,
+            spending=None if labels is None else labels.spending,
             statement=statement,
             evaluations=assessment.evaluations,
             reject_option=assessment.reject_option,

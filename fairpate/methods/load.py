@@ -29,6 +29,8 @@ def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str
 
 def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
     """As :func:`load_method`, from the values of a file."""
+    if {"methods", "data_sets"} & values.keys():
+        raise ConfigError("this is a sweep, with methods and data_sets; `fairpate compare` runs it.")
     said: Values = {}
     for override in overrides:
         apply_override(said, override)

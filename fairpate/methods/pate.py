@@ -59,10 +59,13 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Trained):
-    """Released labels, before anybody learned from them; ``spending`` is the operator's."""
+    """Released labels, before anybody learned from them.
+
+    ``spending`` is the operator's; None where queries are no public records, and pages have no groups to show.
+    """
 
     labelled: LabelledSet
-    spending: Spending
+    spending: Spending | None
 
 
 class PateFamily(Method):
@@ -162,7 +165,7 @@ class PateFamily(Method):
             queries=outcomes,
             epsilon_bound=released.epsilon_bound,
             labelled=released.labelled,
-            spending=released.spending,
+            spending=released.spending if dataset is training.dataset else None,
         )
         write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
         return labels
