@@ -380,10 +380,13 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         raise ConfigError("\n".join(_describe(fault, schema) for fault in error.errors())) from error
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping of sections in a YAML file; :class:`ConfigError` for anything else."""
+def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
+    """The mapping of sections in a YAML file; :class:`ConfigError` for anything else.
+
+    ``as_text`` leaves every value as it is written: `no`, `1.0` and `007` are text then.
+    """
     try:
-        values = _load_yaml(path.read_text(encoding="utf-8"))
+        values = _load_yaml(path.read_text(encoding="utf-8"), _TextLoader if as_text else _Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration.") from None
     except OSError as error:
@@ -411,10 +414,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _load_yaml(text: str) -> Any:
+class _TextLoader(_Loader):
+    """Reads no value as a number, a flag or a date: a published `no` or `007` stays what it is."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
+
+
+def _load_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
     """What ``text`` says. yaml.YAMLError or ValueError where it is no YAML, or says a name twice."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
 
@@ -477,8 +486,9 @@ def _suggestion(location: tuple[Any, ...], schema: type[Section]) -> str:
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
-        # A mapping of named sections: the name is free, its section is known.
-        section = _section_in(field.annotation) if field is not None else next(reversed(get_args(section)), None)
+        # A mapping of named sections, or a list of them: the name is free, its section is known.
+        inner = [part for part in get_args(section) if part is not ...]
+        section = _section_in(field.annotation) if field is not None else next(reversed(inner), None)
     names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
     return nearest(location[-1], names) if names else ""
 

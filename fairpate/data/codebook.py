@@ -1,98 +1,198 @@
-"""From a publisher's table to features, by declared public constants only.
+"""From a publisher's table to features and codes, by declared public constants only.
 
-A codebook lists the columns that become features: categories as the publisher declares them, and numbers with public
-bounds. One-hot and scaling use nothing but these declarations, so no statistic of private records enters a feature.
-A value outside the declared categories, or text where a number is due, is an error that names column and value; a
-number beyond its bounds is clipped to them. Shapes: N records, F features.
+A codebook declares what each column means: categories as the publisher names them, and numbers with public bounds.
+One-hot and scaling use nothing but these declarations, so no statistic of private records enters a feature. A value
+outside the declared categories, or text where a number is due, is an error that names column and value; a number beyond
+its bounds is clipped to them. Shapes: N records, F features.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from torch import Tensor
 
-from fairpate.data.entry import DataError, Option
+from fairpate.config import LARGEST, Section
+from fairpate.data.entry import DataError
 from fairpate.data.tables import column_of, require_columns
 
 FloatArray = npt.NDArray[np.float32]
-SENSITIVE_AS_FEATURE = Option(
-    default=False,
-    allowed=(False, True),
-    description="Whether the model may see the sensitive attribute.",
-    shows_attribute=True,
-)
+Mask = npt.NDArray[np.bool_]
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+When = dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """A numeric column, scaled so that ``low`` becomes 0 and ``high`` 1.
+class Column(Section):
+    """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
 
-    ``scale`` "log" first takes sign(v) ln(1 + |v|): for amounts. A value equal to ``missing`` becomes 0, and a feature
-    ``column=missing`` of its own says so.
-    """
+    column: str = Field(description="Its name in the file. `columns: [a, b]` declares several alike.")
+    low: Finite | None = Field(None, description="Number: what becomes 0; lower values are clipped to it.")
+    high: Finite | None = Field(None, description="Number: what becomes 1; higher values are clipped to it.")
+    scale: Literal["linear", "log"] = Field(
+        "linear", description="Number: `log` first takes sign(v) ln(1 + |v|), for amounts."
+    )
+    values: tuple[str, ...] = Field((), description="Category: the published values, one feature each.")
+    aliases: dict[str, str] = Field(
+        {}, description="Category: further published values, and which of `values` is meant."
+    )
+    bands: dict[str, Finite] = Field(
+        {}, description="Numeric code: name and first code of each band, one feature each; the last band is open."
+    )
+    missing: str | None = Field(
+        None,
+        description="The value that means unknown. A number is then 0 and a feature `column=missing` says so; "
+        "a category is none of its values.",
+    )
+    when: When = Field({}, description="Options and the value at which this declaration holds.")
 
-    column: str
-    low: float
-    high: float
-    scale: Literal["linear", "log"] = "linear"
-    missing: str | None = None
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Column:
+        number = self.low is not None and self.high is not None
+        kinds = [number, bool(self.values), bool(self.bands)]
+        if sum(kinds) != 1 or (self.low is None) != (self.high is None):
+            raise ValueError("Expected one of: low and high (a number), values (a category), bands (a numeric code)")
+        if number and not _stretch(np.asarray(self.low), self) < _stretch(np.asarray(self.high), self):
+            raise ValueError(f"Expected low < high, got {self.low:g} and {self.high:g}")
+        if self.scale != "linear" and not number:
+            raise ValueError("Expected scale with low and high only")
+        if self.bands and (self.missing is not None or not _increase(self.bands.values())):
+            raise ValueError("Expected bands whose first codes increase, and no missing value with them")
+        return self
+
+    @model_validator(mode="after")
+    def _values_are_told_apart(self) -> Column:
+        if self.aliases and not self.values:
+            raise ValueError("Expected aliases with values only")
+        for alias, value in self.aliases.items():
+            if value not in self.values:
+                raise ValueError(f"Expected aliases of declared values, got {value!r} for {alias!r}")
+        every = [*self.values, *self.aliases, *([] if self.missing is None else [self.missing])]
+        _require_distinct(every)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Category:
-    """A categorical column, one feature per declared value.
+class Interval(Section):
+    """A range of numbers; a bound that is left out does not bind."""
 
-    ``aliases`` maps further published values to a declared one; a value equal to ``missing`` is none of them.
-    """
+    above: Finite | None = Field(None, description="value > above")
+    at_least: Finite | None = Field(None, description="value >= at_least")
+    below: Finite | None = Field(None, description="value < below")
+    at_most: Finite | None = Field(None, description="value <= at_most")
 
-    column: str
-    values: tuple[str, ...]
-    aliases: Mapping[str, str] | None = None
-    missing: str | None = None
+    @model_validator(mode="after")
+    def _holds_a_number(self) -> Interval:
+        for one, other in (("above", "at_least"), ("below", "at_most")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"Expected {one} or {other}, got both")
+        lower, upper = self.bounds
+        if lower > upper:
+            raise ValueError("Expected a range with a number in it")
+        return self
+
+    @property
+    def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """Lower and upper end, each with 0 where it is in the range, else with the side on which the range lies."""
+        low = -math.inf if self.at_least is None else self.at_least
+        high = math.inf if self.at_most is None else self.at_most
+        return (low, 0) if self.above is None else (self.above, 1), (high, 0) if self.below is None else (
+            self.below,
+            -1,
+        )
+
+    def holds(self, values: npt.NDArray[np.float64]) -> Mask:
+        """Where the value is in the range; never where it is nan."""
+        (low, low_side), (high, high_side) = self.bounds
+        return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bands:
-    """A numeric code whose ranges have a meaning: band i holds ``starts[i] <= code < starts[i + 1]``, one feature each.
-
-    A code below the first start is an error; the last band is open.
-    """
-
-    column: str
-    starts: tuple[float, ...]
-    names: tuple[str, ...]
+def _kind(value: Any) -> str:
+    return "interval" if isinstance(value, (dict, Interval)) else "value"
 
 
-Field = Number | Category | Bands
+Meaning = Annotated[Annotated[str, Tag("value")] | Annotated[Interval, Tag("interval")], Discriminator(_kind)]
 
 
-def without_sensitive(fields: Sequence[Field], column: str, options: Mapping[str, Any]) -> tuple[Field, ...]:
-    """``fields`` less the sensitive ``column``, unless the option ``sensitive_as_feature`` asks for it."""
-    return tuple(field for field in fields if field.column != column or options["sensitive_as_feature"])
+class Coding(Section):
+    """A published column as classes or groups: code k is the k-th name, in the order of the declaration."""
+
+    column: str = Field(description="Its name in the file.")
+    values: dict[str, tuple[Meaning, ...]] = Field(
+        min_length=2,
+        description="Name, and what it stands for: a published value, a range of numbers (above, at_least, below, "
+        "at_most), or a list of them. A list of values without names: each is its own.",
+    )
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _as_mapping(cls, values: Any) -> Any:
+        if isinstance(values, (list, tuple)):
+            _require_distinct([str(value) for value in values])
+            return {str(value): (value,) for value in values}
+        if isinstance(values, dict):
+            return {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in values.items()}
+        return values
+
+    @model_validator(mode="after")
+    def _is_unambiguous(self) -> Coding:
+        every = [meaning for each in self.values.values() for meaning in each]
+        ranges = [meaning for meaning in every if isinstance(meaning, Interval)]
+        if ranges and len(ranges) < len(every):
+            raise ValueError("Expected values or ranges, got both")
+        if not all(self.values.values()):
+            raise ValueError("Expected at least one value or range for each name")
+        _require_distinct([meaning for meaning in every if isinstance(meaning, str)])
+        for one, other in itertools.combinations(ranges, 2):
+            (low, high), (other_low, other_high) = one.bounds, other.bounds
+            if max(low, other_low) <= min(high, other_high):
+                raise ValueError("Expected ranges that do not overlap")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each code."""
+        return tuple(self.values)
 
 
-def encode(table: pa.Table, fields: Sequence[Field], name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Features (N, F) in float32 and their names, column by column in the order of ``fields``.
+def encode(table: pa.Table, columns: Sequence[Column], name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Features (N, F) in float32 and their names, column by column in the order of ``columns``.
 
     ``name`` is the file that errors speak of.
     """
-    require_columns(table, [field.column for field in fields], name)
+    require_columns(table, [each.column for each in columns], name)
     blocks: list[FloatArray] = []
     feature_names: list[str] = []
-    for field in fields:
-        block, names = _encode_field(table, field, name)
+    for each in columns:
+        block, names = _encode_column(table, each, name)
         blocks.append(block)
         feature_names.extend(names)
     return torch.from_numpy(np.concatenate(blocks, axis=1)), tuple(feature_names)
+
+
+def codes_of(table: pa.Table, coding: Coding, name: str) -> Tensor:
+    """The coded column as int64 codes; :class:`DataError` for a value without a declared meaning."""
+    meanings = [(meaning, code) for code, each in enumerate(coding.values.values()) for meaning in each]
+    if isinstance(meanings[0][0], str):
+        return codes(table, coding.column, {str(meaning): code for meaning, code in meanings}, name)
+    values = numbers(table, coding.column, name)
+    found = np.full(len(values), -1, dtype=np.int64)
+    for meaning, code in meanings:
+        assert isinstance(meaning, Interval)
+        found[meaning.holds(values)] = code
+    if (found < 0).any():
+        value = values[found < 0][0]
+        raise DataError(
+            f"{name}: column {coding.column}: {value:g} is in no declared range; declared: {', '.join(coding.names)}."
+        )
+    return torch.from_numpy(found)
 
 
 def numbers(table: pa.Table, column: str, name: str, *, missing: str | None = None) -> npt.NDArray[np.float64]:
@@ -121,44 +221,40 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int], name: str) 
     return torch.from_numpy(code_of_place[place.to_numpy()])
 
 
-def _encode_field(table: pa.Table, field: Field, name: str) -> tuple[FloatArray, list[str]]:
-    match field:
-        case Number():
-            return _encode_number(table, field, name)
-        case Category():
-            return _encode_category(table, field, name)
-        case Bands():
-            return _encode_bands(table, field, name)
+def _encode_column(table: pa.Table, each: Column, name: str) -> tuple[FloatArray, list[str]]:
+    if each.values:
+        return _encode_category(table, each, name)
+    return _encode_bands(table, each, name) if each.bands else _encode_number(table, each, name)
 
 
-def _encode_number(table: pa.Table, field: Number, name: str) -> tuple[FloatArray, list[str]]:
-    values = numbers(table, field.column, name, missing=field.missing)
-    low, high, stretched = (_stretch(np.asarray(part), field) for part in (field.low, field.high, values))
+def _encode_number(table: pa.Table, each: Column, name: str) -> tuple[FloatArray, list[str]]:
+    values = numbers(table, each.column, name, missing=each.missing)
+    low, high, stretched = (_stretch(np.asarray(part), each) for part in (each.low, each.high, values))
     missing = np.isnan(values)
     scaled = np.where(missing, 0, np.clip((stretched - low) / (high - low), 0, 1)).astype(np.float32)
-    if field.missing is None:
-        return scaled[:, None], [field.column]
-    return np.stack([scaled, missing.astype(np.float32)], axis=1), [field.column, f"{field.column}=missing"]
+    if each.missing is None:
+        return scaled[:, None], [each.column]
+    return np.stack([scaled, missing.astype(np.float32)], axis=1), [each.column, f"{each.column}=missing"]
 
 
-def _stretch(values: npt.NDArray[np.float64], field: Number) -> npt.NDArray[np.float64]:
-    return np.sign(values) * np.log1p(np.abs(values)) if field.scale == "log" else values
+def _stretch(values: npt.NDArray[np.float64], each: Column) -> npt.NDArray[np.float64]:
+    return np.sign(values) * np.log1p(np.abs(values)) if each.scale == "log" else values
 
 
-def _encode_category(table: pa.Table, field: Category, name: str) -> tuple[FloatArray, list[str]]:
-    places = {value: place for place, value in enumerate(field.values)}
-    places |= {alias: places[value] for alias, value in (field.aliases or {}).items()}
-    if field.missing is not None:
-        places[field.missing] = len(field.values)
-    return _one_hot(codes(table, field.column, places, name).numpy(), field.column, field.values)
+def _encode_category(table: pa.Table, each: Column, name: str) -> tuple[FloatArray, list[str]]:
+    places = {value: place for place, value in enumerate(each.values)}
+    places |= {alias: places[value] for alias, value in each.aliases.items()}
+    if each.missing is not None:
+        places[each.missing] = len(each.values)
+    return _one_hot(codes(table, each.column, places, name).numpy(), each.column, each.values)
 
 
-def _encode_bands(table: pa.Table, field: Bands, name: str) -> tuple[FloatArray, list[str]]:
-    values = numbers(table, field.column, name)
-    if len(values) and values.min() < field.starts[0]:
-        raise DataError(f"{name}: column {field.column}: expected codes >= {field.starts[0]}, got {values.min():g}.")
-    place = np.searchsorted(np.asarray(field.starts), values, side="right") - 1
-    return _one_hot(place, field.column, field.names)
+def _encode_bands(table: pa.Table, each: Column, name: str) -> tuple[FloatArray, list[str]]:
+    values, starts = numbers(table, each.column, name), np.array(list(each.bands.values()))
+    if len(values) and values.min() < starts[0]:
+        raise DataError(f"{name}: column {each.column}: expected codes >= {starts[0]:g}, got {values.min():g}.")
+    place = np.searchsorted(starts, values, side="right") - 1
+    return _one_hot(place, each.column, list(each.bands))
 
 
 def _one_hot(place: npt.NDArray[np.int64], column: str, values: Sequence[str]) -> tuple[FloatArray, list[str]]:
@@ -172,3 +268,13 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def _increase(starts: Any) -> bool:
+    return all(one < other for one, other in itertools.pairwise(starts))
+
+
+def _require_distinct(values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"Expected each value once, got {value!r} twice")

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as validated
 
 from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
@@ -29,7 +32,7 @@ class DataSettingsError(DataError, UsageError):
     """A data set, an option or a size that does not exist, whatever files are there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SourceFile:
     """One file of the publisher, at ``path`` below the data folder.
 
@@ -38,6 +41,7 @@ class SourceFile:
     ``url`` is where the publisher offers it, ``member`` its place in the zip archive behind ``url``; without a ``url``
     the ``manual`` sentence says how to get it. ``note`` records where the pinned file differs from the published one.
     Instead of the file there may lie one of its ``alternatives`` or, for an archive, the folder ``extracted``.
+    ``when`` names the options, and the value of each, with which the file is read.
     """
 
     path: str
@@ -48,6 +52,12 @@ class SourceFile:
     note: str = ""
     alternatives: tuple[SourceFile, ...] = ()
     extracted: str | None = None
+    when: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for place in (self.path, self.extracted):
+            if place is not None and (not place or {"", "..", "/"} & set(PurePosixPath(place).parts)):
+                raise ValueError(f"Expected a path below the data folder, got {place!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +109,8 @@ class Records:
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows`` is the publisher's count. ``select_files`` picks from ``files`` by the options where not all are needed.
-    ``num_test`` null takes every record that the publisher set aside, or a quarter of ``rows`` where none was.
+    ``rows`` is the publisher's count, ``citation`` what a study cites. ``num_test`` null takes every record that the
+    publisher set aside, or a quarter of ``rows`` where none was.
     """
 
     name: str
@@ -113,11 +123,11 @@ class DatasetEntry:
     kind: FeatureKind
     load: Callable[[Request], Records] = field(repr=False)
     files: tuple[SourceFile, ...] = ()
-    select_files: Callable[[Mapping[str, Any]], tuple[SourceFile, ...]] | None = field(default=None, repr=False)
     options: Mapping[str, Option] = field(default_factory=dict)
     num_public: int = 1000
     num_validation: int = 500
     num_test: int | None = None
+    citation: str = ""
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""
@@ -134,7 +144,17 @@ class DatasetEntry:
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
         """The files that a load with these options reads."""
         options = self.complete_options(given)
-        return self.files if self.select_files is None else self.select_files(options)
+        return tuple(file for file in self.files if holds(file.when, options))
+
+
+def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
+    """Whether the options have the values that ``when`` asks for."""
+    return all(as_text(options[name]) == value for name, value in when.items())
+
+
+def as_text(value: OptionValue) -> str:
+    """The value as a declaration writes it: flags are `true` and `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:

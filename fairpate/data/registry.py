@@ -1,51 +1,48 @@
-"""Every data set the project knows, by name."""
+"""Every data set the project knows, by name: the loaders of pictures, and the tables that `codebooks/` declares."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from fairpate.data import (
-    acs,
-    adult,
-    bank,
-    celeba,
-    chexpert,
-    color_digits,
-    color_mnist,
-    communities,
-    compas,
-    credit_default,
-    fairface,
-    folktables,
-    heart,
-    parkinsons,
-    retired_adult,
-    utkface,
-)
+from fairpate.data import celeba, chexpert, color_digits, color_mnist, fairface, utkface
+from fairpate.data.declaration import read_declaration
 from fairpate.data.entry import DatasetEntry, DataSettingsError
+from fairpate.data.reader import entry_of
 from fairpate.names import nearest
 
-_MODULES = (
-    color_digits,
-    color_mnist,
-    utkface,
-    fairface,
-    celeba,
-    chexpert,
-    adult,
-    retired_adult,
-    acs,
-    folktables,
-    credit_default,
-    bank,
-    compas,
-    parkinsons,
-    communities,
-    heart,
-)
-REGISTRY: Mapping[str, DatasetEntry] = MappingProxyType({module.ENTRY.name: module.ENTRY for module in _MODULES})
+CODEBOOKS = Path(__file__).with_name("codebooks")
+_PICTURES = (color_digits, color_mnist, utkface, fairface, celeba, chexpert)
+
+
+class Registry(Mapping[str, DatasetEntry]):
+    """The loaders of pictures, and a table for each YAML file in ``folder``, read when it is first asked for.
+
+    A file is called as the data set that it declares; :class:`DataSettingsError` where it is not, or is wrong.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._entries: dict[str, DatasetEntry] = {module.ENTRY.name: module.ENTRY for module in _PICTURES}
+        self._files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+    def __getitem__(self, name: str) -> DatasetEntry:
+        if name not in self._entries:
+            path = self._files[name]
+            entry = entry_of(read_declaration(path))
+            if entry.name != name:
+                raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+            self._entries[name] = entry
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*(module.ENTRY.name for module in _PICTURES), *self._files)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
 def option_showing_attribute(name: str, options: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from fairpate.data.entry import DataError
-from fairpate.data.identity import Names, content_ids
 from fairpate.names import nearest
 
 
@@ -59,17 +58,6 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
 def keep_rows(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
     """The rows where ``keep`` holds."""
     return table.filter(pa.array(keep))
-
-
-def row_ids(prefix: str, table: pa.Table, *, without: Sequence[str]) -> tuple[Names, Names]:
-    """Record and unit of each row, from its content, as :func:`fairpate.data.identity.content_ids`.
-
-    ``without`` names every column that may be the sensitive attribute, or that was computed from one. They are left out
-    whichever attribute is in force, so that a division is the same for all of them.
-    """
-    require_columns(table, without, prefix)
-    public = table.drop_columns(list(without))
-    return content_ids(prefix, zip(*(column.to_pylist() for column in public.columns), strict=True))
 
 
 def _split_header(line: bytes, name: str, separator: str) -> list[str]:

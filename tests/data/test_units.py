@@ -16,9 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fairpate.data import acs as nist
-from fairpate.data import compas, find_entry, heart, parkinsons, utkface
+from fairpate.data import find_entry, utkface
+from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.entry import DataError, Records, Request
+from fairpate.data.registry import CODEBOOKS
 from fairpate.data.splits import SplitSizes, divide
 from teachers.shard import assign_teachers, shard_key
 
@@ -55,6 +56,14 @@ class Layout:
         return row | {self.attribute: other} | {column: f"9{row[column]}" for column in self.computed}
 
 
+def declared(name: str) -> Declaration:
+    return read_declaration(CODEBOOKS / f"{name}.yaml")
+
+
+def features_of(name: str) -> list[str]:
+    return [part.column for part in declared(name).columns]
+
+
 ADULT = {
     "age": "39", "workclass": "State-gov", "fnlwgt": "77516", "education": "Bachelors", "education-num": "13",
     "marital-status": "Divorced", "occupation": "Sales", "relationship": "Unmarried", "race": "White", "sex": "Male",
@@ -66,14 +75,12 @@ BANK = {
     "pdays": "999", "previous": "0", "poutcome": "failure", "emp.var.rate": "1", "cons.price.idx": "93",
     "cons.conf.idx": "-40", "euribor3m": "4", "nr.employed": "5000", "y": "no",
 }  # fmt: skip
-COMPAS = dict.fromkeys(compas.IDENTITY, "0") | {
+COMPAS = dict.fromkeys(declared("compas").identity.text, "0") | {
     "sex": "Male", "age": "30", "race": "Other", "c_charge_degree": "F", "is_recid": "0", "score_text": "Low",
 }  # fmt: skip
-HEART = dict.fromkeys(
-    ("HeartDiseaseorAttack", *(part.column for part in heart.CODEBOOK)), "1.0"
-)  # every answer's range holds 1
-NIST = dict.fromkeys((part.column for part in nist.CODEBOOK), "2") | {"PINCP": "100", "PWGTP": "7", "WGTP": "8"}
-PARKINSONS = dict.fromkeys(("subject#", "total_UPDRS", *(part.column for part in parkinsons.CODEBOOK)), "1")
+HEART = dict.fromkeys(("HeartDiseaseorAttack", *features_of("heart")), "1.0")  # every answer's range holds 1
+NIST = dict.fromkeys(features_of("acs"), "2") | {"PINCP": "100", "PWGTP": "7", "WGTP": "8"}
+PARKINSONS = dict.fromkeys(("subject#", "total_UPDRS", *features_of("parkinsons")), "1")
 RETIRED = {("gender" if name == "sex" else name): value for name, value in ADULT.items()} | {"income": "100"}
 RETIRED.pop("fnlwgt")
 FOLKTABLES = {
