@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from fairpate.config import LARGEST, Section
@@ -38,7 +38,7 @@ class Column(Section):
     low: Finite | None = Field(None, description="Number: what becomes 0; lower values are clipped to it.")
     high: Finite | None = Field(None, description="Number: what becomes 1; higher values are clipped to it.")
     scale: Literal["linear", "log"] = Field(
-        "linear", description="Number: `log` first takes sign(v) ln(1 + |v|), for amounts."
+        "linear", description="Number: `log` first takes sign(v) ln(1 + abs(v)), for amounts."
     )
     values: tuple[str, ...] = Field((), description="Category: the published values, one feature each.")
     aliases: dict[str, str] = Field(
@@ -108,17 +108,32 @@ class Interval(Section):
             -1,
         )
 
+    @property
+    def has_range(self) -> bool:
+        """Whether there is any bound."""
+        return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
+
     def holds(self, values: npt.NDArray[np.float64]) -> Mask:
         """Where the value is in the range; never where it is nan."""
         (low, low_side), (high, high_side) = self.bounds
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
-def _kind(value: Any) -> str:
-    return "interval" if isinstance(value, (dict, Interval)) else "value"
+class Meaning(Interval):
+    """What a class or group stands for: one published value, or a range of numbers. Text alone is a value."""
 
+    value: str | None = Field(None, description="The published value.")
 
-Meaning = Annotated[Annotated[str, Tag("value")] | Annotated[Interval, Tag("interval")], Discriminator(_kind)]
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"value": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Meaning:
+        if (self.value is None) != self.has_range:
+            raise ValueError("Expected a published value, or a range of numbers: above, at_least, below, at_most")
+        return self
 
 
 class Coding(Section):
@@ -126,7 +141,6 @@ class Coding(Section):
 
     column: str = Field(description="Its name in the file.")
     values: dict[str, tuple[Meaning, ...]] = Field(
-        min_length=2,
         description="Name, and what it stands for: a published value, a range of numbers (above, at_least, below, "
         "at_most), or a list of them. A list of values without names: each is its own.",
     )
@@ -143,13 +157,13 @@ class Coding(Section):
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> Coding:
+        if len(self.values) < 2 or not all(self.values.values()):
+            raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(self.values)}")
         every = [meaning for each in self.values.values() for meaning in each]
-        ranges = [meaning for meaning in every if isinstance(meaning, Interval)]
+        ranges = [meaning for meaning in every if meaning.value is None]
         if ranges and len(ranges) < len(every):
             raise ValueError("Expected values or ranges, got both")
-        if not all(self.values.values()):
-            raise ValueError("Expected at least one value or range for each name")
-        _require_distinct([meaning for meaning in every if isinstance(meaning, str)])
+        _require_distinct([meaning.value for meaning in every if meaning.value is not None])
         for one, other in itertools.combinations(ranges, 2):
             (low, high), (other_low, other_high) = one.bounds, other.bounds
             if max(low, other_low) <= min(high, other_high):
@@ -180,12 +194,12 @@ def encode(table: pa.Table, columns: Sequence[Column], name: str) -> tuple[Tenso
 def codes_of(table: pa.Table, coding: Coding, name: str) -> Tensor:
     """The coded column as int64 codes; :class:`DataError` for a value without a declared meaning."""
     meanings = [(meaning, code) for code, each in enumerate(coding.values.values()) for meaning in each]
-    if isinstance(meanings[0][0], str):
-        return codes(table, coding.column, {str(meaning): code for meaning, code in meanings}, name)
+    published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
+    if published:
+        return codes(table, coding.column, published, name)
     values = numbers(table, coding.column, name)
     found = np.full(len(values), -1, dtype=np.int64)
     for meaning, code in meanings:
-        assert isinstance(meaning, Interval)
         found[meaning.holds(values)] = code
     if (found < 0).any():
         value = values[found < 0][0]
@@ -265,8 +279,8 @@ def _one_hot(place: npt.NDArray[np.int64], column: str, values: Sequence[str]) -
 
 def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
-    except ValueError:
+        return math.isfinite(pc.cast(pa.scalar(text), pa.float64()).as_py())
+    except pa.ArrowInvalid:
         return False
 
 

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from fairpate.config import ConfigError, Count, CountOrZero, Section, parse_config, read_yaml
 from fairpate.data.codebook import Coding, Column, Interval, When
 from fairpate.data.entry import DataSettingsError, Option, Origin, SourceFile, as_text, holds
+from fairpate.data.files import ARCHIVE_SUFFIXES
 from fairpate.names import nearest
 
 SENSITIVE = "sensitive"
@@ -29,9 +30,9 @@ RESERVED = (SENSITIVE, SENSITIVE_AS_FEATURE, "features")
 class Choice(Section):
     """An option of a data set, which other parts of the declaration refer to with `when`."""
 
-    default: str
-    values: tuple[str, ...] = Field((), description="What it may be; nothing: true or false.")
-    description: str
+    default: str = Field(description="Where nothing else is asked for.")
+    values: tuple[str, ...] = Field((), description="What it may be; empty: true or false.")
+    description: str = Field(description="What it decides, in a sentence.")
 
     @model_validator(mode="after")
     def _default_is_allowed(self) -> Choice:
@@ -52,14 +53,14 @@ class Choice(Section):
 class Group(Coding):
     """One sensitive attribute that the group z may be."""
 
-    column: str = Field(description="Its name in the file; nothing: its name in `groups`.")
-    attribute: str = Field(description="What it is called; nothing: its name in `groups`.")
+    column: str = Field(description="Its name in the file; empty: its name in `groups`.")
+    attribute: str = Field(description="What it is called; empty: its name in `groups`.")
 
 
 class Trim(Section):
     """Characters that are not part of a column's values: removed before anything else, but never a whole value."""
 
-    columns: tuple[str, ...] = Field(min_length=1)
+    columns: tuple[str, ...] = Field(description="Their names in the file.")
     start: str = Field("", description="Characters removed from the start, such as 0.")
     end: str = Field("", description="Characters removed from the end.")
 
@@ -67,26 +68,27 @@ class Trim(Section):
 class Rule(Interval):
     """Which rows are kept: those whose value is in the range and none of `other_than`."""
 
-    column: str
+    column: str = Field(description="Its name in the file.")
     other_than: tuple[str, ...] = Field((), description="Published values of rows that are left out.")
     missing: str | None = Field(None, description="With a range: the value that means unknown; such rows are left out.")
-    note: str = Field("", description="Public remark behind the count of rows left out; nothing: no remark.")
+    note: str = Field("", description="Public remark behind the count of rows left out; empty: no remark.")
     when: When = Field({}, description="Options and the value at which the rule holds.")
 
-    @property
-    def has_range(self) -> bool:
-        """Whether the value has to be a number in a range."""
-        return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
+    @model_validator(mode="after")
+    def _leaves_something_out(self) -> Rule:
+        if not self.other_than and not self.has_range:
+            raise ValueError("Expected a range (above, at_least, below, at_most) or other_than")
+        return self
 
 
 class Identity(Section):
     """What names a record: the publisher's own key, or a hash of its published text. Never the sensitive attribute."""
 
-    prefix: str = Field("", description="Begins every name; nothing: the name of the data set.")
-    key: tuple[str, ...] = Field((), description="Columns that name a record together; nothing: its text does.")
+    prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
+    key: tuple[str, ...] = Field((), description="Columns that name a record together; empty: its text does.")
     text: tuple[str, ...] = Field(
         (),
-        description="Columns whose text is hashed; nothing: all but the groups' and those computed from them.",
+        description="Columns whose text is hashed; empty: all but the groups' and those computed from them.",
     )
 
     @model_validator(mode="after")
@@ -99,7 +101,7 @@ class Identity(Section):
 class Person(Section):
     """Who stands behind a record, where several records share a person and a split must not part them."""
 
-    column: str
+    column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
     prefix: str = Field("person", description="Begins every name.")
     when: When = Field({}, description="Options and the value at which splits keep persons together.")
 
@@ -121,17 +123,16 @@ class Declaration(Section):
     licence: str = Field("", description="Under which the records may be used.")
     citation: str = Field("", description="What a study cites.")
     rows: Count = Field(description="The publisher's count: a public number, never counted from private records.")
-    files: tuple[SourceFile, ...] = Field(min_length=1, description="Below the data folder; several are joined.")
+    files: tuple[SourceFile, ...] = Field(description="Below the data folder; several are joined.")
     separator: str = Field(",", min_length=1, max_length=1, description="Between two fields.")
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
-    comment: str = Field("", description="What a first line begins with that is no record; nothing: none does.")
+    comment: str = Field("", description="What a first line begins with that is no record; empty: none does.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Choices that `when` refers to.")
     keep: tuple[Rule, ...] = Field((), description="Which rows are records: those that all rules keep.")
-    columns: tuple[Column, ...] = Field(min_length=1, description="What becomes a feature, in this order.")
+    columns: tuple[Column, ...] = Field(description="What becomes a feature, in this order.")
     label: Coding = Field(description="The class y.")
     groups: dict[str, Group] = Field(
-        min_length=1,
         description="The group z, by name. Of several the option `sensitive` takes one; by default the first.",
     )
     computed_from_group: tuple[str, ...] = Field(
@@ -140,13 +141,13 @@ class Declaration(Section):
         "features only with `sensitive_as_feature`.",
     )
     identity: Identity = Field(Identity(), description="What names a record.")
-    person: Person | None = Field(None, description="Who stands behind a record; nothing: each is a person's only one.")
-    origins: Origins | None = Field(None, description="The publisher's division; nothing: any record may go anywhere.")
+    person: Person | None = Field(None, description="Who stands behind a record; empty: each is a person's only one.")
+    origins: Origins | None = Field(None, description="The publisher's division; empty: any record may go anywhere.")
     num_public: Count = Field(1000, description="Default size of the public split.")
     num_validation: CountOrZero = Field(500, description="Default size of the validation split.")
     num_test: Count | None = Field(
         None,
-        description="Default size of the test split; nothing: what the publisher set aside, or a quarter of `rows`.",
+        description="Default size of the test split; empty: what the publisher set aside, or a quarter of `rows`.",
     )
 
     @field_validator("groups", mode="before")
@@ -158,6 +159,18 @@ class Declaration(Section):
             name: {"column": name, "attribute": name, **group} if isinstance(group, dict) else group
             for name, group in groups.items()
         }
+
+    @model_validator(mode="after")
+    def _has_features_and_groups(self) -> Declaration:
+        for name in ("files", "columns", "groups"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: expected one or more, got none")
+        for file in (*self.files, *(other for each in self.files for other in each.alternatives)):
+            if file.extracted or file.path.endswith(ARCHIVE_SUFFIXES):
+                raise ValueError(
+                    f"files: {file.path}: expected a text file, which may lie there gzipped, got an archive"
+                )
+        return self
 
     @model_validator(mode="after")
     def _conditions_name_options(self) -> Declaration:
@@ -208,9 +221,8 @@ class Declaration(Section):
         for values in itertools.product(*(self.all_options[name].allowed for name in names)):
             choice = dict(zip(names, values, strict=True))
             if not any(holds(file.when, choice) for file in self.files):
-                raise ValueError(
-                    f"files: none with {', '.join(f'{name}: {as_text(value)}' for name, value in choice.items())}"
-                )
+                missing = ", ".join(f"{name}: {as_text(value)}" for name, value in choice.items())
+                raise ValueError(f"files: none with {missing}; add one, or leave the value out")
         return self
 
     @property
@@ -285,6 +297,7 @@ def _one_by_one(items: Any) -> Iterator[Any]:
 
 def _with_name(line: str, columns: list[Any]) -> str:
     """The fault, with the name of its column instead of a number."""
+    line = line.removeprefix("config: ")  # of the whole: the message names the field
     found = re.match(r"columns\.(\d+)", line)
     item = columns[int(found[1])] if found else None
     return (

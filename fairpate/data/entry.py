@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as validated
+from pydantic import Field, field_validator
 
+from fairpate.config import Section
 from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
 from fairpate.names import nearest
@@ -32,32 +32,29 @@ class DataSettingsError(DataError, UsageError):
     """A data set, an option or a size that does not exist, whatever files are there."""
 
 
-@validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class SourceFile:
-    """One file of the publisher, at ``path`` below the data folder.
+class SourceFile(Section):
+    """One file of the publisher, below the data folder."""
 
-    ``sha256`` is that of the published bytes (null where the publisher's file could not be pinned). A file that is
-    not itself an archive may also lie there gzipped, as ``path`` + ``.gz``: the checksum is that of its content.
-    ``url`` is where the publisher offers it, ``member`` its place in the zip archive behind ``url``; without a ``url``
-    the ``manual`` sentence says how to get it. ``note`` records where the pinned file differs from the published one.
-    Instead of the file there may lie one of its ``alternatives`` or, for an archive, the folder ``extracted``.
-    ``when`` names the options, and the value of each, with which the file is read.
-    """
+    path: str = Field(
+        description="Below the data folder. A file that is no archive may also lie there gzipped, as `path` + `.gz`."
+    )
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="Of the published bytes, unpacked; empty: the publisher's file could not be pinned."
+    )
+    url: str | None = Field(None, description="Where the publisher offers it.")
+    member: str | None = Field(None, description="Its place in the zip archive behind `url`.")
+    manual: str = Field("", description="Without `url`: a sentence on how to get it.")
+    note: str = Field("", description="Where the pinned file differs from the published one.")
+    alternatives: tuple[SourceFile, ...] = Field((), description="Files that may lie there instead.")
+    extracted: str | None = Field(None, description="Of an archive: the folder that may lie there instead.")
+    when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
 
-    path: str
-    sha256: str | None = None
-    url: str | None = None
-    member: str | None = None
-    manual: str = ""
-    note: str = ""
-    alternatives: tuple[SourceFile, ...] = ()
-    extracted: str | None = None
-    when: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for place in (self.path, self.extracted):
-            if place is not None and (not place or {"", "..", "/"} & set(PurePosixPath(place).parts)):
-                raise ValueError(f"Expected a path below the data folder, got {place!r}")
+    @field_validator("path", "extracted")
+    @classmethod
+    def _is_below_the_folder(cls, place: str | None) -> str | None:
+        if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
+            raise ValueError(f"Expected a path below the data folder, got {place!r}")
+        return place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ def load_dataset(config: DataConfig) -> Dataset:
     options = entry.complete_options(config.options)
     loaded = entry.load(Request(data_dir=config.data_dir, seed=config.seed, options=options))
     records = with_features(loaded, options.get("features", "pixels"))
-    _check_unique(records)
+    _check_names(records)
     splits = divide(records, _sizes(config, entry, records), seed=config.seed)
     dataset = Dataset(
         name=entry.name,
@@ -49,7 +49,9 @@ def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSi
     )
 
 
-def _check_unique(records: Records) -> None:
+def _check_names(records: Records) -> None:
+    if len(records.records) == 0:
+        raise DataError("No record is left; check the data set's options and the publisher's file.")
     name, count = Counter(records.records.record_id).most_common(1)[0]
     if count > 1:
         raise DataError(f"Record {name} appears {count} times; remove the copies from the publisher's folder.")

@@ -107,9 +107,11 @@ def _read(table: Declaration, file: SourceFile, request: Request) -> NamedTable:
 
 
 def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
-    short = pc.utf8_rtrim(pc.utf8_ltrim(text, trim.start), trim.end)
-    # A value of such characters alone keeps its last one: the code 00 is 0.
-    return pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, -1), short)
+    for shorten, characters in ((pc.utf8_rtrim, trim.end), (pc.utf8_ltrim, trim.start)):
+        short = shorten(text, characters)
+        # A value of such characters alone keeps one of them: the code 00 is 0.
+        text = pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, 0, 1), short)
+    return text
 
 
 def _kept(rows: pa.Table, rule: Rule, name: str) -> Mask:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairpate.data import DataError
-from fairpate.data.codebook import Coding, Column, Interval, codes, codes_of, encode, numbers
+from fairpate.data.codebook import Coding, Column, Meaning, codes, codes_of, encode, numbers
 from fairpate.data.tables import read_table
 
 
@@ -97,13 +97,13 @@ def test_a_list_of_values_names_each_as_it_is() -> None:
 def test_ranges_hold_their_ends_where_they_say_so() -> None:
     coding = Coding(
         column="c",
-        values={"outside": [Interval(below=25), Interval(above=60)], "inside": Interval(at_least=25, at_most=60)},
+        values={"outside": [Meaning(below=25), Meaning(above=60)], "inside": Meaning(at_least=25, at_most=60)},
     )
     assert codes_of(column("24.9", "25", "60", "60.1"), coding, "f.csv").tolist() == [0, 1, 1, 0]
 
 
 def test_a_number_in_no_range_names_column_and_value() -> None:
-    coding = Coding(column="c", values={"low": Interval(below=1), "high": Interval(above=1)})
+    coding = Coding(column="c", values={"low": Meaning(below=1), "high": Meaning(above=1)})
     with pytest.raises(DataError, match=r"f\.csv: column c: 1 is in no declared range; declared: low, high"):
         codes_of(column("0", "1"), coding, "f.csv")
 

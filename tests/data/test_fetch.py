@@ -81,7 +81,8 @@ def offer(monkeypatch: pytest.MonkeyPatch, *files: SourceFile) -> None:
 
 
 def source(url: str | None, **changes: str) -> SourceFile:
-    return replace(SourceFile(path="toy/toy.csv", sha256=hashlib.sha256(CONTENT).hexdigest(), url=url), **changes)  # type: ignore[arg-type]
+    file = SourceFile(path="toy/toy.csv", sha256=hashlib.sha256(CONTENT).hexdigest(), url=url)
+    return file.model_copy(update=changes)
 
 
 def quiet() -> Console:
@@ -147,7 +148,7 @@ def test_a_damaged_file_that_is_there_is_refused_and_left(tmp_path: Path, monkey
 def test_a_bad_download_leaves_nothing(
     address: str, page: str, member: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(monkeypatch, replace(source(f"{address}/{page}"), member=member))
+    offer(monkeypatch, source(f"{address}/{page}", member=member))
     with pytest.raises(DataError, match=message):
         fetch("toy", tmp_path, console=quiet())
     assert list((tmp_path / "toy").iterdir()) == []

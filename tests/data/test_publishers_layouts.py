@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +77,7 @@ def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TRAIN_LABELS", "VAL_LABELS"):
-        monkeypatch.setattr(fairface, name, replace(getattr(fairface, name), sha256=None))
+        monkeypatch.setattr(fairface, name, getattr(fairface, name).model_copy(update={"sha256": None}))
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):
         rows = [
             {
