@@ -126,3 +126,8 @@ def test_votes_and_gradients_may_be_added() -> None:
     queries = ConfidentGnmaxQueries(count=50, threshold=60, threshold_stddev_votes=40, noise_stddev_votes=20)
     both = rdp([queries, steps(100, 2.0, 0.05)])
     np.testing.assert_allclose(both, rdp([queries]) + rdp([steps(100, 2.0, 0.05)]))
+
+
+def test_a_moment_that_is_no_number_is_no_price() -> None:
+    cost = subsampled.poisson_rdp(lambda k_K: k_K * math.nan, sampling_rate=0.5, orders_A=[2, 3])
+    assert np.isnan(cost).all()
