@@ -2,13 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test test-all lint types bench clean
 
 demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
 	$(BIN)/fairpate run
 
-test: .venv/.installed-dev ## install, then run every test, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: .venv/.installed-dev ## install, then run every test but the slow campaigns, two files at a time
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/.installed-dev ## the same with the campaigns
+	$(PYTEST)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -154,16 +154,27 @@ def test_serve_accepts_the_configuration(resources: dict[str, Resource]) -> None
             require_serve_config(config | fault)
 
 
-def test_the_application_of_the_configuration_serves_a_student(
-    resources: dict[str, Resource], ray_session: None, tmp_path: Path
-) -> None:
-    """Imported and built as Ray Serve does it, then asked over HTTP; only the student's place is changed."""
+@pytest.fixture
+def built(resources: dict[str, Resource], tmp_path: Path) -> serve.Application:
+    """Imported and built as Ray Serve does it; only the student's place is changed."""
     [application] = serve_config(resources)["applications"]
     builder = import_attr(application["import_path"])
     save_student(untrained_student(), tmp_path / "student.safetensors")
-    places = {"student": str(tmp_path / "student.safetensors"), "cpus_per_replica": 0}
-    arguments = application["args"] | places
-    built = call_user_app_builder_with_args_if_necessary(builder, arguments)
+    arguments = application["args"] | {"student": str(tmp_path / "student.safetensors"), "cpus_per_replica": 0}
+    return call_user_app_builder_with_args_if_necessary(builder, arguments)
+
+
+def test_the_application_of_the_configuration_has_two_replicas(built: serve.Application) -> None:
+    assert isinstance(built, serve.Application)
+    assert built._bound_deployment.name == "StudentReplica"
+    assert built._bound_deployment.num_replicas == 2
+
+
+@pytest.mark.slow
+def test_the_application_of_the_configuration_serves_a_student(
+    resources: dict[str, Resource], built: serve.Application, ray_session: None
+) -> None:
+    [application] = serve_config(resources)["applications"]
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -27,6 +27,7 @@ AWS_VARIABLES = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 TIMEOUT_S = 200
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, kw_only=True)
