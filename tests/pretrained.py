@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -11,7 +14,12 @@ BACKBONES = ("resnet18", "resnet50", "densenet121")
 
 
 def published(name: str) -> nn.Module:
-    """torchvision's network with random weights and random statistics, in evaluation mode."""
+    """torchvision's network with random weights and random statistics, in evaluation mode: a copy of one's own."""
+    return deepcopy(_network(name))
+
+
+@cache
+def _network(name: str) -> nn.Module:
     prepare_torchvision()
     from torchvision import models
 
