@@ -1,18 +1,25 @@
-"""Shared by all tests: one thread of torch, one Ray for the whole session, and no file of the user's own."""
+"""Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own."""
 
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from fairpate.config import RayConfig
 from teachers.cluster import start_ray
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
+settings.register_profile("untimed", deadline=None, max_examples=40)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +27,28 @@ def ray_session() -> Iterator[None]:
     """Ray, started by the first test that asks for it and shut down with the session."""
     with start_ray(RayConfig()):
         yield
+
+
+@cache
+def _asks_for_ray(file: Path) -> bool:
+    return "ray_session" in file.read_text(encoding="utf-8")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that ask for Ray come first: together they take longest."""
+    items.sort(key=lambda item: not _asks_for_ray(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files that ask for Ray share one worker: a second Ray would start, idle and fill memory beside it."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRay(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "ray" if _asks_for_ray(config.rootpath / file) else file
+
+    return OneRay(config, log)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -28,14 +28,6 @@ TRAINING_CLAIM = epsilon(
 ).epsilon
 VOTING = {"count": 4, "noise_stddev_votes": 6.0}
 VOTING_CLAIM = epsilon([NoisyArgmaxes(**VOTING)], target_delta=DELTA).epsilon
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def guess_ends(scores: np.ndarray, included: np.ndarray, share: float) -> Guesses:

@@ -83,7 +83,7 @@ def test_the_gradient_is_the_closed_form(config: DpfrConfig) -> None:
     logits=st.lists(st.lists(st.floats(-4, 4), min_size=3, max_size=3), min_size=4, max_size=9),
     shift=st.integers(0, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_largest_gap_is_never_negative_nor_below_the_soft_one(logits: list[list[float]], shift: int) -> None:
     values = torch.tensor(logits, dtype=torch.float64)
     groups = (torch.arange(len(logits)) + shift) % 3
