@@ -282,10 +282,14 @@ class StudentConfig(LearningConfig, PublishedConfig):
 class RayConfig(Section):
     """The cluster: a bounded pool of actors, each with a block of teachers."""
 
-    num_actors: Count | None = Field(None, description="null: one per CPU.")
+    num_actors: CountOrZero | None = Field(
+        None,
+        description="null: one per CPU. 0: none, and no Ray: teachers train and vote in this process. A service needs "
+        "actors, and takes 0 as null.",
+    )
     num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
-    torch_threads: Count = Field(1, description="Threads of one actor.")
+    torch_threads: Count = Field(1, description="Threads of one actor, or of this process where it is its own pool.")
     max_restarts: CountOrZero = Field(3, description="Times one block may be lost with its actor before the run fails.")
     wait_for_nodes_s: NotNegative = Field(
         0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."

@@ -21,12 +21,32 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from fairpate.config import RayConfig
-from teachers.pool import PoolError
+from teachers.pool import InProcessPool, Pool, PoolError, RayPool
 
 _PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_pool(config: RayConfig) -> Iterator[Pool]:
+    """The pool that ``config`` asks for: this process where ``num_actors`` is 0, which imports no Ray; else actors.
+
+    Work that runs in a Ray task itself takes 0: it would wait for CPUs that it holds.
+    """
+    if config.num_actors == 0:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(config.torch_threads)
+        try:
+            yield InProcessPool("cuda" if config.num_gpus else "cpu")
+        finally:
+            torch.set_num_threads(threads)
+        return
+    with start_ray(config), RayPool(config) as pool:
+        yield pool
 
 
 @contextmanager
@@ -110,13 +130,6 @@ def _own_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-def is_ray_worker() -> bool:
-    """Whether this process computes a task or is an actor."""
-    import ray
-
-    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 def _join_cluster(**options: Any) -> None:

@@ -33,9 +33,9 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.pate import PateFamily
 from fairpate.types import IntArray, VoteBatch
-from teachers.cluster import start_ray
+from teachers.cluster import open_pool, start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import PoolError, RayPool
+from teachers.pool import PoolError
 from teachers.voters import Voters
 
 _WATCH_INTERVAL_S = 5.0
@@ -52,7 +52,7 @@ def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> B
     named = load_dataset(config.data)
     record_data(run, named, given_from_python=False)
     dataset = config.queried(named)
-    with RayPool(config.ray) as pool:
+    with open_pool(config.ray) as pool:
         ensemble = train_ensemble(
             dataset.private,
             config.teachers,

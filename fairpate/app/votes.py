@@ -5,8 +5,7 @@ What comes out is private. Checkpoints are kept teacher by teacher, so that an i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from fairpate.app.progress import Reporter
@@ -16,9 +15,9 @@ from fairpate.config import ConfigError, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
 from fairpate.storage import Storage
 from fairpate.types import VoteBatch
-from teachers.cluster import is_ray_worker, start_ray
+from teachers.cluster import open_pool
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import InProcessPool, Pool, RayPool
+from teachers.pool import Pool
 
 
 def collect_vote_batch(
@@ -36,7 +35,7 @@ def collect_vote_batch(
 
     ``pool`` None opens one for the purpose, as ``ray`` says.
     """
-    with _pool(ray) if pool is None else nullcontext(pool) as workers:
+    with open_pool(ray) if pool is None else nullcontext(pool) as workers:
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(
                 dataset.private,
@@ -52,16 +51,6 @@ def collect_vote_batch(
     return VoteBatch(
         record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
     )
-
-
-@contextmanager
-def _pool(config: RayConfig) -> Iterator[Pool]:
-    """Ray's actors; or this process where it is a worker of Ray, which must not wait for CPUs that its like hold."""
-    if is_ray_worker():
-        yield InProcessPool("cuda" if config.num_gpus else "cpu")
-        return
-    with start_ray(config), RayPool(config) as pool:
-        yield pool
 
 
 def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
