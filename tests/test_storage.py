@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
 
-from fairpate.config import ConfigError, RunConfig, parse_config
+from fairpate.config import ConfigError
+from fairpate.methods.load import configured
 from fairpate.storage import StorageError, exists, join, open_storage, read, write
 from fairpate.types import UserError
 
@@ -121,14 +122,14 @@ def test_wrong_credentials_are_refused(store: ObjectStore, monkeypatch: pytest.M
 @pytest.mark.parametrize("storage", ["teachers", "./teachers", "s3:/bucket/x", ""])
 def test_a_place_that_depends_on_where_one_stands_is_refused(storage: str) -> None:
     with pytest.raises(ConfigError, match=r"storage: .*absolute path, or a URI"):
-        parse_config({"storage": storage}, RunConfig)
+        configured({"storage": storage})
 
 
 def test_a_password_is_not_kept_in_the_configuration() -> None:
     with pytest.raises(ConfigError, match="no password in the URI"):
-        parse_config({"storage": "s3://key:secret@bucket/x"}, RunConfig)
+        configured({"storage": "s3://key:secret@bucket/x"})
 
 
 @pytest.mark.parametrize("storage", [None, "/mnt/teachers", "file:///mnt/x", "s3://bucket/x", "gs://bucket/x"])
 def test_places_that_every_node_reads_alike_are_taken(storage: str | None) -> None:
-    assert parse_config({"storage": storage}, RunConfig).storage == storage
+    assert configured({"storage": storage}).storage == storage

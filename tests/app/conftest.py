@@ -3,9 +3,13 @@ import sys
 import pytest
 
 from fairpate.app import cli
-from fairpate.config import load_config
+from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
+from fairpate.config import apply_override
+from fairpate.methods.load import configured
 
 SMALL = [
+    "noise=seeded",
     "teachers.num_teachers=12",
     "teachers.fit.epochs=8",
     "teachers.fit.batch_size=16",
@@ -14,26 +18,36 @@ SMALL = [
     "aggregator.mechanism.threshold_stddev_votes=3",
     "aggregator.mechanism.noise_stddev_votes=2",
     "aggregator.gate.min_count=10",
-    "aggregator.noise=seeded",
     "student.fit.epochs=5",
-    "ray.num_actors=1",
+    "ray.num_actors=0",
 ]
+IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
 
 
 @pytest.fixture(scope="session")
 def small_overrides():
-    """A pipeline of seconds: as `--set` arguments."""
+    """A run of FairPATE of seconds: as `--set` arguments."""
     return list(SMALL)
 
 
 @pytest.fixture(scope="session")
 def small_config():
-    """The same as a configuration; further overrides and the folder are arguments."""
+    """The same as a configuration of any method; further overrides and the folder are arguments."""
+    values = {}
+    for override in SMALL:
+        apply_override(values, override)
 
-    def make(out, *overrides):
-        return load_config(None, [*SMALL, *overrides, f"out={out}"])
+    def make(out, *overrides, method=None):
+        return configured(values, [*overrides, f"out={out}"], method=method)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(small_config, tmp_path_factory):
+    """One run of FairPATE with a reject option, for all tests that read or copy it: (folder, configuration)."""
+    config = small_config(tmp_path_factory.mktemp("finished") / "run", IDP3)
+    return run_method(config, Reporter(quiet=True)), config
 
 
 @pytest.fixture
