@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.app.run import read_statement
@@ -67,8 +67,8 @@ def listing_table(listings: Sequence[DatasetListing]) -> Table:
     """Every data set on one line."""
     table = Table("name", "task", "sensitive attribute", "records", "licence", "here", box=SIMPLE_HEAD)
     for listing in listings:
-        here = "yes" if listing.present else "no"
-        table.add_row(listing.name, listing.task, listing.sensitive, f"{listing.rows:,}", listing.licence, here)
+        entry, here = listing.entry, "yes" if listing.present else "no"
+        table.add_row(entry.name, entry.task, entry.sensitive, f"{entry.rows:,}", entry.licence, here)
     return table
 
 
@@ -78,10 +78,11 @@ def describe_table(description: DatasetDescription) -> Group:
         f"{description.name}: {description.kind} records of shape {description.record_shape}, "
         f"sensitive attribute {description.sensitive_attribute}"
     )
-    table = Table("split", "group", *description.label_names, "records", box=SIMPLE_HEAD)
+    labels = (Column(Text(name)) for name in description.label_names)
+    table = Table("split", "group", *labels, "records", box=SIMPLE_HEAD)
     for split in description.splits:
         for name, counts in zip(description.group_names, split.counts_GC, strict=True):
-            table.add_row(split.name, name, *(f"{count:,}" for count in counts), f"{sum(counts):,}")
+            table.add_row(split.name, Text(name), *(f"{count:,}" for count in counts), f"{sum(counts):,}")
         table.add_section()
     return Group(heading, table, *(Text(note) for note in description.notes))
 

@@ -23,14 +23,7 @@ from fairpate.data.registry import REGISTRY
 class DatasetListing:
     """One line of the list of data sets; ``present`` says whether the needed files lie in the data folder."""
 
-    name: str
-    task: str
-    sensitive: str
-    kind: FeatureKind
-    rows: int
-    licence: str
-    publisher: str
-    address: str
+    entry: DatasetEntry
     present: bool
 
 
@@ -60,7 +53,7 @@ class DatasetDescription:
 
 def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
     """Every data set the project reads; without a ``data_dir`` only embedded ones are present."""
-    return tuple(_listing(entry, data_dir) for entry in REGISTRY.values())
+    return tuple(DatasetListing(entry=entry, present=_is_present(entry, data_dir)) for entry in REGISTRY.values())
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
@@ -89,16 +82,5 @@ def _describe_split(name: str, split: Split, dataset: Dataset) -> SplitDescripti
     return SplitDescription(name=name, records=len(split), counts_GC=tuple(tuple(row) for row in counts))
 
 
-def _listing(entry: DatasetEntry, data_dir: Path | None) -> DatasetListing:
-    present = all(data_dir is not None and find(file, data_dir) is not None for file in entry.needed_files({}))
-    return DatasetListing(
-        name=entry.name,
-        task=entry.task,
-        sensitive=entry.sensitive,
-        kind=entry.kind,
-        rows=entry.rows,
-        licence=entry.licence,
-        publisher=entry.publisher,
-        address=entry.address,
-        present=present,
-    )
+def _is_present(entry: DatasetEntry, data_dir: Path | None) -> bool:
+    return all(data_dir is not None and find(file, data_dir) is not None for file in entry.needed_files({}))

@@ -5,6 +5,7 @@ It does what a declaration says and nothing else: read the files, trim, leave ro
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -29,23 +30,9 @@ def entry_of(table: Declaration) -> DatasetEntry:
         group.attribute if len(group.names) == 2 else f"{group.attribute} ({len(group.names)})"
         for group in table.groups.values()
     )
-    return DatasetEntry(
-        name=table.name,
-        task=table.task,
-        sensitive=attributes,
-        publisher=table.publisher,
-        address=table.address,
-        licence=table.licence,
-        citation=table.citation,
-        rows=table.rows,
-        kind="tabular",
-        load=partial(read_records, table),
-        files=table.files,
-        options=table.all_options,
-        num_public=table.num_public,
-        num_validation=table.num_validation,
-        num_test=table.num_test,
-    )
+    shared = {field.name for field in fields(DatasetEntry)} & Declaration.model_fields.keys()
+    facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
+    return DatasetEntry(sensitive=attributes, kind="tabular", load=partial(read_records, table), **facts)
 
 
 def read_records(table: Declaration, request: Request) -> Records:

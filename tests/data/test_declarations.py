@@ -160,7 +160,7 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     assert set(registry) == {name for name, entry in REGISTRY.items() if entry.kind == "image"} | {"shop"}
     for module in ("registry", "describe"):
         monkeypatch.setattr(import_module(f"fairpate.data.{module}"), "REGISTRY", registry)
-    assert {line.name for line in list_datasets(shop) if line.present} == {"color_digits", "shop"}
+    assert {line.entry.name for line in list_datasets(shop) if line.present} == {"color_digits", "shop"}
     assert option_showing_attribute("shop", {"sensitive_as_feature": True}) == "sensitive_as_feature"
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)
     dataset = load_dataset(config)
