@@ -27,8 +27,9 @@ from aggregator.batching import Batcher
 from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.connections import ConnectionLimits
 from aggregator.errors import FaultError, fault, validation_faults
+from aggregator.files import LedgerError
 from aggregator.health import Health
-from aggregator.ledger import Ledger, LedgerError
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.questions import CountVotes, PublicPool
 from aggregator.session import (
@@ -271,7 +272,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "noise": terms.noise,
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
-        "mechanism": wire.worded(dataclasses.asdict(terms.mechanism)),
+        "mechanism": wire.worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
         "gate": wire.worded(dataclasses.asdict(terms.gate)),
         "label_names": list(pool.label_names),
         "group_names": list(pool.group_names),

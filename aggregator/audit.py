@@ -17,10 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aggregator.budget import epsilon_data_independent
-from aggregator.ledger import Charge, Head, LedgerError, LedgerState, LedgerTerms, noted_head, read_ledger
+from aggregator.chain import Head, noted_head
+from aggregator.entries import Charge, LedgerState
+from aggregator.files import LedgerError
+from aggregator.ledger import read_ledger
+from aggregator.terms import LedgerTerms
 from fairpate.files import write_atomically
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Budget, GateRule, MechanismParameters, UserError
+from fairpate.types import Budget, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ def export(path: Path, out: Path) -> None:
     terms, state, _ = _read(path)
     found = [asdict(_row(charge)) for charge in state.charges()]
     write = _write_json if out.suffix == ".json" else _write_parquet
-    write_atomically(out, lambda unfinished: write(unfinished, asdict(terms), found))
+    write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found))
     out.chmod(0o600)
 
 
@@ -104,15 +107,7 @@ def _read(path: Path) -> tuple[LedgerTerms, LedgerState, Head]:
 
 def _terms_of(stored: dict[str, Any], path: Path) -> LedgerTerms:
     try:
-        return LedgerTerms(
-            **{
-                **stored,
-                "mechanism": MechanismParameters(**stored["mechanism"]),
-                "gate": GateRule(**stored["gate"]),
-                "budget": Budget(**stored["budget"]),
-                "publication": stored["publication"] and SmoothRelease(**stored["publication"]),
-            }
-        )
+        return LedgerTerms.from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"{path}: its terms are not those of a ledger ({error}); restore it from a copy.") from error
 

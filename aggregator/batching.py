@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from aggregator.files import LedgerError
 from aggregator.health import Health
-from aggregator.ledger import LedgerError
 from aggregator.mechanism import Outcome
 from aggregator.questions import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query

@@ -15,16 +15,17 @@ votes. What an analyst may see is in :class:`BudgetStatus`.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import Ledger, LedgerTerms
-from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries
+from aggregator.ledger import Ledger
+from aggregator.terms import LedgerTerms
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.filters import RenyiFilter
 from fairpate.types import Budget, BudgetKind, IntArray
 
@@ -88,7 +89,7 @@ class PriceFilter:
 
     def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
         self._ledger = ledger
-        per_query_A = accountant.rdp([_queries(ledger.terms, 1)], np.array(renyi.orders_A))
+        per_query_A = accountant.rdp([ledger.terms.mechanism.worst_case(1)], np.array(renyi.orders_A))
         order = renyi.best_order(per_query_A)
         self._renyi = replace(renyi, orders_A=(order,))
         self._per_query = per_query_A[list(renyi.orders_A).index(order)]
@@ -170,7 +171,7 @@ class VotesFilter:
         return accountant.rdp([self._terms.publication], _ORDERS_A)
 
     def _prices(self, votes_QC: IntArray) -> FloatArray:
-        return gnmax.confident_gnmax_rdp(votes_QC, orders_A=_ORDERS_A, tail="discrete", **asdict(self._terms.mechanism))
+        return accountant.rdp_of_each_data_dependent(self._terms.mechanism.realised(votes_QC), _ORDERS_A)
 
 
 def open_filter(ledger: Ledger) -> BudgetFilter:
@@ -196,14 +197,14 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
         return min(wanted, budget.max_queries)
     if budget.kind == "data_dependent":
         return wanted
-    return min(wanted, _renyi(budget).max_queries(accountant.rdp([_queries(terms, 1)], _ORDERS_A)))
+    return min(wanted, _renyi(budget).max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
 
 
 def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
     """Whether a publication has room beside so many queries; true where that depends on votes."""
     if terms.publication is None or terms.budget.kind != "data_independent":
         return True
-    renyi, per_query_A = _renyi(terms.budget), accountant.rdp([_queries(terms, 1)], _ORDERS_A)
+    renyi, per_query_A = _renyi(terms.budget), accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)
     order = renyi.best_order(per_query_A) == _ORDERS_A
     left = (renyi.limit_A - num_queries * per_query_A)[order]
     return bool(np.all(accountant.rdp([terms.publication], _ORDERS_A[order]) <= left))
@@ -211,7 +212,7 @@ def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:
     """What so many reservations and publications cost whatever the votes, at the budget's delta."""
-    events: list[accountant.Event] = [_queries(terms, num_queries)]
+    events: list[accountant.Event] = [terms.mechanism.worst_case(num_queries)]
     if num_publications:
         assert terms.publication is not None
         events += [terms.publication] * num_publications
@@ -230,9 +231,5 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
         return None
     if budget.max_queries is None:
         return budget.epsilon
-    each_A = accountant.rdp([_queries(terms, 1), *([terms.publication] if terms.publication else [])])
+    each_A = accountant.rdp([terms.mechanism.worst_case(1), *([terms.publication] if terms.publication else [])])
     return accountant.epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]
-
-
-def _queries(terms: LedgerTerms, count: int) -> ConfidentGnmaxQueries:
-    return ConfidentGnmaxQueries(count=count, **asdict(terms.mechanism))

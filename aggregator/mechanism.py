@@ -1,46 +1,56 @@
-"""GNMax, Confident-GNMax and Confident&Fair-GNMax: noisy votes, exactly.
+"""What a mechanism is: how votes become outcomes, and which events that is.
 
-GNMax releases the class with the most votes after noise (Papernot et al. 2018, arXiv 1802.08908); Confident-GNMax
-first checks, with noise of its own, that the most votes reach a threshold (their Algorithm 1); CF-GNMax then asks
-the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1). Votes are integers, so the noise is discrete
-Gaussian and its sampling exact. The mechanism knows no budget: it says which steps it ran, and the ledger charges.
+A mechanism is its parameters, frozen, under a name: a ledger stores both, and so knows what it is a ledger of. It draws
+outcomes from votes; it names the event that its queries are at their worst, which is what a ledger reserves and what
+may be published, and the event that they were, which may depend on votes and stays with the operator. It states no
+epsilon, for the accountant alone prices events, and it knows no budget, ledger or file.
 
-Queries are drawn many at a time; each has noise of its own, found by its key, so that blocks change nothing.
+A new mechanism is a subclass in a module of its own and a line in :mod:`aggregator.mechanisms`.
 
-Shapes: Q queries, C classes; ``votes_QC[i, k]`` counts the teachers that chose class k for query i.
+Shapes: Q queries, C classes, A orders; ``votes_QC[i, k]`` counts the voters that chose class k for query i.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
-from fairpate.types import IntArray, MechanismParameters
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import Event
+from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.types import IntArray
 
+FloatArray = npt.NDArray[np.float64]
 Verdict = Literal["answer", "confidence", "fairness", "free"]
 NOT_CONFIDENT = -1
-"""Stands where Confident-GNMax gives no label."""
+"""Stands where a mechanism gives no label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a query: an ``answer`` with its label, or the step that refused it (``free``: before the vote).
 
-    ``label`` is None for every refusal: the noisy argmax that the gate rejected is forgotten, not its cost.
+    ``label`` is None for every refusal: the noisy argmax that the gate rejected is forgotten, not its cost. ``counts``
+    are noisy counts that were released with an answer; None where the mechanism releases labels alone.
     """
 
     verdict: Verdict
     label: int | None = None
+    counts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.verdict == "answer") != (self.label is not None):
             raise ValueError(f"Expected a label for an answer and for nothing else, got {self.verdict}, {self.label}.")
+        if self.counts is not None and self.label is None:
+            raise ValueError(f"Expected counts with an answer only, got {self.verdict}.")
 
     @property
     def is_charged(self) -> bool:
@@ -54,63 +64,82 @@ def outcome(verdict: Verdict, label: int | None = None) -> Outcome:
     return Outcome(verdict=verdict, label=label)
 
 
-def confident_gnmax(
-    votes_QC: IntArray, *, keys: Sequence[str], parameters: MechanismParameters, source: NoiseSource
-) -> list[int]:
-    """Labels of the queries whose noisy threshold check passes, else ``NOT_CONFIDENT``.
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(ABC):
+    """Draws outcomes and names events; a frozen dataclass whose fields are its public parameters, plain numbers.
 
-    ``votes_QC`` passes :func:`check_votes`. The noise of the check and of every count are independent; ties are broken
-    uniformly. ``keys[i]`` finds the noise of query i.
+    ``name`` is stored in ledgers, and never given to another mechanism.
     """
-    words = source.words(keys, 1 + votes_QC.shape[1])
-    if len(keys) < _FEW:
-        return [
-            _confident_gnmax_of_one(votes_C, key, words_C, parameters, source)
-            for votes_C, key, words_C in zip(votes_QC.tolist(), keys, words.tolist(), strict=True)
-        ]
-    noise_Q = discrete_gaussians(parameters.threshold_stddev_votes, words[:, 0], source)
-    (confident,) = (votes_QC.max(axis=1) + noise_Q >= parameters.threshold).nonzero()
-    noise_QC = discrete_gaussians(parameters.noise_stddev_votes, words[confident, 1:], source)
-    labels_Q = np.full(len(keys), NOT_CONFIDENT, dtype=np.int64)
-    labels_Q[confident] = _argmax(votes_QC[confident] + noise_QC, [keys[i] for i in confident.tolist()], source)
-    labels: list[int] = labels_Q.tolist()
-    return labels
+
+    name: ClassVar[str]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name, as a ledger stores them."""
+        return asdict(self)
+
+    @abstractmethod
+    def answer(
+        self,
+        votes_QC: IntArray,
+        *,
+        groups: Sequence[int],
+        keys: Sequence[str],
+        gate: DemographicParityGate,
+        source: NoiseSource,
+    ) -> list[Outcome]:
+        """One outcome per query, in order; answers are counted in ``gate``.
+
+        ``votes_QC`` passes :meth:`is_complete`. ``keys[i]`` finds the noise of query i, so that blocks change nothing.
+        Called once the queries are reserved; what it returns is stored before anybody sees it.
+        """
+
+    @abstractmethod
+    def worst_case(self, num_queries: int) -> Event:
+        """The event that so many queries are whatever the votes: what is reserved, and the price that is published."""
+
+    def realised(self, votes_QC: IntArray) -> Event:
+        """The event that these queries were, for the operator alone; never dearer than the worst case.
+
+        The worst case itself where no price depends on votes.
+        """
+        return self.worst_case(len(votes_QC))
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """The same with every noise multiplied by ``factor``, so that a larger factor never costs more."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The parameters in words, a part of a sentence that begins in upper case and may be published."""
+
+    def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
+        """Whether all voters voted that must. ValueError unless these are counts for at least two classes."""
+        return check_votes(votes_QC, num_teachers=num_teachers)
+
+    def as_published_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
+        """The Renyi curve (A,) that the code published with the paper would charge, for comparison only.
+
+        ``rejected_Q``: labels that the gate refused. The realised price where that code is not known to differ.
+        """
+        return accountant.rdp_data_dependent([self.realised(votes_QC)])
+
+    def check_publication(self, release: SmoothRelease, *, num_classes: int) -> None:  # noqa: ARG002 - of the subclass
+        """ValueError unless the realised price may be published as ``release`` plans, whatever the votes."""
+        raise ValueError(f"the price of {self.name} does not depend on votes, so there is nothing to publish of it")
+
+    def publish(self, votes_QC: IntArray, *, release: SmoothRelease, source: NoiseSource) -> SanitisedRdp:  # noqa: ARG002
+        """What may be published of the realised price of these queries. ValueError as :meth:`check_publication`."""
+        raise ValueError(f"the price of {self.name} does not depend on votes, so there is nothing to publish of it")
 
 
-_FEW = 8  # fewer queries are faster one by one
-
-
-def _confident_gnmax_of_one(
-    votes_C: Sequence[int], key: str, words: Sequence[int], parameters: MechanismParameters, source: NoiseSource
-) -> int:
-    """The same for one query, from the same words to the same label."""
-    noise = discrete_gaussian(parameters.threshold_stddev_votes, words[0], source)
-    if max(votes_C) + noise < parameters.threshold:
-        return NOT_CONFIDENT
-    stddev = parameters.noise_stddev_votes
-    noisy_C = [votes + discrete_gaussian(stddev, word, source) for votes, word in zip(votes_C, words[1:], strict=True)]
-    most = max(noisy_C)
-    if noisy_C.count(most) == 1:
-        return noisy_C.index(most)
-    return _among([label for label, votes in enumerate(noisy_C) if votes == most], key, source)
-
-
-def confident_fair_gnmax(
-    votes_QC: IntArray,
-    *,
-    groups: Sequence[int],
-    keys: Sequence[str],
-    gate: DemographicParityGate,
-    parameters: MechanismParameters,
-    source: NoiseSource,
-) -> list[Outcome]:
-    """CF-GNMax on Q queries in order; answers are counted in ``gate``.
+def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityGate) -> list[Outcome]:
+    """What the demographic-parity gate makes of labels, in order (FairPATE, arXiv 2302.09183, Algorithm 1).
 
     A refusal is ``free`` when, from public counts alone, the gate would reject every label for the group; what was
-    drawn for such a query is not looked at. A ``fairness`` refusal comes after the noisy argmax and therefore costs
-    what an answer costs.
+    drawn for such a query is not looked at. A ``fairness`` refusal comes after the vote and therefore costs what an
+    answer costs.
     """
-    labels = confident_gnmax(votes_QC, keys=keys, parameters=parameters, source=source)
     return [_gated(gate, group, label) for group, label in zip(groups, labels, strict=True)]
 
 
@@ -121,20 +150,6 @@ def _gated(gate: DemographicParityGate, group: int, label: int) -> Outcome:
     if not gate.accepts_any(group):
         return outcome("free")
     return outcome("confidence" if label == NOT_CONFIDENT else "fairness")
-
-
-def _argmax(noisy_QC: IntArray, keys: Sequence[str], source: NoiseSource) -> IntArray:
-    """The largest entry of each row, uniformly among equals."""
-    labels_Q: IntArray = noisy_QC.argmax(axis=1)
-    is_leader_QC = noisy_QC == noisy_QC.max(axis=1, keepdims=True)
-    if np.count_nonzero(is_leader_QC) > len(noisy_QC):
-        for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
-            labels_Q[row] = _among(is_leader_QC[row].nonzero()[0].tolist(), keys[row], source)
-    return labels_Q
-
-
-def _among(leaders: Sequence[int], key: str, source: NoiseSource) -> int:
-    return leaders[source.derive(key, "tie").randbelow(len(leaders))]
 
 
 def check_votes(votes_QC: IntArray, *, num_teachers: int) -> bool:

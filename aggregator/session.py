@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ import numpy.typing as npt
 from aggregator.budget import BudgetStatus as BudgetStatus
 from aggregator.budget import epsilon_data_independent, open_filter
 from aggregator.ledger import Ledger
-from aggregator.mechanism import Outcome, check_votes, confident_fair_gnmax
+from aggregator.mechanism import Outcome
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, sanitised_rdp
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp
 from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError, VoteBatch
 
 MAX_BLOCK = 1024
@@ -138,21 +138,25 @@ class AggregatorSession:
             stored = self.published()
             if stored is not None:
                 return stored
-            release = self._ledger.terms.publication
+            terms = self._ledger.terms
+            release = terms.publication
             if release is None:
                 raise PublicationError(
                     "The ledger was made without a plan to publish; a plan is fixed before any vote."
                 )
+            try:
+                terms.mechanism.check_publication(release, num_classes=terms.num_classes)
+            except ValueError as error:
+                raise PublicationError(f"The price cannot be published: {error}.") from error
             touched = [c.reservation.votes for c in self._ledger.charges if c.outcome is None or c.outcome.is_charged]
             if not touched:
                 raise PublicationError("Nothing was asked yet; there is no price to publish.")
             if not self._filter.admit_publication():
                 raise PublicationError("The budget has no room for a publication; it stays closed.")
-            price = sanitised_rdp(
+            price = terms.mechanism.publish(
                 np.array(touched, dtype=np.int64),
                 release=release,
                 source=self._source.derive("publication", self._ledger.num_reservations),
-                **asdict(self._ledger.terms.mechanism),
             )
             self._ledger.publish(price)
             return price
@@ -176,7 +180,7 @@ class AggregatorSession:
         votes_QC = vote(queries)
         if votes_QC.shape != (len(queries), terms.num_classes):
             raise ValueError(f"Expected votes of shape {(len(queries), terms.num_classes)}, got {votes_QC.shape}.")
-        if not check_votes(votes_QC, num_teachers=terms.num_teachers):
+        if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
             raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
         return votes_QC
 
@@ -212,13 +216,8 @@ class AggregatorSession:
             return
         keys, groups = [query.key for query in queries], [query.group for query in queries]
         reserved = self._ledger.reserve(keys, groups, votes_QC)
-        outcomes = confident_fair_gnmax(
-            votes_QC,
-            groups=groups,
-            keys=keys,
-            gate=self._gate,
-            parameters=self._ledger.terms.mechanism,
-            source=self._source,
+        outcomes = self._ledger.terms.mechanism.answer(
+            votes_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
         )
         self._ledger.commit(reserved, outcomes)
 

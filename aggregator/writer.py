@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import sqlite3
 import threading
@@ -26,8 +25,10 @@ from typing import TypeVar
 import numpy as np
 
 from aggregator.budget import BudgetStatus, epsilon_data_independent
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.files import LedgerError
+from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession
+from aggregator.terms import LedgerTerms
 from fairpate.privacy import accountant
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
 from fairpate.types import UserError
@@ -64,9 +65,8 @@ class RunningPrice:
         outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
         touched = [outcome is None or outcome.is_charged for outcome in outcomes]
         votes_QC = ledger.votes_QC[start:stop][touched]
-        mechanism = dataclasses.asdict(ledger.terms.mechanism)
         for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
-            event = accountant.ConfidentGnmaxVotes(votes_QC=votes_QC[first : first + _PRICED_TOGETHER], **mechanism)
+            event = ledger.terms.mechanism.realised(votes_QC[first : first + _PRICED_TOGETHER])
             self._curve_A = self._curve_A + accountant.rdp_data_dependent([event], _ORDERS_A)
         self._num_priced = stop
 

@@ -30,7 +30,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from aggregator.mechanism import confident_gnmax
+from aggregator.gnmax import ConfidentGnmax
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
@@ -39,7 +39,6 @@ from fairpate.privacy.accountant import Event, NoisyArgmaxes, PoissonGaussians, 
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import MechanismParameters
 
 DELTA, BROKEN = 1e-5, 0.1
 Run = Callable[[int, float], Guesses]
@@ -112,11 +111,11 @@ def votes(
     """The record turns its teacher's vote from class 1 to class 0, on queries where all others are tied."""
     included = np.random.default_rng(seed).random(num_canaries) < 0.5
     votes_QC = np.repeat([[50 + is_in, 51 - is_in] for is_in in included.astype(int)], queries_each, axis=0)
-    noise = MechanismParameters(
+    noise = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=noise_factor * noise_stddev_votes
     )
     keys = [str(query) for query in range(len(votes_QC))]
-    labels_Q = np.array(confident_gnmax(votes_QC, keys=keys, parameters=noise, source=SeededSource(seed)))
+    labels_Q = np.array(noise.labels(votes_QC, keys=keys, source=SeededSource(seed)))
     scores = (labels_Q.reshape(num_canaries, queries_each) == 0).sum(axis=1)
     return _guess_ends(scores.astype(float), included, share_guessed)
 

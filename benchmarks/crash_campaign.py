@@ -38,21 +38,24 @@ from typing import Any
 
 import numpy as np
 
-from aggregator import audit, mechanism, session
+from aggregator import audit
 from aggregator.actor import HttpServer
 from aggregator.api import Backend, ServiceSettings
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
+from aggregator.files import LedgerError, ledger_files
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession
+from aggregator.terms import LedgerTerms
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray, MechanismParameters
+from fairpate.types import Budget, GateRule, IntArray
 
 NUM_TEACHERS, NUM_CLASSES, POOL_SIZE, NUM_CLIENTS = 60, 3, 20_000, 4
 RESTART_LIMIT_S = 20.0
 POINTS = ("before the reservation", "after the reservation", "between draw and commit", "between commit and answer")
 TERMS = LedgerTerms(
-    mechanism=MechanismParameters(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
+    mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
     gate=GateRule(max_disparity=0.1, min_count=5),
     budget=Budget(kind="query_count", delta=1e-5, max_queries=10**7),
     num_teachers=NUM_TEACHERS,
@@ -218,7 +221,7 @@ def _arrange(witness: Path, die_at: tuple[int, int] | None) -> None:
 
         return wrapped
 
-    draw = mechanism.confident_fair_gnmax
+    draw = ConfidentGnmax.answer
 
     def witnessed(*args: Any, **kwargs: Any) -> Any:
         os.write(file, "".join(key + "\n" for key in kwargs["keys"]).encode())
@@ -226,7 +229,7 @@ def _arrange(witness: Path, die_at: tuple[int, int] | None) -> None:
 
     Ledger.reserve = between(0, Ledger.reserve, after=1)  # type: ignore[method-assign]
     Ledger.commit = between(2, Ledger.commit, after=3)  # type: ignore[method-assign]
-    setattr(session, "confident_fair_gnmax", witnessed)  # noqa: B010 - the name is not exported
+    ConfidentGnmax.answer = witnessed  # type: ignore[method-assign]
 
 
 def _pool() -> PublicPool:

@@ -21,16 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.ledger import Ledger, LedgerTerms
-from aggregator.mechanism import confident_fair_gnmax
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession, Query
+from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray, MechanismParameters
+from fairpate.types import Budget, GateRule, IntArray
 
 NUM_TEACHERS, NUM_CLASSES, NUM_GROUPS = 200, 10, 2
 TERMS = LedgerTerms(
-    mechanism=MechanismParameters(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
+    mechanism=ConfidentGnmax(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
     gate=GateRule(max_disparity=0.01, min_count=50),
     budget=Budget(kind="query_count", delta=1e-5, max_queries=10**9),
     num_teachers=NUM_TEACHERS,
@@ -121,12 +122,11 @@ def drawn_only(votes: Votes, size: int) -> Turn:
 
     def draw() -> int:
         asked, votes_QC = votes.next(size)
-        confident_fair_gnmax(
+        TERMS.mechanism.answer(
             votes_QC,
             groups=[query.group for query in asked],
             keys=[query.key for query in asked],
             gate=gate,
-            parameters=TERMS.mechanism,
             source=source,
         )
         return size

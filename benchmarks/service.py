@@ -34,12 +34,14 @@ import numpy as np
 from aggregator.actor import HttpServer
 from aggregator.api import Backend, ServiceSettings
 from aggregator.client import AggregatorClient
-from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession
+from aggregator.terms import LedgerTerms
 from aggregator.tokens import read_tokens
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray, MechanismParameters
+from fairpate.types import Budget, GateRule, IntArray
 
 NUM_TEACHERS, NUM_CLASSES, POOL_SIZE = 200, 10, 60_000
 BATCH = 256
@@ -49,7 +51,7 @@ _TOKENS = {"FAIRPATE_ANALYST_TOKEN": "a" * 32, "FAIRPATE_OPERATOR_TOKEN": "o" * 
 def terms() -> LedgerTerms:
     """The paper's mechanism for ColorMNIST, and a budget that is never reached."""
     return LedgerTerms(
-        mechanism=MechanismParameters(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
+        mechanism=ConfidentGnmax(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
         gate=GateRule(max_disparity=0.01, min_count=50),
         num_teachers=NUM_TEACHERS,
         num_classes=NUM_CLASSES,

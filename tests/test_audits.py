@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from aggregator import mechanism
+from aggregator import gnmax
+from aggregator.gnmax import ConfidentGnmax
 from fairpate.nn import private_fit
 from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import MechanismParameters
 
 DELTA, RUNS = 1e-5, 5
 SAMPLED = {"sampling_rate": 0.5, "num_steps": 8}
@@ -56,11 +56,11 @@ def vote(seed: int) -> Guesses:
     count, queries_each = 400, int(VOTING["count"])
     included = np.random.default_rng(seed).random(count) < 0.5
     votes_QC = np.repeat([[50 + is_in, 51 - is_in] for is_in in included.astype(int)], queries_each, axis=0)
-    parameters = MechanismParameters(
+    parameters = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=VOTING["noise_stddev_votes"]
     )
     keys = [str(query) for query in range(len(votes_QC))]
-    labels = mechanism.confident_gnmax(votes_QC, keys=keys, parameters=parameters, source=SeededSource(seed))
+    labels = parameters.labels(votes_QC, keys=keys, source=SeededSource(seed))
     scores = (np.array(labels).reshape(count, queries_each) == 0).sum(axis=1)
     return guess_ends(scores.astype(float), included, 0.2)
 
@@ -90,8 +90,6 @@ def test_voting_stays_below_its_claim_and_gives_something_away() -> None:
 
 
 def test_voting_with_a_tenth_of_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = mechanism.discrete_gaussians
-    monkeypatch.setattr(
-        mechanism, "discrete_gaussians", lambda stddev, words, source: honest(0.1 * stddev, words, source)
-    )
+    honest = gnmax.discrete_gaussians
+    monkeypatch.setattr(gnmax, "discrete_gaussians", lambda stddev, words, source: honest(0.1 * stddev, words, source))
     assert min(bounds(vote)) > VOTING_CLAIM

@@ -33,12 +33,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.budget import queries_that_fit
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.files import LedgerError
+from aggregator.ledger import Ledger
+from aggregator.terms import LedgerTerms
 from aggregator.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_json
 from fairpate.evaluation.page import counted, epsilon_text
-from fairpate.privacy import accountant, fair_training, laplace, smooth_sensitivity
-from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, Event
+from fairpate.privacy import accountant, fair_training, record_votes  # noqa: F401 - registers its events
+from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import Relation, Unit, UserError
@@ -47,7 +49,6 @@ FloatArray = npt.NDArray[np.float64]
 _MOST_DISTRIBUTIONS = 8  # of loss distributions composed at once; beyond, Renyi curves alone are added
 _BLOCK = 256
 """Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
-_PRICED = (accountant, fair_training, laplace, smooth_sensitivity)  # whose events have registered prices
 _log = logging.getLogger(__name__)
 
 
@@ -312,7 +313,7 @@ class LedgerMeter:
     def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False, planned: int = 0) -> None:
         self._meter, self._terms = meter, terms
         self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._event = fair_training.AttributeQueries if attribute_only else ConfidentGnmaxQueries
+        self._attribute_only = attribute_only
         self._settled, self._held = 0, (0, 0)
         self._ledger: Ledger | None = None
 
@@ -353,7 +354,9 @@ class LedgerMeter:
 
     def _store(self, num_reservations: int, num_publications: int, *, enforce: bool) -> None:
         count = max(num_reservations, self._planned) if num_reservations else 0
-        queries: Event = self._event(count=count, **asdict(self._terms.mechanism))
+        queries = self._terms.mechanism.worst_case(count)
+        if self._attribute_only:
+            queries = fair_training.AttributeQueries(**vars(queries))
         publication = self._terms.publication
         events = [queries, *([publication] * num_publications if publication is not None else [])]
         self._meter.record(events, noise=self._terms.noise, num_queries=self._settled, enforce=enforce)
@@ -416,9 +419,10 @@ def event_json(event: Event) -> dict[str, Any]:
 
 def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
     """The event of :func:`event_json`; without a kind, as statements hold it, that of its fields and ``unit``."""
-    kinds = {kind.__name__: kind for module in _PRICED for kind in vars(module).values() if _is_event(kind)}
-    rest = {name: _number(name, value) for name, value in values.items() if name != "kind"}
+    kinds = accountant.event_kinds()
+    rest = {name: _number(value) for name, value in values.items() if name != "kind"}
     if "kind" not in values:
+        rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
         names = set(rest)
         found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} == names]
         found = [kind for kind in found if unit is None or rest.get("unit", getattr(kind, "unit", unit)) == unit]
@@ -434,16 +438,14 @@ def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
     return named
 
 
-def _number(name: str, value: Any) -> Any:
-    """Infinities come as words; statements hold null for them, and a threshold of 0 costs what any finite one does."""
-    if value is None:
-        return 0.0 if name == "threshold" else math.inf
+def _number(value: Any) -> Any:
+    """Infinities come as words."""
     return float(value) if value in ("inf", "-inf") else value
 
 
-def _is_event(kind: Any) -> bool:
-    is_priced = isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
-    return is_priced and accountant.event_rdp.dispatch(kind) is not accountant.event_rdp.dispatch(object)
+def _not_finite(name: str) -> float:
+    """What null stands for in a statement; a threshold of 0 costs what any finite one does."""
+    return 0.0 if name == "threshold" else math.inf
 
 
 def _merged(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -16,9 +16,12 @@ from aggregator.budget import (
     publication_fits,
     queries_that_fit,
 )
-from aggregator.ledger import Charge, Ledger, LedgerTerms
+from aggregator.entries import Charge
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
+from aggregator.mechanisms import mechanism_of
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
+from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
 from fairpate.app.odometer import LedgerMeter, Meter
 from fairpate.app.progress import Advance
@@ -31,7 +34,7 @@ from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.fair_training import AttributeQueries
-from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, VoteBatch
 
 _BLOCK = 256
@@ -210,17 +213,16 @@ def _of_attribute(event: accountant.Event) -> accountant.Event:
     return AttributeQueries(**vars(event)) if isinstance(event, accountant.ConfidentGnmaxQueries) else event
 
 
-def _planned(spending: Spending, plan: ReleasePlan) -> accountant.ConfidentGnmaxQueries:
+def _planned(spending: Spending, plan: ReleasePlan) -> accountant.Event:
     """What the queries cost whatever labels they give.
 
     Admission in rounds may submit fewer than configured because of released labels. A reservation that a crash left
     open counts as it is: no label decides over a crash.
     """
-    queries = spending.posed(0, len(spending.charges_Q))
-    if plan.settings.admission is None:
-        return queries
-    lost = queries.count - len(spending.charges_Q)
-    return replace(queries, count=max((plan.settings.num_queries or 0) + lost, queries.count))
+    count = spending.num_reservations
+    if plan.settings.admission is not None:
+        count = max((plan.settings.num_queries or 0) + count - len(spending.charges_Q), count)
+    return spending.terms.mechanism.worst_case(count)
 
 
 def _submit(
@@ -263,7 +265,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     """What the run's ledger is a ledger of. Without a planned budget the run's queries fit, and one wasted block."""
     settings = plan.settings
     terms = LedgerTerms(
-        mechanism=settings.mechanism,
+        mechanism=mechanism_of(settings.mechanism),
         gate=plan.gate,
         budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
         num_teachers=plan.num_teachers,
@@ -291,9 +293,7 @@ def _publication(settings: AggregatorConfig, *, num_classes: int) -> SmoothRelea
         return None
     try:
         release = SmoothRelease(**planned.model_dump())
-        check_monotonicity(
-            noise_stddev_votes=settings.mechanism.noise_stddev_votes, num_classes=num_classes, order=release.order
-        )
+        mechanism_of(settings.mechanism).check_publication(release, num_classes=num_classes)
     except ValueError as error:
         raise ConfigError(f"aggregator.publication: {error}") from error
     return release

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import Charge, LedgerTerms
+from aggregator.entries import Charge
+from aggregator.terms import LedgerTerms
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
@@ -23,9 +23,9 @@ from fairpate.evaluation.report import (
     public_report,
 )
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
-from fairpate.types import PrivacyStatement, Relation, Unit
+from fairpate.types import IntArray, PrivacyStatement, Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
 _MAX_COURSE_POINTS = 200
@@ -60,12 +60,16 @@ class Spending:
         verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
-    def posed(self, start: int, stop: int) -> ConfidentGnmaxQueries:
-        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
-        count = sum(len(charges) for charges in self.charges_Q[start:stop])
-        return ConfidentGnmaxQueries(count=count, **self._parameters)
+    @property
+    def num_reservations(self) -> int:
+        """How many queries were charged, those that a crash left open included."""
+        return sum(len(charges) for charges in self.charges_Q)
 
-    def drawn(self, start: int, stop: int) -> ConfidentGnmaxVotes:
+    def posed(self, start: int, stop: int) -> Event:
+        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
+        return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
+
+    def drawn(self, start: int, stop: int) -> Event:
         """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
         touched = [
             charge.reservation.votes
@@ -73,7 +77,7 @@ class Spending:
             for charge in charges
             if charge.outcome is None or charge.outcome.is_charged
         ]
-        return self._votes(touched)
+        return self.terms.mechanism.realised(self._votes(touched))
 
     def as_published(self, start: int, stop: int) -> FloatArray:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
@@ -83,15 +87,10 @@ class Spending:
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
         rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
-        return accountant.as_published_rdp(self._votes([votes for votes, _ in ended]), fairness_rejected_Q=rejected)
+        return self.terms.mechanism.as_published_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
 
-    def _votes(self, rows: Sequence[Sequence[int]]) -> ConfidentGnmaxVotes:
-        votes_QC = np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
-        return ConfidentGnmaxVotes(votes_QC=votes_QC, **self._parameters)
-
-    @property
-    def _parameters(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.terms.mechanism)
+    def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
+        return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
 
 
 def write_reports(
@@ -111,7 +110,7 @@ def write_reports(
     public = PublicReport(
         title=title,
         statement=statement,
-        mechanism=spending.terms.mechanism,
+        mechanism=spending.terms.mechanism.describe(),
         gate=spending.terms.gate,
         num_private_records=None,
         num_teachers=spending.terms.num_teachers,

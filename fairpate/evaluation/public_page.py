@@ -24,7 +24,7 @@ from fairpate.evaluation.page import (
 )
 from fairpate.evaluation.records import OUTCOMES, GroupOutcomes, PublicReport
 from fairpate.evaluation.reject_option import RejectOptionSpread, Spread
-from fairpate.types import STOPPED_BY_VOTES, GateRule, MechanismParameters, PrivacyStatement
+from fairpate.types import STOPPED_BY_VOTES, GateRule, PrivacyStatement
 
 GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",
@@ -123,7 +123,7 @@ def _training_labels(report: PublicReport) -> str:
 
 def pipeline(report: PublicReport) -> str:
     """Records, teachers, queries, labels and student as one picture."""
-    statement, rule = report.statement, report.mechanism
+    statement = report.statement
     records = "undisclosed" if report.num_private_records is None else count(report.num_private_records)
     declared = "" if report.num_private_records is None else "declared size; "
     private = _steps(
@@ -159,7 +159,7 @@ def pipeline(report: PublicReport) -> str:
         ]
     )
     settings = (
-        f"{_check(rule)}, label noise σ₂ = {rule.noise_stddev_votes:g} votes. {_gate_words(report.gate)}. "
+        f"{report.mechanism}. {_gate_words(report.gate)}. "
         f"Noise: {_noise(statement)}. "
         f"Tuning {'is' if statement.tuning_accounted else 'is not'} part of ε."
     )
@@ -518,13 +518,6 @@ def _sanitised_words(sanitised: float, bound: float) -> str:
         "On these votes, by a smooth-sensitivity release, which the bound includes, the labels cost at most "
         f"ε = {epsilon_text(sanitised)}, with 95 % confidence over the release’s own noise: {compared}."
     )
-
-
-def _check(rule: MechanismParameters) -> str:
-    """The check of consensus, or that there is none."""
-    if rule.threshold == -math.inf:
-        return "No check of consensus"
-    return f"Threshold {rule.threshold:g} votes, threshold noise σ₁ = {rule.threshold_stddev_votes:g} votes"
 
 
 def _gate_words(rule: GateRule) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
-from fairpate.types import GateRule, MechanismParameters, PrivacyStatement
+from fairpate.types import GateRule, PrivacyStatement
 
 Outcome = Literal["answered", "confidence", "fairness", "free"]
 OUTCOMES: Mapping[Outcome, str] = {
@@ -34,18 +34,19 @@ class GroupOutcomes:
 class PublicReport:
     """What the public page shows.
 
-    ``title`` names the data set. ``num_private_records`` is a declared, public number (the exact count is itself
-    protected when records may be added or removed); None leaves it out. ``epsilon_course_Q`` is the
-    data-independent epsilon after each posed query, at the statement's delta: it grows with every one, also with
-    those refused before the vote. ``answered_GC[z][k]`` counts released labels. ``evaluations`` maps what was measured
-    on the test records to its result; the first is the headline. ``reject_option`` is how a student that may refuse
-    fares in other orders of the test records; None for one that answers everything. ``num_training_labels``: released
+    ``title`` names the data set, ``mechanism`` says in words how labels are released. ``num_private_records`` is a
+    declared, public number (the exact count is itself protected when records may be added or removed); None leaves it
+    out. ``epsilon_course_Q`` is the data-independent epsilon after each posed query, at the statement's delta: it grows
+    with every one, also with those refused before the vote. ``answered_GC[z][k]`` counts released labels.
+    ``evaluations`` maps what was measured on the test records to its result; the first is the headline.
+    ``reject_option`` is how a student that may refuse fares in other orders of the test records; None for one that
+    answers everything. ``num_training_labels``: released
     labels that the student was trained on, which the ledger may have outgrown; None where that is not known.
     """
 
     title: str
     statement: PrivacyStatement
-    mechanism: MechanismParameters
+    mechanism: str
     gate: GateRule
     num_private_records: int | None
     num_teachers: int

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, singledispatch
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import dp_accounting.rdp
 import numpy as np
@@ -218,6 +218,14 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
 
 
+def event_kinds() -> dict[str, type]:
+    """The event types that have a price, by name, as far as their modules are imported; refinements included."""
+    found = [kind for kind in event_rdp.registry if kind is not object]
+    for kind in found:  # grows meanwhile
+        found += kind.__subclasses__()
+    return {kind.__name__: kind for kind in found}
+
+
 def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
     """The composed Renyi curve of data-independent events, shape (A,); no events cost 0.
 
@@ -236,6 +244,28 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     for event in events:
         total_A += _checked_price(event, event_rdp(event, orders))
     return total_A
+
+
+@singledispatch
+def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray:
+    """The Renyi curve of each query of an event, shape (Q, A), for the operator; equal where it only counts them.
+
+    Register one per event type whose queries differ. Errors as :func:`rdp_data_dependent`.
+    """
+    single_A = rdp_data_dependent([replace(event, count=1)], orders_A)
+    return np.broadcast_to(single_A, (event.count, len(single_A)))
+
+
+@rdp_of_each_data_dependent.register
+def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
+    return gnmax.confident_gnmax_rdp(
+        event.votes_QC,
+        threshold=event.threshold,
+        threshold_stddev_votes=event.threshold_stddev_votes,
+        noise_stddev_votes=event.noise_stddev_votes,
+        orders_A=orders_A,
+        tail=event.tail,
+    )
 
 
 def epsilon(

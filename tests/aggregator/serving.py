@@ -7,18 +7,20 @@ import numpy as np
 
 from aggregator.actor import HttpServer, url_host
 from aggregator.api import Backend, ServiceSettings
-from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool
 from aggregator.session import AggregatorSession
+from aggregator.terms import LedgerTerms
 from aggregator.tokens import read_tokens
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Budget, GateRule, MechanismParameters
+from fairpate.types import Budget, GateRule
 
 NUM_TEACHERS = 60
 ANALYST, OPERATOR = "analyst-token-of-the-tests", "operator-token-of-the-tests"
 TERMS = LedgerTerms(
-    mechanism=MechanismParameters(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
+    mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
     gate=GateRule(max_disparity=0.1, min_count=5),
     num_teachers=NUM_TEACHERS,
     num_classes=3,

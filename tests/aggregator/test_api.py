@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, running, table_votes, tokens_of_both_roles
 
 from aggregator.batching import until_next_step
-from aggregator.ledger import LedgerError
+from aggregator.files import LedgerError
 from aggregator.questions import PublicPool
 from aggregator.session import VotesUnavailableError
 from aggregator.tokens import QuotaRule

@@ -10,7 +10,8 @@ import pytest
 from serving import POOL, TERMS, open_backend, table_votes
 
 from aggregator import audit
-from aggregator.ledger import Ledger, LedgerError
+from aggregator.files import LedgerError
+from aggregator.ledger import Ledger
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.types import UserError
 
@@ -79,7 +80,7 @@ def test_an_export_holds_every_row_and_the_terms_for_its_owner_alone(path, tmp_p
         table = pq.read_table(out)
         rows, terms = table.to_pylist(), json.loads(table.schema.metadata[b"terms"])
     assert [(row["key"], tuple(row["votes"])) for row in rows] == [(row.key, row.votes) for row in audit.rows(path)]
-    assert terms["mechanism"]["noise_stddev_votes"] == TERMS.mechanism.noise_stddev_votes
+    assert terms["mechanism"] == {"name": "confident_gnmax", "parameters": dataclasses.asdict(TERMS.mechanism)}
     assert out.stat().st_mode & 0o077 == 0
 
 

@@ -8,7 +8,8 @@ import json, subprocess, sys
 from pathlib import Path
 
 sys.path[:0] = sys.argv[2:]
-from aggregator.ledger import Ledger, LedgerError
+from aggregator.ledger import Ledger
+from aggregator.files import LedgerError
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession
 from serving import POOL, TERMS, table_votes
@@ -65,7 +66,7 @@ def told(tmp_path_factory):
 def test_a_full_disk_ends_the_answers_with_a_clear_message_and_loses_none(told):
     assert 10 < told["answered"] < 300
     assert "cannot be written" in told["failure"]
-    assert "Mend the disk" in told["failure"]
+    assert "Fix the disk" in told["failure"]
     assert told["stored"]
     assert told["kept"]
 

@@ -9,12 +9,15 @@ import stat
 import numpy as np
 import pytest
 
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
+from aggregator.files import LedgerError, ledger_files
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
-from fairpate.types import Budget, GateRule, MechanismParameters
+from aggregator.terms import LedgerTerms
+from fairpate.types import Budget, GateRule
 
 TERMS = LedgerTerms(
-    mechanism=MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6),
+    mechanism=ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6),
     gate=GateRule(max_disparity=0.1, min_count=5),
     num_teachers=60,
     num_classes=3,

@@ -2,12 +2,13 @@
 crash: the same answers or a refusal that names the file and the remedy, and never a fresh budget."""
 
 import hashlib
+import hmac
 import itertools
 import json
 import os
 import shutil
 import sqlite3
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import httpx
 import numpy as np
@@ -16,7 +17,8 @@ from serving import TERMS, running
 
 from aggregator import audit
 from aggregator import ledger as ledger_module
-from aggregator.ledger import Ledger, LedgerError, head_path, ledger_files
+from aggregator.files import LedgerError, head_path, ledger_files
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 
 VOTES = np.array([[40, 15, 5]])
@@ -229,14 +231,19 @@ def test_whoever_sees_the_digests_cannot_confirm_a_guess_about_the_votes(path, t
     assert unkeyed(terms, entries)[-1][-1] not in heads
 
 
-def unkeyed(terms, entries):
-    """Rows of schema 2: a plain SHA-256 over the predecessor's digest, the kind and the text."""
-    digest = hashlib.sha256(f"\nterms\n{terms}".encode()).hexdigest()
+def chained(terms, entries, link):
+    """Rows of a ledger whose digests are ``link`` over the predecessor's digest, the kind and the text."""
+    digest = link(f"\nterms\n{terms}".encode())
     rows = []
     for number, (kind, text) in enumerate(entries, start=1):
-        digest = hashlib.sha256(f"{digest}\n{kind}\n{text}".encode()).hexdigest()
+        digest = link(f"{digest}\n{kind}\n{text}".encode())
         rows.append((number, kind, text, digest))
     return rows
+
+
+def unkeyed(terms, entries):
+    """Rows of schema 2: a plain SHA-256."""
+    return chained(terms, entries, lambda message: hashlib.sha256(message).hexdigest())
 
 
 @pytest.fixture
@@ -276,6 +283,53 @@ def test_a_ledger_of_the_earlier_schema_goes_on_with_every_entry(schema2):
     assert (schema2.parent / "ledger.schema2.sqlite").read_bytes() == before
 
 
+@pytest.fixture
+def schema3(path):
+    """A ledger as version 2 wrote it: the terms know no mechanism's name, and the chain is keyed."""
+    with Ledger(path, TERMS) as ledger:
+        fill(ledger)
+    with sqlite3.connect(path) as database:
+        entries = database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
+        (key,) = database.execute("SELECT key FROM chain").fetchone()
+        terms = json.dumps(asdict(TERMS), sort_keys=True, separators=(",", ":"))
+        rows = chained(terms, entries, lambda message: hmac.new(bytes.fromhex(key), message, "sha256").hexdigest())
+        database.execute("UPDATE chain SET version = 3, terms = ?", (terms,))
+        database.execute("DELETE FROM entries")
+        database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+    database.close()
+    head_path(path).write_text(f"{rows[-1][0]:020d} {rows[-1][3]}\n")
+    return path
+
+
+def test_a_ledger_that_knew_one_mechanism_goes_on_as_it_is(schema3):
+    before = audit.verify(schema3)
+    assert (before.entries, before.reservations, before.answered, before.open) == (5, 3, 2, 1)
+    with Ledger(schema3, TERMS, create=False) as ledger:
+        assert ledger.outcome("second") == ANSWER
+        ledger.commit(reserve(ledger, "third"), [ANSWER])
+    with Ledger(schema3, TERMS, create=False) as ledger:
+        assert ledger.outcome("third") == ANSWER
+    assert {file.name for file in schema3.parent.iterdir()} == {"ledger.sqlite", "ledger.head"}
+    with pytest.raises(LedgerError, match="cannot go on with"):
+        Ledger(schema3, replace(TERMS, mechanism=replace(TERMS.mechanism, noise_stddev_votes=5)))
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_ledger_that_claims_another_version_of_its_terms_is_refused(schema3, path, version):
+    """No digest covers the version; terms that are read under the wrong one are no terms."""
+    if version == 3:
+        for file in ledger_files(path):
+            file.unlink()
+        Ledger(path, TERMS).close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE chain SET version = ?", (version,))
+    database.close()
+    with pytest.raises(LedgerError, match="cannot go on"):
+        Ledger(path, TERMS)
+    with pytest.raises(LedgerError, match="not those of a ledger"):
+        audit.verify(path)
+
+
 @pytest.mark.parametrize("damage", ["no note", "empty note", "note of another", "edited", "cut short"])
 def test_a_ledger_of_the_earlier_schema_that_does_not_verify_is_refused(schema2, damage):
     note = schema2.with_name("ledger.sqlite.lock")
@@ -310,7 +364,7 @@ def test_a_migration_that_was_interrupted_is_done_again(schema2):
 def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path, monkeypatch):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    connect = ledger_module._connect
+    connect = ledger_module.connect
 
     def replaced(asked):
         other = asked.with_suffix(".other")
@@ -319,7 +373,7 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
         return connect(asked)
 
     with monkeypatch.context() as changed:
-        changed.setattr(ledger_module, "_connect", replaced)
+        changed.setattr(ledger_module, "connect", replaced)
         with pytest.raises(LedgerError, match="was replaced while it was opened"):
             Ledger(path, TERMS)
     assert holds_all(path)

@@ -4,13 +4,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.mechanism import NOT_CONFIDENT, Outcome, check_votes, confident_fair_gnmax, confident_gnmax
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.mechanism import NOT_CONFIDENT, Outcome, check_votes
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.types import GateRule, MechanismParameters
+from fairpate.types import GateRule
 
-NO_NOISE = MechanismParameters(threshold=0, threshold_stddev_votes=0, noise_stddev_votes=0)
-NEVER = MechanismParameters(threshold=math.inf, threshold_stddev_votes=0, noise_stddev_votes=0)
+NO_NOISE = ConfidentGnmax(threshold=0, threshold_stddev_votes=0, noise_stddev_votes=0)
+NEVER = ConfidentGnmax(threshold=math.inf, threshold_stddev_votes=0, noise_stddev_votes=0)
 OPEN = GateRule(max_disparity=math.inf, min_count=0)
 
 
@@ -19,12 +20,11 @@ def run_stream(votes_QC, groups, *, parameters, rule, seed=0, block_size=50):
     outcomes = []
     for start in range(0, len(votes_QC), block_size):
         block = range(start, min(start + block_size, len(votes_QC)))
-        outcomes += confident_fair_gnmax(
+        outcomes += parameters.answer(
             votes_QC[block],
             groups=[int(groups[index]) for index in block],
             keys=[str(index) for index in block],
             gate=gate,
-            parameters=parameters,
             source=SeededSource(seed),
         )
     return outcomes, gate
@@ -47,16 +47,16 @@ def test_without_noise_and_threshold_the_plurality_wins():
 
 def test_a_threshold_of_minus_infinity_is_gnmax_and_of_infinity_refuses_everything():
     votes_QC = np.array([[20, 22, 18]])
-    always = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
-    never = MechanismParameters(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
-    assert confident_gnmax(votes_QC, keys=["q"], parameters=always, source=SeededSource(1)) == [1]
-    assert confident_gnmax(votes_QC, keys=["q"], parameters=never, source=SeededSource(1)) == [NOT_CONFIDENT]
+    always = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
+    never = ConfidentGnmax(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
+    assert always.labels(votes_QC, keys=["q"], source=SeededSource(1)) == [1]
+    assert never.labels(votes_QC, keys=["q"], source=SeededSource(1)) == [NOT_CONFIDENT]
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 8, 200])
 def test_how_queries_are_put_together_changes_no_outcome(block_size):
     votes_QC, groups = random_votes(np.random.default_rng(4)), np.random.default_rng(5).integers(0, 2, 200)
-    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     rule = GateRule(max_disparity=0.05, min_count=10)
     together, gate = run_stream(votes_QC, groups, parameters=parameters, rule=rule)
     again, other_gate = run_stream(votes_QC, groups, parameters=parameters, rule=rule, block_size=block_size)
@@ -83,18 +83,16 @@ def test_the_accept_pattern_worked_out_by_hand(max_disparity, accepted, counts):
 @pytest.mark.parametrize("rule", [OPEN, GateRule(max_disparity=0, min_count=10**9)])
 def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(rule):
     votes_QC = random_votes(np.random.default_rng(0))
-    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
-    plain = confident_gnmax(
-        votes_QC, keys=[str(index) for index in range(200)], parameters=parameters, source=SeededSource(0)
-    )
+    plain = parameters.labels(votes_QC, keys=[str(index) for index in range(200)], source=SeededSource(0))
     assert [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes] == plain
     assert NOT_CONFIDENT in plain
 
 
 def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
     votes_QC, groups = random_votes(np.random.default_rng(1)), np.random.default_rng(2).integers(0, 2, 200)
-    parameters = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+    parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     # After 20 answers (K - 1) / (K (n + 1)) is below 0.05: some label always fits, so no refusal is free.
     rule = GateRule(max_disparity=0.05, min_count=20)
     fair, _ = run_stream(votes_QC, groups, parameters=parameters, rule=rule)
@@ -115,9 +113,7 @@ def test_a_group_for_which_every_label_is_refused_is_turned_away_whatever_its_vo
     rule, counts_GC = GateRule(max_disparity=0, min_count=0), np.array([[5, 5], [5, 5]])
     for votes_C, parameters in [([60, 0], NO_NOISE), ([0, 60], NO_NOISE), ([30, 30], NEVER)]:
         gate = DemographicParityGate(rule, num_groups=2, num_classes=2, counts_GC=counts_GC)
-        (outcome,) = confident_fair_gnmax(
-            np.array([votes_C]), groups=[0], keys=["q"], gate=gate, parameters=parameters, source=OsEntropy()
-        )
+        (outcome,) = parameters.answer(np.array([votes_C]), groups=[0], keys=["q"], gate=gate, source=OsEntropy())
         assert outcome == Outcome(verdict="free")
         assert not outcome.is_charged
 
@@ -140,11 +136,11 @@ def test_the_noise_of_threshold_and_argmax_has_the_declared_scale(scale, inside)
     wins = difference[gaps < 5].sum() + difference[gaps == 5].sum() / 2
 
     def labels(votes_C, *, threshold):
-        parameters = MechanismParameters(
+        parameters = ConfidentGnmax(
             threshold=threshold, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev
         )
         keys, votes_QC = [str(i) for i in range(trials)], np.tile(votes_C, (trials, 1))
-        return confident_gnmax(votes_QC, keys=keys, parameters=parameters, source=source)
+        return parameters.labels(votes_QC, keys=keys, source=source)
 
     confident = trials - labels([20, 3], threshold=24).count(NOT_CONFIDENT)
     won = labels([20, 15], threshold=-math.inf).count(0)
@@ -174,3 +170,10 @@ def test_votes_that_are_no_counts_are_refused(votes_QC):
 def test_a_vote_without_all_teachers_is_noticed():
     assert check_votes(np.array([[1, 2], [3, 0]]), num_teachers=3)
     assert not check_votes(np.array([[1, 2], [2, 0]]), num_teachers=3)
+
+
+def test_a_mechanism_says_in_words_what_it_does():
+    checked = ConfidentGnmax(threshold=60, threshold_stddev_votes=40, noise_stddev_votes=15)
+    assert checked.describe() == "Threshold 60 votes, threshold noise σ₁ = 40 votes, label noise σ₂ = 15 votes"
+    unchecked = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=40, noise_stddev_votes=15)
+    assert unchecked.describe() == "No check of consensus, label noise σ₂ = 15 votes"

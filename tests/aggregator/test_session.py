@@ -9,9 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from aggregator import session
 from aggregator.budget import epsilon_fixed_beforehand
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.files import LedgerError
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import (
     AggregatorSession,
@@ -22,6 +23,7 @@ from aggregator.session import (
     answer_queries,
     query_key,
 )
+from aggregator.terms import LedgerTerms
 from fairpate.privacy.accountant import (
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
@@ -31,9 +33,9 @@ from fairpate.privacy.accountant import (
 )
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Answer, Budget, GateRule, MechanismParameters, Refusal, VoteBatch
+from fairpate.types import Answer, Budget, GateRule, Refusal, VoteBatch
 
-MECHANISM = MechanismParameters(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
+MECHANISM = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
 TERMS = LedgerTerms(
     mechanism=MECHANISM,
     gate=GateRule(max_disparity=0.1, min_count=5),
@@ -233,7 +235,7 @@ def test_after_a_failed_write_nothing_is_drawn_and_stored_answers_stay(batch, pa
         asked = AggregatorSession(ledger, source=SeededSource(3))
         stored = asked.ask(queries_of(batch, range(5)), voter(batch))
         ledger._database.close()
-        monkeypatch.setattr(session, "confident_fair_gnmax", lambda *_, **__: pytest.fail("drew"))
+        monkeypatch.setattr(ConfidentGnmax, "answer", lambda *_, **__: pytest.fail("drew"))
         for _ in range(2):
             with pytest.raises(LedgerError):
                 asked.ask(queries_of(batch, range(5, 8)), voter(batch))
@@ -355,12 +357,12 @@ class NoMoreNoise:
 
 def _ask_and_die(batch, path, after_reservations):
     drawn = iter(range(1, after_reservations + 1))
-    draw = session.confident_fair_gnmax
+    draw = ConfidentGnmax.answer
 
     def draw_or_die(*args, **kwargs):
         if next(drawn) == after_reservations:
             os.kill(os.getpid(), signal.SIGKILL)
         return draw(*args, **kwargs)
 
-    session.confident_fair_gnmax = draw_or_die
+    ConfidentGnmax.answer = draw_or_die
     ask(batch, path, block_size=1)

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from aggregator.budget import queries_that_fit
-from aggregator.ledger import LedgerTerms
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.terms import LedgerTerms
 from fairpate.config import RunConfig
 from fairpate.data import load_dataset
 from fairpate.files import PlaceError, check_output_file, check_output_folder
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
-from fairpate.types import Budget, GateRule, MechanismParameters
+from fairpate.types import Budget, GateRule
 
-MECHANISM = MechanismParameters(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
+MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
 
 
 @pytest.mark.parametrize(

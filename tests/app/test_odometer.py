@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms
+from aggregator.files import LedgerError
+from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger import Ledger
+from aggregator.terms import LedgerTerms
 from fairpate.app.compare.run import count_cell
 from fairpate.app.odometer import (
     LedgerMeter,
@@ -27,10 +30,10 @@ from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVot
 from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Budget, GateRule, MechanismParameters
+from fairpate.types import Budget, GateRule
 
 TERMS = LedgerTerms(
-    mechanism=MechanismParameters(threshold=30, threshold_stddev_votes=100, noise_stddev_votes=60),
+    mechanism=ConfidentGnmax(threshold=30, threshold_stddev_votes=100, noise_stddev_votes=60),
     gate=GateRule(max_disparity=0.1, min_count=5),
     num_teachers=60,
     num_classes=3,

@@ -18,9 +18,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from aggregator.ledger import Ledger, LedgerError, LedgerTerms, ledger_files
+from aggregator.files import LedgerError, ledger_files
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession, query_key
+from aggregator.terms import LedgerTerms
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
@@ -33,7 +35,6 @@ from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Budget, GateRule, MechanismParameters
 from student.predict import load_student
 
 PUBLIC = {"labels.parquet", "student.safetensors", "statement.json", "metrics.json", "report.html"}
@@ -480,9 +481,4 @@ def open_terms(folder):
     database = sqlite3.connect(folder.ledger)
     (text,) = database.execute("SELECT terms FROM chain").fetchone()
     database.close()
-    values = json.loads(text)
-    values["mechanism"] = MechanismParameters(**values["mechanism"])
-    values["gate"] = GateRule(**values["gate"])
-    values["budget"] = Budget(**values["budget"])
-    values["publication"] = values["publication"] and SmoothRelease(**values["publication"])
-    return LedgerTerms(**values)
+    return LedgerTerms.from_json(json.loads(text))

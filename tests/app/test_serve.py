@@ -20,7 +20,8 @@ from page_references import References
 
 from aggregator.actor import HttpServer
 from aggregator.api import ServiceSettings
-from aggregator.ledger import Ledger, ledger_files
+from aggregator.files import ledger_files
+from aggregator.ledger import Ledger
 from aggregator.session import VotesUnavailableError
 from fairpate.app.card import write_card
 from fairpate.app.pipeline import run_pipeline

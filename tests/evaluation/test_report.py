@@ -16,7 +16,7 @@ from fairpate.evaluation.metrics import evaluate
 from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, percent
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.report import GroupOutcomes, PrivateReport, PublicReport, private_report, public_report
-from fairpate.types import STOPPED_BY_VOTES, GateRule, MechanismParameters, PrivacyStatement
+from fairpate.types import STOPPED_BY_VOTES, GateRule, PrivacyStatement
 
 VOID = {"meta", "link", "br"}
 OUTCOMES = ["answered", "answered", "fairness", "confidence", "answered", "free"]
@@ -54,7 +54,7 @@ def published(**changes) -> PublicReport:
     fields = {
         "title": "Colour digits",
         "statement": statement,
-        "mechanism": MechanismParameters(threshold=60, threshold_stddev_votes=40, noise_stddev_votes=15),
+        "mechanism": "Label noise of 15 votes",
         "gate": GateRule(max_disparity=0.1, min_count=2),
         "num_private_records": 1200,
         "num_teachers": 100,
@@ -300,9 +300,8 @@ def test_a_released_price_is_compared_with_the_bound(sanitised: float, words: st
 
 def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     statement = replace(published().statement, rejected_fairness=0, refused_free=0, answered=5)
-    unchecked = replace(published().mechanism, threshold=-math.inf)
-    words = Page(public_report(published(statement=statement, mechanism=unchecked, num_private_records=None))).words
-    assert "No check of consensus, label noise" in words
+    words = Page(public_report(published(statement=statement, num_private_records=None))).words
+    assert "Label noise of 15 votes. Fairness margin" in words
     for absent in ("rejected: charged", "before the vote used no votes", "declared"):
         assert absent not in words
     words = Page(public_report(published())).words

@@ -1,0 +1,181 @@
+"""Entries in a chain: each with a digest over its predecessor's, so that an edit, a gap or a lost end is noticed.
+
+The digest is keyed (HMAC-SHA256, the key lies in the ledger), because entries hold votes and a plain digest would
+confirm a guess about them to its reader. The chain starts from the terms of its ledger. The number and digest of the
+last entry also stand in a second file, the head.
+
+Not known here: what entries mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from aggregator.files import LedgerError, beside, connect, head_path, ledger_files, open_read_only
+from fairpate.files import write_atomically
+
+SCHEMA_VERSION = 4
+SAME_CHAIN_VERSION, UNKEYED_VERSION = 3, 2
+"""Of earlier versions: one whose terms alone are spelt otherwise, and one whose chain has no key."""
+HEAD_BYTES = 128
+_BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
+EntryKind = Literal["reserve", "commit", "publish"]
+
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+class Head(NamedTuple):
+    """The last entry of a chain: its number (0: none yet) and its digest."""
+
+    number: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Digests of entries, keyed unless ``key`` is None, as they were before schema 3."""
+
+    key: bytes | None
+
+    def start(self, terms: str) -> Head:
+        """The head of the chain without entries."""
+        return Head(number=0, digest=self._link("", "terms", terms))
+
+    def after(self, head: Head, kind: str, text: str) -> Head:
+        """The head once this entry follows."""
+        return Head(number=head.number + 1, digest=self._link(head.digest, kind, text))
+
+    def _link(self, previous: str, kind: str, text: str) -> str:
+        message = f"{previous}\n{kind}\n{text}".encode()
+        if self.key is None:
+            return hashlib.sha256(message).hexdigest()
+        return hmac.digest(self.key, message, "sha256").hex()
+
+
+class Header(NamedTuple):
+    """What a ledger begins with: its schema, its terms as text, and the chain that starts from them."""
+
+    version: int
+    terms: str
+    chain: Chain
+
+
+def read_header(database: sqlite3.Connection, path: Path) -> Header:
+    """LedgerError for a schema that has to be brought to this version first, or is unknown."""
+    (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
+    if version not in (SCHEMA_VERSION, SAME_CHAIN_VERSION):
+        remedy = "use the version that wrote it, or start a new run folder"
+        if version == UNKEYED_VERSION:
+            remedy = _BRING_UP
+        raise LedgerError(f"{path}: expected ledger schema {SCHEMA_VERSION}, found {version}; {remedy}.")
+    terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+    return Header(version=version, terms=terms, chain=Chain(bytes.fromhex(key)))
+
+
+def verified_entries(
+    database: sqlite3.Connection, path: Path, chain: Chain, head: Head
+) -> Iterator[tuple[Head, EntryKind, str]]:
+    """Every entry, its digest checked; LedgerError at the first that does not follow from the one before."""
+    for number, kind, text, digest in database.execute("SELECT * FROM entries ORDER BY number"):
+        head = chain.after(head, kind, text)
+        if (number, digest) != (head.number, head.digest):
+            raise LedgerError(f"{path}: entry {head.number} was changed or removed; restore the ledger from a copy.")
+        yield head, kind, text
+
+
+def head_text(head: Head) -> bytes:
+    """What the head's file holds: always as many bytes, so that it is written over in place."""
+    return f"{head.number:020d} {head.digest}\n".encode()
+
+
+def write_head(path: Path, head: Head) -> None:
+    """Put the head beside a new ledger at ``path``, whole or not at all."""
+
+    def write(unfinished: Path) -> None:
+        unfinished.touch(mode=0o600)
+        unfinished.write_bytes(head_text(head))
+
+    write_atomically(head_path(path), write)
+
+
+def parse_head(path: Path, text: str) -> Head:
+    """The head in the text of the file ``path``. LedgerError where it is damaged."""
+    number, _, digest = text.strip().partition(" ")
+    if not number.isdecimal() or len(digest) != 64:
+        raise LedgerError(f"{path}: was changed or cut short; restore it and the ledger from one copy.")
+    return Head(number=int(number), digest=digest)
+
+
+def noted_head(path: Path) -> Head:
+    """The last entry that the writer of ``path`` noted beside it. LedgerError if the file is missing or damaged."""
+    try:
+        text = head_path(path).read_text("ascii", "replace")
+    except OSError as error:
+        if beside(path, ".lock").exists():
+            raise LedgerError(f"{path}: was written by an earlier version; {_BRING_UP}.") from error
+        raise LedgerError(
+            f"{head_path(path)}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
+            "restore both from one copy."
+        ) from error
+    return parse_head(head_path(path), text)
+
+
+def schema_version(path: Path) -> int | None:
+    """The schema of a ledger. LedgerError for a file that is none."""
+    try:
+        with closing(open_read_only(path)) as database:
+            (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+    return version if isinstance(version, int) else None
+
+
+def complete_or_create(path: Path, terms: str, *, create: bool) -> None:
+    """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
+    left, unfinished = ledger_files(path), beside(path, ".new")
+    if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
+        unfinished.replace(path)
+        return
+    if left or not create:
+        others = f", although {', '.join(file.name for file in left)} is there" if left else ""
+        raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
+    key = secrets.token_bytes(32)
+    write_unfinished(unfinished, terms, key, [])
+    # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.
+    write_head(path, Chain(key).start(terms))
+    unfinished.replace(path)
+
+
+def write_unfinished(path: Path, terms: str, key: bytes, entries: Sequence[tuple[str, str]]) -> Head:
+    """A whole ledger with these entries (kind and payload) under a name that nobody opens; returns its head."""
+    for file in (path, beside(path, "-wal"), beside(path, "-shm")):
+        file.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    chain = Chain(key)
+    head = chain.start(terms)
+    with closing(connect(path)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
+        database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
+        for kind, text in entries:
+            head = chain.after(head, kind, text)
+            database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
+        database.execute("COMMIT")
+    return head
+
+
+def _empty_head(path: Path) -> Head:
+    with closing(open_read_only(path)) as database:
+        header = read_header(database, path)
+    return header.chain.start(header.terms)
