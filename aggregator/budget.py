@@ -17,19 +17,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from aggregator.ledger import Ledger
+from aggregator.mechanism import Mechanism
 from aggregator.terms import LedgerTerms
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.filters import RenyiFilter
 from fairpate.types import Budget, BudgetKind, IntArray
 
 FloatArray = npt.NDArray[np.float64]
+MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
 
 
@@ -208,6 +211,21 @@ def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
     order = renyi.best_order(per_query_A) == _ORDERS_A
     left = (renyi.limit_A - num_queries * per_query_A)[order]
     return bool(np.all(accountant.rdp([terms.publication], _ORDERS_A[order]) <= left))
+
+
+def mechanism_within(
+    mechanism: MechanismT, *, target_epsilon: float, target_delta: float, num_queries: int
+) -> MechanismT:
+    """``mechanism`` with its noise multiplied by the least factor that keeps ``num_queries`` within the target.
+
+    Whatever the votes. ValueError for a target that no noise reaches.
+    """
+    factor = least_noise(
+        lambda factor: [mechanism.scaled(factor).worst_case(num_queries)],
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+    )
+    return mechanism.scaled(factor)
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:

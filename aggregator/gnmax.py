@@ -7,7 +7,7 @@ noise is discrete Gaussian and its sampling exact.
 
 Queries are drawn many at a time; each has noise of its own, found by its key, so that blocks change nothing.
 
-Shapes: Q queries, C classes, A orders.
+Shapes: Q queries, C classes, A orders, K nodes of a quadrature.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_ndtr
 
 from aggregator.mechanism import NOT_CONFIDENT, FloatArray, Mechanism, Outcome, gated
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy import accountant, smooth_sensitivity
+from fairpate.privacy import accountant, gnmax, smooth_sensitivity
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 
+_NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)
+_WEIGHTS_K = _WEIGHTS_K / _WEIGHTS_K.sum()
 _FEW = 8  # fewer queries are faster one by one
 
 
@@ -105,6 +108,37 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
             else f"Threshold {self.threshold:g} votes, threshold noise σ₁ = {self.threshold_stddev_votes:g} votes"
         )
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes"
+
+    def columns(self) -> dict[str, str]:
+        """The symbols of the paper's algorithm; a check that never refuses has no noise to speak of."""
+        has_check = math.isfinite(self.threshold)
+        return {
+            "T": f"{self.threshold:.0f}" if has_check else "none",
+            "sigma1": f"{self.threshold_stddev_votes:.1f}" if has_check else "-",
+            "sigma2": f"{self.noise_stddev_votes:.1f}",
+        }
+
+    def answer_probability(self, votes_QC: IntArray) -> FloatArray:
+        """P[the threshold is passed] per query, shape (Q,)."""
+        return gnmax.answer_probability(
+            votes_QC,
+            threshold=self.threshold,
+            threshold_stddev_votes=self.threshold_stddev_votes,
+            tail="discrete",
+        )
+
+    def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
+        """P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.
+
+        With X the noise of the right class, E[prod over other classes of Phi(lead / sigma + X)], by Gauss-Hermite
+        quadrature; discrete noise of several votes differs by its rare ties.
+        """
+        rows = np.arange(len(votes_QC))
+        lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
+        log_wins_QCK = log_ndtr(lead_QC[:, :, None] + _NODES_K)
+        log_wins_QCK[rows, right_Q] = 0.0
+        won_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
+        return won_Q
 
     def as_published_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """The published code charges nothing where the gate refused a label."""

@@ -113,6 +113,10 @@ class Mechanism(ABC):
     def describe(self) -> str:
         """The parameters in words, a part of a sentence that begins in upper case and may be published."""
 
+    def columns(self) -> dict[str, str]:
+        """The parameters for a table: short names, and values as text."""
+        return {name: f"{value:g}" for name, value in self.parameters.items()}
+
     def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
         """Whether all voters voted that must. ValueError unless these are counts for at least two classes."""
         return check_votes(votes_QC, num_teachers=num_teachers)

@@ -29,8 +29,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from scipy import special, stats
+from scipy import stats
 
+from aggregator.budget import mechanism_within
+from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
@@ -38,10 +40,9 @@ from fairpate.app.trained_on import require_data_by_name
 from fairpate.config import ConfigError, DataConfig, PrivacyTarget, parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
-from fairpate.methods.pate import mechanism_within
-from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.types import IntArray, MechanismParameters
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.types import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
@@ -51,8 +52,6 @@ _AGREEMENT, _SPREAD = 0.75, 0.2
 _THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
 _NOISE_RATIOS = (1.5, 3.0)
 _NOISE_SHARES = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
-_NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)
-_WEIGHTS_K = _WEIGHTS_K / _WEIGHTS_K.sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Plan:
 
     num_teachers: int
     num_queries: int
-    mechanism: MechanismParameters
+    mechanism: ConfidentGnmax
     epsilon: float
     epsilon_data_dependent: float
     answered: float
@@ -215,33 +214,28 @@ def _affordable(
     """Noises at which the queries would fit by the price of these votes."""
     found = []
     for noise in (share_of_teachers * profile.num_teachers for share_of_teachers in _NOISE_SHARES):
-        mechanism = MechanismParameters(
+        mechanism = ConfidentGnmax(
             threshold=share * profile.num_teachers, threshold_stddev_votes=ratio * noise, noise_stddev_votes=noise
         )
         found += _forecast(profile, mechanism, delta, query_counts)
     return [plan for plan in found if plan.epsilon_data_dependent <= epsilon]
 
 
-def _forecast(
-    profile: Profile, mechanism: MechanismParameters, delta: float, query_counts: Sequence[int]
-) -> list[Plan]:
+def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_counts: Sequence[int]) -> list[Plan]:
     """What the votes say of one mechanism, for every number of queries."""
-    answer_R = answer_probabilities(profile, mechanism)
-    right_R = right_probabilities(profile, mechanism.noise_stddev_votes)
+    answer_R = mechanism.answer_probability(profile.votes_RC)
+    right_R = mechanism.right_probability(profile.votes_RC, profile.right_R)
     answered = float(answer_R.mean())
     right = float(answer_R @ right_R / answer_R.sum()) if answered > 0 else math.nan
     chance = 1 / profile.num_classes
     advantage = max(0.0, (right - chance) / (1 - chance)) if answered > 0 else 0.0
-    votes = ConfidentGnmaxVotes(votes_QC=profile.votes_RC, **vars(mechanism))
-    row_A = accountant.rdp_data_dependent([votes]) / len(profile.votes_RC)
+    row_A = accountant.rdp_data_dependent([mechanism.realised(profile.votes_RC)]) / len(profile.votes_RC)
     return [
         Plan(
             num_teachers=profile.num_teachers,
             num_queries=count,
             mechanism=mechanism,
-            epsilon=accountant.epsilon(
-                [ConfidentGnmaxQueries(count=count, **vars(mechanism))], target_delta=delta
-            ).epsilon,
+            epsilon=accountant.epsilon([mechanism.worst_case(count)], target_delta=delta).epsilon,
             epsilon_data_dependent=accountant.epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
             answered=answered,
             right=right,
@@ -252,37 +246,12 @@ def _forecast(
 
 
 @lru_cache(maxsize=1024)
-def _noises(epsilon: float, delta: float, num_queries: int, ratio: float, has_threshold: bool) -> MechanismParameters:
+def _noises(epsilon: float, delta: float, num_queries: int, ratio: float, has_threshold: bool) -> ConfidentGnmax:
     """The least noises that keep the queries within the target; any finite threshold costs the same."""
-    unscaled = MechanismParameters(
+    unscaled = ConfidentGnmax(
         threshold=0.0 if has_threshold else -math.inf, threshold_stddev_votes=ratio, noise_stddev_votes=1.0
     )
-    return mechanism_within(unscaled, epsilon=epsilon, delta=delta, num_queries=num_queries)
-
-
-def answer_probabilities(profile: Profile, mechanism: MechanismParameters) -> FloatArray:
-    """P[the threshold is passed] per row, shape (R,)."""
-    return gnmax.answer_probability(
-        profile.votes_RC,
-        threshold=mechanism.threshold,
-        threshold_stddev_votes=mechanism.threshold_stddev_votes,
-        tail="discrete",
-    )
-
-
-def right_probabilities(profile: Profile, noise_stddev_votes: float) -> FloatArray:
-    """P[the noisy argmax is the right class] per row, shape (R,), for continuous Gaussian noise.
-
-    With X the noise of the right class, E[prod over other classes of Phi(lead / sigma + X)], by Gauss-Hermite
-    quadrature; discrete noise of several votes differs by its rare ties.
-    """
-    votes_RC = profile.votes_RC.astype(np.float64)
-    rows = np.arange(len(votes_RC))
-    lead_RC = (votes_RC[rows, profile.right_R][:, None] - votes_RC) / noise_stddev_votes
-    log_wins_RCK = special.log_ndtr(lead_RC[:, :, None] + _NODES_K)
-    log_wins_RCK[rows, profile.right_R] = 0.0
-    right_R: FloatArray = np.exp(log_wins_RCK.sum(axis=1)) @ _WEIGHTS_K
-    return right_R
+    return mechanism_within(unscaled, target_epsilon=epsilon, target_delta=delta, num_queries=num_queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,18 +321,15 @@ def _table(found: Sequence[Plan], right: str) -> Table | Text:
         return Text("\n  nothing fits\n")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in (
-        *("teachers", "queries", "T", "sigma1", "sigma2"),
+        *("teachers", "queries", *found[0].mechanism.columns()),
         *("ε", "by votes", "answered", right, "worth"),
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in found:
-        rule, has_threshold = plan.mechanism, math.isfinite(plan.mechanism.threshold)
         table.add_row(
             str(plan.num_teachers),
             str(plan.num_queries),
-            f"{rule.threshold:.0f}" if has_threshold else "none",
-            f"{rule.threshold_stddev_votes:.1f}" if has_threshold else "-",
-            f"{rule.noise_stddev_votes:.1f}",
+            *plan.mechanism.columns().values(),
             epsilon_text(plan.epsilon),
             epsilon_text(plan.epsilon_data_dependent),
             f"{plan.answered:.0%}",
@@ -377,7 +343,7 @@ def proposal_json(proposal: Proposal) -> str:
     """The plans as strict JSON, in which no threshold, and what is undefined, is null."""
 
     def rows(found: Sequence[Plan]) -> list[dict[str, Any]]:
-        return [{**vars(plan), "mechanism": vars(plan.mechanism)} for plan in found]
+        return [{**vars(plan), "mechanism": plan.mechanism.parameters} for plan in found]
 
     values = {
         "epsilon": proposal.epsilon,

@@ -9,24 +9,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from aggregator.gnmax import ConfidentGnmax
 from fairpate.app import cli
 from fairpate.app.plan import (
     Plan,
     Profile,
     Proposal,
-    answer_probabilities,
     assumed_profile,
     describe,
     plans,
     profile_of_votes,
     proposal_json,
     propose,
-    right_probabilities,
 )
 from fairpate.app.tables import write_votes
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.types import MechanismParameters, VoteBatch
+from fairpate.types import VoteBatch
 
 TARGET = {"epsilon": 2.0, "delta": 1e-5}
 
@@ -50,27 +49,29 @@ def test_an_assumed_profile_has_the_moments_that_were_assumed(profile: Profile) 
 
 
 def test_forecasts_are_those_of_a_simulation(profile: Profile) -> None:
-    mechanism = MechanismParameters(threshold=55, threshold_stddev_votes=30, noise_stddev_votes=15)
+    mechanism = ConfidentGnmax(threshold=55, threshold_stddev_votes=30, noise_stddev_votes=15)
+    votes_RC, class_R = profile.votes_RC[::10], profile.right_R[::10]
     generator = np.random.default_rng(0)
     draws = 20_000
-    votes_DRC = profile.votes_RC[::10] + generator.normal(0, 15, (draws, *profile.votes_RC[::10].shape))
+    votes_DRC = votes_RC + generator.normal(0, 15, (draws, *votes_RC.shape))
     right_R = (votes_DRC.argmax(axis=2) == 0).mean(axis=0)
-    largest_DR = profile.votes_RC[::10].max(axis=1) + generator.normal(0, 30, (draws, len(right_R)))
+    largest_DR = votes_RC.max(axis=1) + generator.normal(0, 30, (draws, len(right_R)))
     answered_R = (largest_DR >= 55).mean(axis=0)
     error = 4 * 0.5 / math.sqrt(draws)
-    np.testing.assert_allclose(right_probabilities(profile, 15.0)[::10], right_R, atol=error)
+    np.testing.assert_allclose(mechanism.right_probability(votes_RC, class_R), right_R, atol=error)
     # Whole-numbered noise passes a threshold as continuous noise passes one half a vote lower.
     half_a_vote = 0.5 / 30 * 0.4
-    np.testing.assert_allclose(answer_probabilities(profile, mechanism)[::10], answered_R, atol=error + half_a_vote)
+    np.testing.assert_allclose(mechanism.answer_probability(votes_RC), answered_R, atol=error + half_a_vote)
     for scale in (2 / 3, 3 / 2):
-        assert np.abs(right_probabilities(profile, 15.0 * scale)[::10] - right_R).max() > error
+        assert np.abs(mechanism.scaled(scale).right_probability(votes_RC, class_R) - right_R).max() > error
 
 
 def test_two_classes_are_won_as_one_gaussian_says() -> None:
     """The difference of two noises is Gaussian: P[right] = Phi(lead / (sigma sqrt 2))."""
-    votes = Profile(votes_RC=np.array([[60, 40], [50, 50], [30, 70]]), right_R=np.array([0, 0, 1]))
+    votes_RC, right_R = np.array([[60, 40], [50, 50], [30, 70]]), np.array([0, 0, 1])
+    mechanism = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=10)
     expected = [0.5 * (1 + math.erf(lead / (10 * math.sqrt(2)) / math.sqrt(2))) for lead in (20, 0, 40)]
-    np.testing.assert_allclose(right_probabilities(votes, 10.0), expected, rtol=1e-9)
+    np.testing.assert_allclose(mechanism.right_probability(votes_RC, right_R), expected, rtol=1e-9)
 
 
 def check_price(plan: Plan, profile: Profile) -> None:
