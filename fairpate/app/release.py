@@ -18,8 +18,7 @@ from aggregator.budget import (
 )
 from aggregator.entries import Charge
 from aggregator.ledger import Ledger
-from aggregator.mechanism import Outcome
-from aggregator.mechanisms import mechanism_of
+from aggregator.mechanism import Mechanism, Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
 from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
@@ -45,11 +44,13 @@ _BLOCK = 256
 class ReleasePlan:
     """All that fixes a release of labels before the first vote.
 
-    ``delta`` is what prices are stated at; ``attribute_only``: teachers tell of the sensitive attribute alone;
-    ``student`` learns between the rounds of an admission.
+    ``mechanism`` is that of ``settings``, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
+    ``attribute_only``: teachers tell of the sensitive attribute alone; ``student`` learns between the rounds of an
+    admission.
     """
 
     settings: AggregatorConfig
+    mechanism: Mechanism
     gate: GateRule
     budget: BudgetConfig | None
     delta: float
@@ -113,7 +114,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     """
     settings, wanted = plan.settings, plan.settings.num_queries or len(queries)
     if plan.budget is None:
-        _publication(settings, num_classes=dataset.num_classes)
+        _publication(plan, num_classes=dataset.num_classes)
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
     fitting = queries_that_fit(terms, wanted)
@@ -265,7 +266,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     """What the run's ledger is a ledger of. Without a planned budget the run's queries fit, and one wasted block."""
     settings = plan.settings
     terms = LedgerTerms(
-        mechanism=mechanism_of(settings.mechanism),
+        mechanism=plan.mechanism,
         gate=plan.gate,
         budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
         num_teachers=plan.num_teachers,
@@ -273,7 +274,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         num_groups=dataset.num_groups,
         noise=plan.source.label,
         ensemble=ensemble,
-        publication=_publication(settings, num_classes=dataset.num_classes),
+        publication=_publication(plan, num_classes=dataset.num_classes),
     )
     if plan.budget is not None:
         return replace(terms, budget=plan.budget.at(plan.delta))
@@ -286,14 +287,14 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     return replace(terms, budget=budget)
 
 
-def _publication(settings: AggregatorConfig, *, num_classes: int) -> SmoothRelease | None:
+def _publication(plan: ReleasePlan, *, num_classes: int) -> SmoothRelease | None:
     """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
-    planned = settings.publication
+    planned = plan.settings.publication
     if planned is None:
         return None
     try:
         release = SmoothRelease(**planned.model_dump())
-        mechanism_of(settings.mechanism).check_publication(release, num_classes=num_classes)
+        plan.mechanism.check_publication(release, num_classes=num_classes)
     except ValueError as error:
         raise ConfigError(f"aggregator.publication: {error}") from error
     return release

@@ -49,7 +49,6 @@ from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
-from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
 from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
@@ -182,8 +181,7 @@ def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, num_fitti
     plan = config.plan(config.queried(dataset))
     planned = plan.settings.num_queries
     if meter.stored() is None:
-        queries = ConfidentGnmaxQueries(count=num_fitting, **asdict(plan.settings.mechanism))
-        meter.check([queries], noise=plan.source.label)
+        meter.check([plan.mechanism.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
         reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 

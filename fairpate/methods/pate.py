@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from aggregator.budget import mechanism_within
+from aggregator.mechanisms import mechanism_of
 from fairpate.app.release import ReleasePlan, check_budget, choose_queries, release_labels
 from fairpate.app.reporting import Spending, costs
 from fairpate.app.rundir import checkpoint_folder, write_json
@@ -50,9 +52,7 @@ from fairpate.methods.preprocess import streaming_filter
 from fairpate.methods.trained import Trained
 from fairpate.nn.dpfr import dpfr, group_batches
 from fairpate.nn.models import memory_format_for, scale_bytes
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event
-from fairpate.privacy.calibration import least_noise
-from fairpate.types import GateRule, LabelledSet, MechanismParameters, VoteBatch
+from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -109,19 +109,22 @@ class PateFamily(Method):
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """What is fixed before the first vote: noises as configured, or scaled to the target."""
-        settings, budget, epsilon = self.aggregator, self.aggregator.budget, self.target.epsilon
-        if epsilon is not None:
-            num_queries = settings.num_queries or len(choose_queries(dataset, settings))
-            scaled = mechanism_within(
-                settings.mechanism, epsilon=epsilon, delta=self.target.delta, num_queries=num_queries
+        settings, budget, target = self.aggregator, self.aggregator.budget, self.target
+        mechanism = mechanism_of(settings.mechanism)
+        if target.epsilon is not None:
+            mechanism = mechanism_within(
+                mechanism,
+                target_epsilon=target.epsilon,
+                target_delta=target.delta,
+                num_queries=settings.num_queries or len(choose_queries(dataset, settings)),
             )
-            settings = settings.model_copy(update={"mechanism": scaled})
-            budget = BudgetConfig(kind="data_independent", epsilon=epsilon)
+            budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
         return ReleasePlan(
             settings=settings,
+            mechanism=mechanism,
             gate=self.gate,
             budget=budget,
-            delta=self.target.delta,
+            delta=target.delta,
             num_teachers=self.teachers.num_teachers,
             noise=self.noise,
             seed=self.seed,
@@ -277,24 +280,3 @@ class PateSIn(PateFamily):
             return config.weight * dpfr(logits, public.z[rows], config)
 
         return penalty
-
-
-def mechanism_within(
-    mechanism: MechanismParameters, *, epsilon: float, delta: float, num_queries: int
-) -> MechanismParameters:
-    """``mechanism`` with both noises multiplied by the least factor that keeps ``num_queries`` within the target.
-
-    Whatever the votes. ValueError for a target that no noise reaches.
-    """
-
-    def scaled(factor: float) -> MechanismParameters:
-        return replace(
-            mechanism,
-            threshold_stddev_votes=factor * mechanism.threshold_stddev_votes,
-            noise_stddev_votes=factor * mechanism.noise_stddev_votes,
-        )
-
-    def events(factor: float) -> list[Event]:
-        return [ConfidentGnmaxQueries(count=num_queries, **vars(scaled(factor)))]
-
-    return scaled(least_noise(events, target_epsilon=epsilon, target_delta=delta))

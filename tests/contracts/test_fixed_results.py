@@ -13,7 +13,6 @@ import pytest
 from fixed_results import STORED, result_of
 
 RESULTS = json.loads(STORED.read_text(encoding="utf-8"))
-pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 @pytest.mark.parametrize("name", RESULTS)
