@@ -45,6 +45,7 @@ from aggregator.writer import Books, OpenBooks, Snapshot, Writer
 from fairpate import __version__
 from fairpate.api_page import HEADERS as PAGE_HEADERS
 from fairpate.api_page import api_page
+from fairpate.strict_json import strict
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2
@@ -209,7 +210,7 @@ def _add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None
             _entry_json(number, key, pool.group_names[group], outcome) for number, (key, group, outcome) in charged
         ]
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
-        return _json({"total": total, "entries": entries, "epsilon_data_dependent": wire.finite(epsilon)})
+        return _json({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
     @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": wire.Faults}})
     async def publication() -> Response:
@@ -253,7 +254,7 @@ def budget_json(status: BudgetStatus) -> dict[str, Any]:
         "delta": status.delta,
         "max_queries": status.max_queries,
         "queries_posed": status.queries_posed,
-        "epsilon_data_independent": wire.finite(status.epsilon_data_independent),
+        "epsilon_data_independent": strict(status.epsilon_data_independent),
         "closed": status.closed,
     }
 
@@ -265,8 +266,8 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
-        "epsilon_fixed_beforehand": wire.finite(epsilon_fixed_beforehand(terms)),
-        "epsilon_data_independent": wire.finite(status.epsilon_data_independent),
+        "epsilon_fixed_beforehand": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon_data_independent": strict(status.epsilon_data_independent),
         "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
         "queries_posed": status.queries_posed,
         "noise": terms.noise,

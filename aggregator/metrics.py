@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aggregator.session import BudgetStatus
-from aggregator.wire import finite
+from fairpate.strict_json import strict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -50,7 +50,7 @@ class ServiceMetrics:
         """The exposition, with the budget as it is now."""
         if status.kind != "data_dependent":
             self._set("fairpate_queries_posed", "Queries charged.", status.queries_posed)
-            self._set("fairpate_epsilon_data_independent", "Spent.", finite(status.epsilon_data_independent))
+            self._set("fairpate_epsilon_data_independent", "Spent.", strict(status.epsilon_data_independent))
         return generate_latest(self._registry)
 
     def _set(self, name: str, text: str, value: float | None) -> None:

@@ -215,11 +215,6 @@ def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
     return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
 
 
-def finite(value: float | None) -> float | None:
-    """``value``, or None where JSON has no number for it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def worded(values: dict[str, Any]) -> dict[str, Any]:
     """The same with infinities as words, which ``float`` reads: JSON has no number for them."""
     return {

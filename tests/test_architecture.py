@@ -18,6 +18,8 @@ BASE = {
     "fairpate.compare_config",
     "fairpate.files",
     "fairpate.storage",
+    "fairpate.strict_json",
+    "fairpate.pages",
     "fairpate.api_page",
 }
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
@@ -25,7 +27,9 @@ ALLOWED = {
     "fairpate.types": set(),
     "fairpate.names": set(),
     "fairpate.files": {"fairpate.types"},
-    "fairpate.api_page": set(),
+    "fairpate.strict_json": set(),
+    "fairpate.pages": set(),
+    "fairpate.api_page": {"fairpate.pages"},
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types", "fairpate.names"},
     "fairpate.compare_config": {"fairpate.config"},
@@ -36,13 +40,20 @@ ALLOWED = {
     "teachers": LIBRARY,
     "aggregator": LIBRARY,
     "student": LIBRARY,
-    "fairpate.evaluation": {"fairpate", "fairpate.types", "fairpate.fairness"},
+    "fairpate.evaluation": {
+        "fairpate",
+        "fairpate.types",
+        "fairpate.fairness",
+        "fairpate.strict_json",
+        "fairpate.pages",
+    },
 }
 HEAVY = {"torch", "torchvision", "ray"}
 WITHOUT_HEAVY = (
     "fairpate.types",
     "fairpate.files",
     "fairpate.storage",
+    "fairpate.strict_json",
     "fairpate.config",
     "fairpate.compare_config",
     "fairpate.privacy",

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from fairpate import __version__
-from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
 from fairpate.config import ConfigError, DataConfig, parse_config
@@ -34,6 +33,7 @@ from fairpate.evaluation.card_page import (
 )
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
+from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement
 from student.predict import load_student
 

@@ -33,7 +33,6 @@ from scipy import stats
 
 from aggregator.budget import mechanism_within
 from aggregator.gnmax import ConfidentGnmax
-from fairpate.app.records_table import strict
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import require_data_by_name
@@ -42,6 +41,7 @@ from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.strict_json import strict
 from fairpate.types import IntArray
 
 FloatArray = npt.NDArray[np.float64]

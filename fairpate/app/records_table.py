@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fairpate.evaluation.metrics import nan_to_none
 from fairpate.evaluation.rows import FAILED, Row
 from fairpate.files import write_atomically
+from fairpate.strict_json import strict
 from fairpate.types import RunRecord, UserError
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "publishable",
     "read_rows",
     "read_table",
-    "strict",
     "write_rows",
     "write_table",
 ]
@@ -138,22 +137,18 @@ def _is_finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.invert(pc.fill_null(pc.is_inf(column), False))
 
 
-def strict(value: Any) -> Any:
-    """Strict JSON values: an undefined number and an infinite one are null, a tuple is a list."""
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return None if isinstance(value, float) and math.isinf(value) else nan_to_none(value)
-
-
 def _plain(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(row, name) for name in _CELL}
     values |= {"status": row.status, "config": json.dumps(strict(row.config), allow_nan=False)}
-    values["minutes"] = nan_to_none(row.minutes)
+    values["minutes"] = _defined(row.minutes)
     if row.record is not None:
-        values |= {name: nan_to_none(getattr(row.record, name)) for name in _MEASURED}
+        values |= {name: _defined(getattr(row.record, name)) for name in _MEASURED}
     return values
+
+
+def _defined(value: Any) -> Any:
+    """Null for an undefined number; an infinite one is a number of the table."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _row(values: dict[str, Any]) -> Row:

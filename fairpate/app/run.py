@@ -29,7 +29,6 @@ from fairpate.app.rundir import (
     create_run_directory,
     determining_values,
     open_run_directory,
-    plain,
     read_json,
     read_statement,
     write_json,
@@ -49,6 +48,7 @@ from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
+from fairpate.strict_json import strict
 from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
 from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
@@ -270,7 +270,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
             *standing_remarks(standing, delta=cost.delta),
         ),
     )
-    write_json(run.statement, plain(statement.to_json()))
+    write_json(run.statement, strict(statement.to_json()))
 
 
 def _size_remarks(config: Method, trained: Trained, unit: Unit) -> tuple[str, ...]:
@@ -338,7 +338,7 @@ def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatemen
         majority_accuracy=headline.majority_accuracy,
         degenerate=headline.degenerate,
     )
-    write_json(run.record, plain(asdict(record)))
+    write_json(run.record, strict(asdict(record)))
     if run.costs.exists():
         spent = read_json(run.costs)["epsilon_data_dependent"]
-        write_json(run.private_record, plain(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
+        write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -262,15 +261,6 @@ def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
         for name, value in values.items()
         for path, leaf in _flatten(value, f"{prefix}.{name}" if prefix else name).items()
     }
-
-
-def plain(value: Any) -> Any:
-    """Strict JSON values: an undefined number and an infinite one are null."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.methods import METHODS
-from fairpate.app.records_table import read_rows, strict
+from fairpate.app.records_table import read_rows
 from fairpate.config import ConfigError, load_config
 from fairpate.evaluation.frontier import Baselines, Panel, Point, baselines, by_panel, points_of
 from fairpate.evaluation.frontier_charts import class_label, with_spread
@@ -37,6 +37,7 @@ from fairpate.evaluation.selection import (
     transfer_frontier,
 )
 from fairpate.methods.TODO import TrainConfig
+from fairpate.strict_json import strict
 from fairpate.types import UsageError
 
 _MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.fairness import gaps, rates
+from fairpate.strict_json import strict
 
 GAPS: Mapping[str, gaps.Metric] = {
     "dp_one_vs_rest": gaps.dp_one_vs_rest,
@@ -129,7 +130,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
         derived = {name: getattr(self, name) for name in _DERIVED}
-        plain: dict[str, Any] = nan_to_none(asdict(self) | derived)
+        plain: dict[str, Any] = strict(asdict(self) | derived)
         return plain
 
     @classmethod
@@ -211,15 +212,6 @@ def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_n
         return event
     against = "" if cell.other_group is None else f" against {group_names[cell.other_group]}"
     return f"{event}: {group_names[cell.group]}{against}"
-
-
-def nan_to_none(value: Any) -> Any:
-    """A copy of nested JSON values with None for every NaN; tuples become lists."""
-    if isinstance(value, dict):
-        return {key: nan_to_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [nan_to_none(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _by_group(

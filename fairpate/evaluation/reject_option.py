@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.evaluation.metrics import nan_to_none
 from fairpate.fairness import gaps, rates
 from fairpate.fairness.gate import filter_stream
+from fairpate.strict_json import strict
 from fairpate.types import GateRule
 
 
@@ -87,11 +87,10 @@ class RejectOptionSpread:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
-        margin = self.rule.max_disparity
         spreads = ("accuracy", "coverage", "final_gap", "max_gap")
-        plain: dict[str, Any] = nan_to_none(
+        plain: dict[str, Any] = strict(
             {
-                "rule": asdict(self.rule) | {"max_disparity": margin if math.isfinite(margin) else None},
+                "rule": asdict(self.rule),
                 "num_records": self.num_records,
                 **{name: asdict(getattr(self, name)) for name in spreads},
                 "coverage_G": [asdict(spread) for spread in self.coverage_G],

@@ -26,13 +26,14 @@ from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
 from fairpate.app.odometer import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.app.progress import Reporter
-from fairpate.app.records_table import Row, read_rows, strict
+from fairpate.app.records_table import Row, read_rows
 from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig, TasksConfig
 from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray
 from teachers.pool import PoolError, room_for
