@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import moocore
 import numpy as np
 import numpy.typing as npt
 
@@ -240,21 +241,15 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Which rows no other row dominates, all objectives minimised; equal rows stay together, ``inf`` is worst.
 
-    Rows are taken in lexicographic order: a row can only be dominated by an earlier one, so the first that is left
-    belongs to the set and strikes out what it dominates. ValueError for NaN, or no objective.
+    ValueError for NaN, or no objective.
     """
     values = np.asarray(values_NO, dtype=np.float64)
     if values.ndim != 2 or not values.shape[1]:
         raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
-    kept_N = np.zeros(len(values), dtype=bool)
-    left = np.lexsort(values.T[::-1])
-    while left.size:
-        best = values[left[0]]
-        others = values[left]
-        kept_N[left[(others == best).all(axis=1)]] = True
-        left = left[(others < best).any(axis=1)]
+    # moocore 0.3.2 drops members when three objectives or more hold infinities; the largest number stands for them.
+    kept_N: npt.NDArray[np.bool_] = moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
     return kept_N
 
 

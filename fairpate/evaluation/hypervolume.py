@@ -32,7 +32,7 @@ from fairpate.evaluation.frontier import (
     summary,
 )
 
-MAX_OBJECTIVES = 4
+MAX_OBJECTIVES = len(OBJECTIVES)
 _BOUNDED: dict[Objective, float] = {"error": 1.0, "refused": 1.0}
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 
@@ -60,20 +60,11 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     """
     reference = np.asarray(reference_O, dtype=np.float64)
     values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
-    _require_numbers(values, reference)
-    return _volume(values, reference)
-
-
-def _volume(values_NO: FloatArray, reference_O: FloatArray) -> float:
-    finite = values_NO[np.isfinite(values_NO).all(axis=1)]
-    return float(moocore.hypervolume(finite, ref=reference_O)) if len(finite) else 0.0
-
-
-def _require_numbers(values: FloatArray, reference_O: FloatArray) -> None:
-    if not 1 <= len(reference_O) <= MAX_OBJECTIVES or not np.isfinite(reference_O).all():
-        raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference_O.tolist()}.")
+    if not 1 <= len(reference) <= MAX_OBJECTIVES or not np.isfinite(reference).all():
+        raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference.tolist()}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
+    return float(moocore.hypervolume(values, ref=reference))
 
 
 def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
@@ -117,8 +108,7 @@ def volume_interval(
     if have and all(len(point.seeds) > 1 for point in have):
         contenders = _ever_on_frontier(have, columns)
         drawn_RNO = _resampled(contenders, generator, num_replicates)[..., columns]
-        _require_numbers(drawn_RNO, reference)
-        volumes = [_volume(values_NO, reference) / box for values_NO in drawn_RNO]
+        volumes = [hypervolume(values_NO, reference_O=reference) / box for values_NO in drawn_RNO]
         low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
     return VolumeInterval(
         value=hypervolume(matrix(have, objectives), reference_O=reference) / box,
