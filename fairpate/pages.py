@@ -22,5 +22,6 @@ def environment(**filters: Callable[..., Any]) -> jinja2.Environment:
         loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters.update(filters)
+    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
     made.globals["resource"] = lambda name: Markup(_LOADER.get_source(made, name)[0])  # noqa: S704 - our own file
     return made

@@ -26,13 +26,13 @@ from fairpate.evaluation.card_page import (
     Card,
     CardData,
     CardModel,
-    CardPrivacy,
     CardRefusals,
     IntendedUse,
     card_page,
 )
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
+from fairpate.evaluation.records import Guarantee
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement
 from student.predict import load_student
@@ -98,7 +98,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             made_by=f"FairPATE {__version__}",
             num_training_labels=student.num_training_labels,
         ),
-        privacy=_privacy(statement),
+        privacy=guarantee_of(statement),
         data=_data(trained_on, config["data"]),
         use=use,
         evaluation=Evaluation.from_json(metrics),
@@ -106,10 +106,10 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     )
 
 
-def _privacy(statement: PrivacyStatement) -> CardPrivacy:
-    """The statement in the words of a card."""
+def guarantee_of(statement: PrivacyStatement) -> Guarantee:
+    """The statement in the words of pages."""
     queries, events = statement.queries, statement.events
-    return CardPrivacy(
+    return Guarantee(
         unit=statement.unit,
         relation=statement.relation,
         epsilon=math.inf if statement.epsilon is None else statement.epsilon,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from aggregator.entries import Charge
 from aggregator.terms import LedgerTerms
+from fairpate.app.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
@@ -19,6 +20,7 @@ from fairpate.evaluation.report import (
     Outcome,
     PrivateReport,
     PublicReport,
+    Voting,
     private_report,
     public_report,
 )
@@ -105,28 +107,42 @@ def write_reports(
     num_training_labels: int | None,
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
-    if spending is None:
-        return
+    headline = next(iter(evaluations.values()))
     public = PublicReport(
         title=title,
-        statement=statement,
-        mechanism=spending.terms.mechanism.describe(),
-        gate=spending.terms.gate,
-        num_private_records=None,
-        num_teachers=spending.terms.num_teachers,
-        num_public_records=num_public_records,
-        epsilon_course_Q=_course(
-            spending, lambda a, b: accountant.rdp([spending.posed(a, b)]), accountant.rdp(spending.publications)
-        ),
-        outcomes=_outcomes_by_group(spending, next(iter(evaluations.values()))),
-        answered_GC=_answers_by_group(spending),
+        method=statement.method,
+        guarantee=guarantee_of(statement),
+        voting=None if spending is None else _voting(spending, statement, headline, num_public_records),
         evaluations=evaluations,
         reject_option=reject_option,
         num_training_labels=num_training_labels,
     )
-    private = _private_report(public, spending)
-    write_text(run.private_report, private_report(private))
+    if spending is not None:
+        write_text(run.private_report, private_report(_private_report(public, spending)))
     write_text(run.public_report, public_report(public))
+
+
+def _voting(
+    spending: Spending, statement: PrivacyStatement, headline: Evaluation, num_public_records: int
+) -> Voting:
+    queries, terms = statement.queries, spending.terms
+    assert queries is not None
+    return Voting(
+        mechanism=terms.mechanism.describe(),
+        gate=terms.gate,
+        num_teachers=terms.num_teachers,
+        num_public_records=num_public_records,
+        queries_submitted=queries.submitted,
+        answered=queries.answered,
+        rejected_confidence=queries.rejected_confidence,
+        rejected_fairness=queries.rejected_fairness,
+        refused_free=queries.refused_free,
+        epsilon_course_Q=_course(
+            spending, lambda a, b: accountant.rdp([spending.posed(a, b)]), accountant.rdp(spending.publications)
+        ),
+        outcomes=_outcomes_by_group(spending, headline),
+        answered_GC=_answers_by_group(spending),
+    )
 
 
 def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:

@@ -6,31 +6,25 @@ the public entry of the data set. It says what is not stated, undefined or not g
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from fairpate.evaluation.metrics import Evaluation, GapResult
-from fairpate.evaluation.page import (
-    card,
-    cards,
-    count,
-    counted,
-    decimal,
-    delta_text,
-    epsilon_text,
-    page,
-    percent,
-    resource,
-    section,
-    table,
+from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.page import count, counted, delta_text, epsilon_text, percent, render
+from fairpate.evaluation.records import Guarantee
+from fairpate.evaluation.report import (
+    GAP_NAMES,
+    headline_figures,
+    interval_words,
+    majority_words,
+    published_epsilon,
+    why_not_private,
 )
-from fairpate.evaluation.public_page import GAP_NAMES, degenerate_banner, majority_words
-from fairpate.types import TELLS_SIZE, GateRule, Relation, Unit
+from fairpate.types import TELLS_SIZE, GateRule
 
 _NOT_STATED = "not stated by the publisher"
+_ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
 _UNKNOWN = "not known: the records were given from Python"
 
 
@@ -52,33 +46,6 @@ class CardModel:
     sha256: str
     made_by: str
     num_training_labels: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardPrivacy:
-    """The published guarantee; ``epsilon`` is inf where there is none, ``events`` say what touched private records.
-
-    ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
-    noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
-    """
-
-    unit: Unit
-    relation: Relation
-    epsilon: float
-    delta: float
-    accounting: str
-    noise: str
-    tuning_accounted: bool
-    events: Sequence[str]
-    epsilon_sanitised: float | None = None
-    not_protected: str | None = None
-    remarks: Sequence[str] = ()
-    tells_size: bool = False
-
-    @property
-    def protects(self) -> bool:
-        """Whether the promise holds of the published file."""
-        return math.isfinite(self.epsilon) and self.noise == "os_entropy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +95,7 @@ class Card:
     """Everything that a card says."""
 
     model: CardModel
-    privacy: CardPrivacy
+    privacy: Guarantee
     data: CardData
     use: IntendedUse
     evaluation: Evaluation
@@ -187,76 +154,35 @@ class Card:
         return limits
 
 
-def card_page(content: Card) -> str:
+def card_page(card: Card) -> str:
     """The card as one HTML document."""
-    body = (
-        _banner(content)
-        + degenerate_banner(content.evaluation)
-        + _opening(content)
-        + _privacy(content)
-        + _groups(content.evaluation)
-        + _model_and_data(content)
-        + _use(content)
-        + f"<footer>Made by {escape(content.model.made_by)}. ε is rounded up; undefined numbers are called undefined, "
-        "never 0.</footer>"
-    )
-    return page(title=f"{content.data.name} · privacy-and-fairness card", body=body, style=resource("card.css"))
-
-
-def _banner(content: Card) -> str:
-    if content.privacy.protects:
-        return ""
-    return (
-        '<div class="banner warn" role="note"><b>This model is not private.</b>'
-        f"{escape(_why_not(content.privacy))}.</div>"
+    privacy = card.privacy
+    return render(
+        "card.html",
+        card=card,
+        why_not=why_not_private(privacy),
+        figures=headline_figures(card.evaluation, privacy),
+        guarantee=_guarantee(privacy),
+        gap_names=GAP_NAMES,
+        baseline=majority_words(card.evaluation),
+        interval=interval_words,
+        model=_model(card),
+        data=_data(card.data, card.model),
+        use=[
+            ("Intended use", card.use.intended or _NOT_STATED),
+            ("Out of scope", card.use.out_of_scope or _NOT_STATED),
+            ("Contact", card.use.contact or _NOT_STATED),
+        ],
     )
 
 
-def _why_not(privacy: CardPrivacy) -> str:
-    return "No ε is finite" if privacy.noise == "os_entropy" else f"Its noise: {privacy.noise}"
-
-
-def _opening(content: Card) -> str:
-    measured, privacy = content.evaluation, content.privacy
-    gap = measured.gaps["dp_one_vs_rest"]
-    figures = [
-        (
-            "Privacy budget ε",
-            _epsilon(privacy),
-            f"at δ = {delta_text(privacy.delta)}; {privacy.relation}: {privacy.unit}",
-        ),
-        ("Demographic-parity gap", decimal(gap.value), _interval(gap)),
-        (
-            "Accuracy",
-            percent(measured.accuracy),
-            f"on {counted(measured.num_answered, 'answered test record')}; {majority_words(measured)}",
-        ),
-        ("Coverage", percent(measured.coverage), f"of {count(measured.num_records)} test records"),
-    ]
-    cells = "".join(
-        f'<div><dt>{escape(name)}</dt><dd class="value">{escape(value)}</dd>'
-        f'<dd class="detail">{escape(detail)}</dd></div>'
-        for name, value, detail in figures
-    )
-    return (
-        f'<header><p class="kicker">Privacy-and-fairness card</p><h1>{escape(content.data.name)}</h1>'
-        f'<p class="outcome">A model by <b>{escape(content.model.method)}</b> {escape(content.data.words)}. How the '
-        "records it learned from are protected, and how it treats "
-        f'groups by {escape(content.model.sensitive_attribute)}.</p><dl class="figures">{cells}</dl></header>\n'
-    )
-
-
-def _privacy(content: Card) -> str:
-    privacy = content.privacy
+def _guarantee(privacy: Guarantee) -> list[tuple[str, str]]:
     rows = [
         ("Protected", f"one {privacy.unit} of the private training records"),
         ("Neighbouring data sets", privacy.relation),
-        ("ε", _epsilon(privacy)),
+        ("ε", published_epsilon(privacy)),
         ("δ", delta_text(privacy.delta)),
-        (
-            "Accounting",
-            {"pld": "privacy loss distributions", "rdp": "Rényi curves"}.get(privacy.accounting, privacy.accounting),
-        ),
+        ("Accounting", _ACCOUNTING.get(privacy.accounting, privacy.accounting)),
         ("Noise", "from operating-system entropy" if privacy.noise == "os_entropy" else privacy.noise),
         ("Touched private records", "; ".join(privacy.events)),
         ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
@@ -265,73 +191,26 @@ def _privacy(content: Card) -> str:
         rows.insert(1, ("Not protected", privacy.not_protected))
     if privacy.epsilon_sanitised is not None:
         rows.append(("ε of these votes, released with noise", epsilon_text(privacy.epsilon_sanitised)))
-    return section(
-        "What is protected",
-        "The promise belongs to all of these together; epsilon alone says little.",
-        cards(
-            card("The promise", "", _pairs(rows)),
-            card("May be published", "", _bullets(content.publishable)),
-            card("Stays with the operator", "", _bullets(content.not_publishable)),
-            card("Limits", "", _bullets(content.limits)),
-        ),
-    )
+    return rows
 
 
-def _groups(measured: Evaluation) -> str:
-    by_group = table(
-        ["group", "test records", "coverage", "accuracy", *(f"predicted {name}" for name in measured.class_names)],
-        [
-            [
-                escape(group.name),
-                count(group.num_records),
-                percent(group.coverage),
-                percent(group.accuracy),
-                *(percent(rate) for rate in rates),
-            ]
-            for group, rates in zip(measured.groups, measured.rates_GC, strict=True)
-        ],
-    )
-    gaps = table(
-        ["gap", "value", "interval", "smallest cell", "largest for"],
-        [
-            [
-                escape(GAP_NAMES.get(name, name)),
-                f"<b>{decimal(gap.value)}</b>",
-                _interval(gap),
-                count(gap.min_cell_size),
-                escape(gap.where),
-            ]
-            for name, gap in measured.gaps.items()
-        ],
-    )
-    return section(
-        "How groups are treated",
-        "Measured on test records with their true labels and groups; outside the privacy guarantee.",
-        cards(
-            card("Gaps, with bootstrap intervals", "0 is equal treatment in the sense of the row.", gaps, wide=True),
-            card(
-                "By group",
-                f"Over answered records ({majority_words(measured)}); coverage is the share that got an answer.",
-                by_group,
-                wide=True,
-            ),
-        ),
-    )
-
-
-def _model_and_data(content: Card) -> str:
-    model, data = content.model, content.data
-    about_model = [
+def _model(card: Card) -> list[tuple[str, str]]:
+    model = card.model
+    rows = [
         ("Method", model.method),
         ("Architecture", model.architecture),
         ("Input", " × ".join(map(str, model.input_shape))),
         ("Classes", ", ".join(model.classes)),
-        ("Reject option", _reject_option(content)),
+        ("Reject option", _reject_option(card)),
         ("sha256 of the file", model.sha256),
     ]
     if model.num_training_labels is not None:
-        about_model.insert(1, ("Trained on", counted(model.num_training_labels, "released label")))
-    about_data = [
+        rows.insert(1, ("Trained on", counted(model.num_training_labels, "released label")))
+    return rows
+
+
+def _data(data: CardData, model: CardModel) -> list[tuple[str, str]]:
+    rows = [
         ("Name", data.name),
         ("Task", data.task or _UNKNOWN),
         ("Sensitive attribute", f"{model.sensitive_attribute}: {', '.join(model.groups)}"),
@@ -340,53 +219,18 @@ def _model_and_data(content: Card) -> str:
         ("Licence", data.licence or _UNKNOWN),
     ]
     if data.options is not None:
-        about_data += [
-            ("Read with", ", ".join(f"{name}: {value}" for name, value in data.options.items()) or "no options"),
-            ("Seed of the split", str(data.split_seed)),
-        ]
-    return section(
-        "Model and data", "", cards(card("Model", "", _pairs(about_model)), card("Data", "", _pairs(about_data)))
-    )
+        options = ", ".join(f"{name}: {value}" for name, value in data.options.items())
+        rows += [("Read with", options or "no options"), ("Seed of the split", str(data.split_seed))]
+    return rows
 
 
-def _reject_option(content: Card) -> str:
-    rule = content.model.reject_option
+def _reject_option(card: Card) -> str:
+    rule = card.model.reject_option
     if rule is None:
         return "none: every record is answered"
     words = f"margin γ = {rule.max_disparity:g} after {rule.min_count} answers"
-    if content.refusals is None:
+    if card.refusals is None:
         return words
-    low, high = content.refusals.coverage
+    low, high = card.refusals.coverage
     spread = "" if low is None or high is None else f"; coverage {percent(low)} to {percent(high)}"
-    return f"{words}{spread} over {count(content.refusals.num_orders)} orders of the test records"
-
-
-def _use(content: Card) -> str:
-    use = content.use
-    rows = [
-        ("Intended use", use.intended or _NOT_STATED),
-        ("Out of scope", use.out_of_scope or _NOT_STATED),
-        ("Contact", use.contact or _NOT_STATED),
-    ]
-    return section("Use", "", cards(card("As its publisher says", "", _pairs(rows), wide=True)))
-
-
-def _epsilon(privacy: CardPrivacy) -> str:
-    return epsilon_text(privacy.epsilon) if math.isfinite(privacy.epsilon) else "none"
-
-
-def _interval(gap: GapResult) -> str:
-    if math.isnan(gap.low):
-        return "interval undefined"
-    return f"{gap.low:.3f} to {gap.high:.3f} ({percent(gap.level, digits=0)})"
-
-
-def _pairs(rows: Sequence[tuple[str, str]]) -> str:
-    body = "".join(
-        f'<tr><th scope=row>{escape(name)}</th><td class="words">{escape(value)}</td></tr>' for name, value in rows
-    )
-    return f'<table class="facts"><tbody>{body}</tbody></table>'
-
-
-def _bullets(items: Sequence[str]) -> str:
-    return f'<ul class="points">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'
+    return f"{words}{spread} over {count(card.refusals.num_orders)} orders of the test records"

@@ -27,6 +27,7 @@ from fairpate.evaluation.frontier import (
 )
 from fairpate.evaluation.hypervolume import attainment_surface, sets_by_seed
 from fairpate.evaluation.page import decimal, delta_text, epsilon_text, percent
+from fairpate.strict_json import strict
 
 CIVIDIS = ("#00224e", "#1f386d", "#434e6c", "#61646f", "#7d7c78", "#9b9476", "#bcae6c", "#dfcb5d", "#fee838")
 OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#000000", "#e69f00")
@@ -236,8 +237,8 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
     return {name: first[name] for name in names}
 
 
-def script_data(points: Sequence[Point]) -> str:
-    """Everything that the page's script draws, as JSON that is safe inside a script element.
+def script_data(points: Sequence[Point]) -> dict[str, Any]:
+    """Everything that the page's script draws, as values of strict JSON.
 
     ``points[i]`` is ``points[i]`` here: buttons on the page refer to it by that index.
     """
@@ -255,7 +256,8 @@ def script_data(points: Sequence[Point]) -> str:
         "cividis": CIVIDIS,
         "titles": [TITLES[objective] for objective in OBJECTIVES],
     }
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    plain: dict[str, Any] = strict(data)
+    return plain
 
 
 def _plain_point(
@@ -267,7 +269,7 @@ def _plain_point(
         "series": names.index(point.series),
         "data": point.panel.data,
         "privacy": class_label(point.panel.privacy),
-        "values": [_number(epsilon), _number(disparity), _number(1 - error), _number(1 - refused)],
+        "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
         "words": [
             f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
             *with_spread(point),
@@ -352,7 +354,3 @@ def _words(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _number(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -54,15 +55,16 @@ def frontier_figures(points: Sequence[Point]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     own = looks(points)
     panels = by_panel(points)
-    for privacy in sorted({panel.privacy for panel in panels}):
-        part = {panel: found for panel, found in panels.items() if panel.privacy == privacy}
-        for kind, draw in _KINDS.items():
-            figure = draw(privacy, part, own)
-            # Laid out once, not again for each file.
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            for suffix in ("png", "pdf"):
-                files[f"{kind}-{_file_name(privacy)}.{suffix}"] = _bytes(figure, suffix)
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name with dollars is no formula
+        for privacy in sorted({panel.privacy for panel in panels}):
+            part = {panel: found for panel, found in panels.items() if panel.privacy == privacy}
+            for kind, draw in _KINDS.items():
+                figure = draw(privacy, part, own)
+                # Laid out once, not again for each file.
+                figure.draw_without_rendering()
+                figure.set_layout_engine("none")
+                for suffix in ("png", "pdf"):
+                    files[f"{kind}-{_file_name(privacy)}.{suffix}"] = _bytes(figure, suffix)
     return files
 
 

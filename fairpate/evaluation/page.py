@@ -1,8 +1,4 @@
-"""The frame of a report: one HTML file with its style sheet inside, and the words for numbers.
-
-Nothing is fetched, and nothing runs but the scripts that a page brings along. Whoever passes text passes it
-unescaped; ``escape`` is applied where it enters.
-"""
+"""The words for numbers on every page, and what puts them into the templates."""
 
 from __future__ import annotations
 
@@ -10,58 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
-from html import escape
-from importlib import resources
+from typing import Any
 
+from markupsafe import Markup
 
-def page(*, title: str, body: str, style: str = "", scripts: str = "") -> str:
-    """A complete document around ``body``, in which no line breaks inside "ε = 2.00".
-
-    ``style`` follows the common style sheet, ``scripts`` is HTML that follows the body.
-    """
-    style = resource("report.css") + style
-    body = re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", body)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"{scripts}</body>\n</html>\n"
-    )
-
-
-def resource(name: str) -> str:
-    """A text file of this package."""
-    return resources.files("fairpate.evaluation").joinpath(name).read_text(encoding="utf-8")
-
-
-def section(heading: str, intro: str, *parts: str) -> str:
-    """A section; ``intro`` is text, ``parts`` are HTML."""
-    lead = f"<p>{escape(intro)}</p>" if intro else ""
-    return f"<section>\n<h2>{escape(heading)}</h2>{lead}\n{''.join(parts)}\n</section>\n"
-
-
-def cards(*figures: str) -> str:
-    """Cards side by side, one below the other on a phone."""
-    return f'<div class="cards">{"".join(figures)}</div>'
-
-
-def card(heading: str, caption: str, content: str, *, wide: bool = False) -> str:
-    """A figure with its heading and caption; ``content`` is HTML."""
-    css = "card wide" if wide else "card"
-    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure class="{css}"><h3>{escape(heading)}</h3>{words}<div class="scroll">{content}</div></figure>\n'
-
-
-def column(*figures: str) -> str:
-    """Cards above one another in one column of ``cards``."""
-    return f'<div class="column">{"".join(figures)}</div>'
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of HTML cells under escaped headings."""
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+from fairpate.pages import environment
 
 
 def count(value: int) -> str:
@@ -86,6 +35,11 @@ def decimal(value: float, *, digits: int = 3) -> str:
     if math.isnan(value):
         return "undefined"
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def number(value: float) -> str:
+    """A number as short as it can be read: whole ones in full, others to three digits."""
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def epsilon_text(value: float) -> str:
@@ -118,3 +72,42 @@ def course(epsilon_Q: Sequence[float], *, max_points: int = 240) -> list[tuple[f
     num_steps = min(num_queries, max_points)
     steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]
     return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []
+
+
+def place(value: float, *, largest: float) -> float:
+    """Where a value lies between 0 and ``largest``, in per cent of the way."""
+    return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
+
+
+def scale_end(values: Sequence[float]) -> float:
+    """A round number, at least .01, that no defined value passes: where a scale from 0 ends."""
+    largest = max((value for value in values if not math.isnan(value)), default=0.0)
+    power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
+    return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
+
+
+def render(template: str, **view: Any) -> str:
+    """A page of the library's templates as one HTML document; ``view`` is what the template names."""
+    return _PAGES.get_template(template).render(**view)
+
+
+def _unbroken(html: Markup) -> Markup:
+    """The same with no line break inside "ε = 2.00"."""
+    return Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html))  # noqa: S704 - was escaped before
+
+
+_PAGES = environment(
+    count=count,
+    counted=counted,
+    decimal=decimal,
+    delta=delta_text,
+    epsilon=epsilon_text,
+    number=number,
+    percent=percent,
+    place=place,
+    scale_end=scale_end,
+    transposed=lambda rows: [list(column) for column in zip(*rows, strict=True)],
+    unbroken=_unbroken,
+    zip=zip,
+)
+_PAGES.tests |= {"undefined_number": math.isnan, "finite_number": math.isfinite}

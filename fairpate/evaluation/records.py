@@ -1,14 +1,15 @@
-"""What the two pages of a run show: plain records that whoever ran it fills in."""
+"""What the pages of a run show: plain records that the caller fills in."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.reject_option import RejectOptionSpread
-from fairpate.types import GateRule, PrivacyStatement
+from fairpate.types import GateRule, Relation, Unit
 
 Outcome = Literal["answered", "confidence", "fairness", "free"]
 OUTCOMES: Mapping[Outcome, str] = {
@@ -29,52 +30,105 @@ class GroupOutcomes:
     rejected_fairness: int
     refused_free: int
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers in the order of ``OUTCOMES``."""
+        return self.answered, self.rejected_fairness, self.rejected_confidence, self.refused_free
+
+    @property
+    def total(self) -> int:
+        """All of the group's queries."""
+        return sum(self.counts)
+
 
 @dataclass(frozen=True, kw_only=True)
-class PublicReport:
-    """What the public page shows.
+class Guarantee:
+    """The published guarantee; ``epsilon`` is inf where there is none, ``events`` say what touched private records.
 
-    ``title`` names the data set, ``mechanism`` says in words how labels are released. ``num_private_records`` is a
-    declared, public number (the exact count is itself protected when records may be added or removed); None leaves it
-    out. ``epsilon_course_Q`` is the data-independent epsilon after each posed query, at the statement's delta: it grows
-    with every one, also with those refused before the vote. ``answered_GC[z][k]`` counts released labels.
-    ``evaluations`` maps what was measured on the test records to its result; the first is the headline.
-    ``reject_option`` is how a student that may refuse fares in other orders of the test records; None for one that
-    answers everything. ``num_training_labels``: released
-    labels that the student was trained on, which the ledger may have outgrown; None where that is not known.
+    ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
+    noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
     """
 
-    title: str
-    statement: PrivacyStatement
+    unit: Unit
+    relation: Relation
+    epsilon: float
+    delta: float
+    accounting: str
+    noise: str
+    tuning_accounted: bool
+    events: Sequence[str]
+    epsilon_sanitised: float | None = None
+    not_protected: str | None = None
+    remarks: Sequence[str] = ()
+    tells_size: bool = False
+
+    @property
+    def protects(self) -> bool:
+        """Whether the guarantee holds of what was published."""
+        return math.isfinite(self.epsilon) and self.noise == "os_entropy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """What teachers were asked and what was answered, as far as it may be published.
+
+    ``mechanism`` says in words how labels are released.     ``epsilon_course_Q`` is the data-independent epsilon after each submitted query, at the guarantee's delta: it grows
+    with every one, also with those refused before the vote. ``answered_GC[z][k]`` counts released labels.
+    """
+
     mechanism: str
     gate: GateRule
-    num_private_records: int | None
     num_teachers: int
     num_public_records: int
+    queries_posed: int
+    answered: int
+    rejected_confidence: int
+    rejected_fairness: int
+    refused_free: int
     epsilon_course_Q: Sequence[float]
     outcomes: Sequence[GroupOutcomes]
     answered_GC: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        if len(self.epsilon_course_Q) != self.queries_posed:
+            raise ValueError(
+                f"Expected one epsilon per submitted query ({self.queries_posed}), got {len(self.epsilon_course_Q)}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicReport:
+    """What the public page shows, of a run of any method.
+
+    ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
+    ``num_private_records`` is a declared, public number (the exact count is itself protected when records may be added
+    or removed); None leaves it out. ``evaluations`` maps what was measured on the test records to its result; the first
+    is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
+    for one that answers everything. ``num_training_labels``: released labels that the student was trained on, which the
+    ledger may have outgrown; None where that is not known.
+    """
+
+    title: str
+    method: str
+    guarantee: Guarantee
     evaluations: Mapping[str, Evaluation]
+    voting: Voting | None = None
     reject_option: RejectOptionSpread | None = None
+    num_private_records: int | None = None
     num_training_labels: int | None = None
 
     def __post_init__(self) -> None:
         if not self.evaluations:
             raise ValueError("Expected at least one evaluation, got none.")
-        if len(self.epsilon_course_Q) != self.statement.queries.submitted:
+        num_groups = len(self.headline.group_names)
+        if self.voting and len(self.voting.answered_GC) != num_groups:
             raise ValueError(
-                f"Expected one epsilon per posed query ({self.statement.queries.submitted}), "
-                f"got {len(self.epsilon_course_Q)}."
+                f"Expected answered_GC to have a row for each of {num_groups} groups, "
+                f"got {len(self.voting.answered_GC)}."
             )
-        if len(self.answered_GC) != len(self.headline.group_names):
+        if self.reject_option and len(self.reject_option.coverage_G) != num_groups:
             raise ValueError(
-                f"Expected answered_GC to have a row for each of {len(self.headline.group_names)} groups, "
-                f"got {len(self.answered_GC)}."
-            )
-        if self.reject_option and len(self.reject_option.coverage_G) != len(self.headline.group_names):
-            raise ValueError(
-                f"Expected reject_option to cover {len(self.headline.group_names)} groups, "
-                f"got {len(self.reject_option.coverage_G)}."
+                f"Expected reject_option to cover {num_groups} groups, got {len(self.reject_option.coverage_G)}."
             )
 
     @property
@@ -82,11 +136,17 @@ class PublicReport:
         """The first evaluation."""
         return next(iter(self.evaluations.values()))
 
+    @property
+    def model(self) -> str:
+        """What the published model is called: a student has teachers that answered queries."""
+        return "student" if self.voting else "model"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """What the operator's page adds; every array follows the order of the posed queries and depends on the votes.
+    """What the operator's page adds to the report of a run with votes.
 
+    Every array follows the order of the submitted queries and depends on the votes.
     ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
     data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
     computed, ``epsilon_as_published_course_Q`` leaves out rejections by the fairness gate.
@@ -102,7 +162,9 @@ class PrivateReport:
     outcomes_Q: Sequence[Outcome]
 
     def __post_init__(self) -> None:
-        posed = self.public.statement.queries.submitted
+        if self.public.voting is None:
+            raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
+        posed = self.public.voting.queries_posed
         for field in (
             "rdp_Q",
             "epsilon_data_dependent_course_Q",

@@ -1,56 +1,515 @@
 """The two pages of a run: one to publish, one for the operator alone.
 
-The public page is a function of ``PublicReport``, which holds released labels, the published statement and metrics on
-the test records, and nothing that depends on votes otherwise. The operator's page adds what depends on the votes:
+The public page is a function of ``PublicReport``, which holds the published guarantee, metrics on the test records and
+what was released, and nothing that depends on votes otherwise. The operator's page adds what depends on the votes:
 data-dependent costs, consensus, and the ledger as FairPATE's authors published theirs, where a label that the
-fairness gate rejects costs nothing. Each page is one self-contained HTML file without scripts.
+fairness gate rejects costs nothing. Each page is one self-contained HTML file without scripts. Sections about votes
+stand only where there were votes.
 """
 
 from __future__ import annotations
 
-from fairpate.evaluation.operator_page import ledgers, operator_banner, query_by_query
-from fairpate.evaluation.page import page
-from fairpate.evaluation.public_page import (
-    answers,
-    degenerate_banner,
-    footer,
-    opening,
-    pipeline,
-    promises,
-    seed_banner,
-    student,
-)
-from fairpate.evaluation.records import GroupOutcomes, Outcome, PrivateReport, PublicReport
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
-__all__ = ["GroupOutcomes", "Outcome", "PrivateReport", "PublicReport", "private_report", "public_report"]
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.evaluation import charts
+from fairpate.evaluation.frontier_charts import SHAPES
+from fairpate.evaluation.metrics import Evaluation, GapResult
+from fairpate.evaluation.page import (
+    count,
+    counted,
+    course,
+    decimal,
+    delta_text,
+    epsilon_text,
+    percent,
+    power_of_ten,
+    render,
+    scale_end,
+)
+from fairpate.evaluation.records import (
+    OUTCOMES,
+    GroupOutcomes,
+    Guarantee,
+    Outcome,
+    PrivateReport,
+    PublicReport,
+    Voting,
+)
+from fairpate.evaluation.reject_option import RejectOptionSpread
+from fairpate.fairness.rates import FloatArray
+from fairpate.types import STOPPED_BY_VOTES, GateRule
+
+__all__ = ["GroupOutcomes", "Guarantee", "Outcome", "PrivateReport", "PublicReport", "Voting"]
+__all__ += ["private_report", "public_report"]
+
+GAP_NAMES = {
+    "dp_one_vs_rest": "Demographic parity, one group against the rest",
+    "dp_pairwise": "Demographic parity, between two groups",
+    "dp_to_overall": "Demographic parity, group to overall",
+    "eo_full": "Equalized odds, one group against the rest",
+    "eo_lowy": "Equalized odds, each label's TPR and FPR",
+    "accuracy_parity": "Accuracy, between two groups",
+}
+_LEDGERS = {
+    "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
+    "Data-dependent": "Everything that was computed, at what these votes make it cost. Private.",
+    "Data-dependent, as in the paper": (
+        "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
+        "the probability that it is drawn, whether it was or not. No bound; for comparison only."
+    ),
+}
+_SCOPES = {
+    "group": "in the group",
+    "cell": "in the group and class",
+    "all_groups": "in every group",
+    "one_vs_rest": "against all other groups",
+    "pairwise": "against each other group",
+    "overall": "against the overall rate",
+}
+_FLOOR = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One number of a page's headline."""
+
+    name: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One station on the way from private records to a model."""
+
+    value: str
+    name: str
+    detail: str
 
 
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document."""
-    statement = report.statement
-    body = (
-        seed_banner(statement)
-        + degenerate_banner(report.headline)
-        + opening(report, "Privacy and fairness report")
-        + pipeline(report)
-        + answers(report)
-        + student(report)
-        + promises(report)
-        + footer(statement)
+    measured = report.headline
+    gaps = [gap for found in report.evaluations.values() for gap in found.gaps.values()]
+    return render(
+        "report.html",
+        **_opening(report),
+        private_steps=_private_steps(report),
+        public_steps=_public_steps(report),
+        settings=_settings(report),
+        budget_curve=_budget_curve(report),
+        released_CG=_released(report),
+        outcomes=OUTCOMES,
+        gap_names=GAP_NAMES,
+        gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
+        prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
+        orders=_orders(report.reject_option, measured.group_names),
+        guaranteed=_guaranteed(report),
+        not_guaranteed=_not_guaranteed(report),
     )
-    return page(title=f"{report.title} · FairPATE report", body=body)
 
 
 def private_report(report: PrivateReport) -> str:
     """The operator's page, as one HTML document. It depends on private votes: never publish it."""
-    statement = report.public.statement
-    body = (
-        operator_banner()
-        + seed_banner(statement)
-        + degenerate_banner(report.public.headline)
-        + opening(report.public, "Operator’s report")
-        + ledgers(report)
-        + query_by_query(report)
-        + footer(statement)
+    public, voting = report.public, report.public.voting
+    assert voting is not None
+    courses = (
+        voting.epsilon_course_Q,
+        report.epsilon_data_dependent_course_Q,
+        report.epsilon_as_published_course_Q,
     )
-    return page(title=f"{report.public.title} · operator only", body=body)
+    totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
+    return render(
+        "operator.html",
+        **_opening(public),
+        ledgers=list(zip(_LEDGERS.items(), totals, strict=True)),
+        compared=compared_ledgers(*totals, rejected=voting.rejected_fairness),
+        curve=charts.curves(
+            [
+                charts.Curve(name=f"{name}: {epsilon_text(total)}", points=course(epsilon_Q))
+                for name, total, epsilon_Q in zip(_LEDGERS, totals, courses, strict=True)
+            ],
+            x_label="submitted queries",
+            y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",
+            title="Three ledgers against submitted queries",
+        ),
+        **_query_by_query(report, voting.num_teachers),
+        outcomes=OUTCOMES,
+    )
+
+
+def _opening(report: PublicReport) -> dict[str, Any]:
+    """Title, outcome in one sentence, four figures."""
+    guarantee = report.guarantee
+    return {
+        "report": report,
+        "guarantee": guarantee,
+        "voting": report.voting,
+        "measured": report.headline,
+        "shapes": SHAPES,
+        "noise": _noise(guarantee),
+        "training_labels": _training_labels(report),
+        "baseline": majority_words,
+        "figures": headline_figures(report.headline, guarantee),
+        "why_not": why_not_private(guarantee),
+    }
+
+
+def headline_figures(measured: Evaluation, guarantee: Guarantee) -> list[Figure]:
+    """What may be published of privacy, the gap with its interval, accuracy beside its baseline, and coverage."""
+    parity, answered = measured.gaps["dp_one_vs_rest"], counted(measured.num_answered, "answered test record")
+    return [
+        Figure(
+            name="Privacy budget ε",
+            value=published_epsilon(guarantee),
+            detail=f"at δ = {delta_text(guarantee.delta)}; per {guarantee.unit}, {guarantee.relation}",
+        ),
+        Figure(
+            name="Demographic-parity gap",
+            value=decimal(parity.value),
+            detail=f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}",
+        ),
+        Figure(name="Accuracy", value=percent(measured.accuracy), detail=f"on {answered}; {majority_words(measured)}"),
+        Figure(
+            name="Coverage", value=percent(measured.coverage), detail=f"of {count(measured.num_records)} test records"
+        ),
+    ]
+
+
+def published_epsilon(guarantee: Guarantee) -> str:
+    """Epsilon as it is published, or that there is none."""
+    return epsilon_text(guarantee.epsilon) if math.isfinite(guarantee.epsilon) else "none"
+
+
+def why_not_private(guarantee: Guarantee) -> str:
+    """What leaves a model without the guarantee, for one that lacks it."""
+    return "No ε is finite" if guarantee.noise == "os_entropy" else f"Its noise: {guarantee.noise}"
+
+
+def majority_words(measured: Evaluation) -> str:
+    """The accuracy of a constant on the same records, to stand beside the model's."""
+    if measured.majority_class is None:
+        return "nothing to compare with"
+    return f"always “{measured.majority_class}”, the most common class: {percent(measured.majority_accuracy)}"
+
+
+def interval_words(gap: GapResult) -> str:
+    """The interval of a gap with its level."""
+    if math.isnan(gap.low):
+        return "interval undefined"
+    return f"{gap.low:.3f} to {gap.high:.3f} ({percent(gap.level, digits=0)})"
+
+
+def prediction_words(measured: Evaluation, model: str) -> str:
+    """How many classes are predicted at all, for a gap is read beside that."""
+    if not measured.num_answered:
+        return "No record is answered."
+    predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
+    words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
+    return f"The {model} {'; it '.join(measured.degenerate)}. {words}" if measured.degenerate else words
+
+
+def _training_labels(report: PublicReport) -> str:
+    """The labels behind the student, beside those that the ledger has released until now."""
+    if report.voting is None:
+        return ""
+    trained, answered = report.num_training_labels, report.voting.answered
+    if trained is None:
+        return "released labels, of which the number was not recorded"
+    if trained < answered:
+        others = f"the other {count(answered - trained)} answer queries beside the run’s own"
+        return f"{count(trained)} of these labels: {others}"
+    return "these labels" if trained == answered else counted(trained, "released label")
+
+
+def _private_steps(report: PublicReport) -> list[Step]:
+    number, votes = report.num_private_records, report.voting
+    undisclosed, declared = number is None, "" if number is None else "declared size; "
+    owned = "each record belongs to one teacher" if votes else "read by the training alone"
+    value = "undisclosed" if undisclosed else count(number or 0)
+    steps = [Step(value=value, name="private records", detail=declared + owned)]
+    if votes:
+        steps.append(Step(value=count(votes.num_teachers), name="teachers", detail="trained on disjoint shards"))
+    return steps
+
+
+def _public_steps(report: PublicReport) -> list[Step]:
+    measured, votes, trained = report.headline, report.voting, report.num_training_labels
+    steps, labels = [], ""
+    if votes:
+        of = f"submitted, of {count(votes.num_public_records)} public records"
+        refused = (
+            f"{count(votes.rejected_confidence)} refused for low consensus, "
+            f"{count(votes.rejected_fairness)} by the fairness gate, {count(votes.refused_free)} before the vote"
+        )
+        steps = [
+            Step(value=count(votes.queries_posed), name="queries", detail=of),
+            Step(value=count(votes.answered), name="labels released", detail=refused),
+        ]
+        labels = "; trained on " + ("labels of unrecorded number" if trained is None else counted(trained, "label"))
+    answered = f"{percent(measured.coverage)} of test records answered{labels}"
+    return [*steps, Step(value=percent(measured.accuracy), name=f"{report.model} accuracy", detail=answered)]
+
+
+def _settings(report: PublicReport) -> str:
+    guarantee, votes = report.guarantee, report.voting
+    how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
+    if votes:
+        how = f"{votes.mechanism}. " + (
+            "No fairness gate" if math.isinf(votes.gate.max_disparity) else f"Fairness margin {_gate(votes.gate)}"
+        )
+    tuning = "is" if guarantee.tuning_accounted else "is not"
+    return f"Method: {report.method}. {how}. Noise: {_noise(guarantee)}. Tuning {tuning} part of ε."
+
+
+def _budget_curve(report: PublicReport) -> Any:
+    if report.voting is None:
+        return ""
+    total = f"ε = {epsilon_text(report.guarantee.epsilon)}"
+    return charts.curves(
+        [charts.Curve(name=total, points=course(report.voting.epsilon_course_Q))],
+        x_label="submitted queries",
+        y_label=f"ε at δ = {delta_text(report.guarantee.delta)}",
+        title="Data-independent privacy budget spent against submitted queries",
+    )
+
+
+def _released(report: PublicReport) -> list[list[float]]:
+    """The share of each class in each group's released labels."""
+    if report.voting is None:
+        return []
+    return [
+        [row[k] / sum(row) if sum(row) else math.nan for row in report.voting.answered_GC]
+        for k in range(len(report.headline.class_names))
+    ]
+
+
+def _orders(spread: RejectOptionSpread | None, group_names: Sequence[str]) -> dict[str, Any] | None:
+    """How a model that may refuse fares in other orders: a heading, and a row for each figure."""
+    if spread is None:
+        return None
+    start = f"once every group has {count(max(spread.rule.min_count, 1))} answers"
+    rows = [
+        ("Accuracy on answered records", spread.accuracy, percent, ""),
+        ("Coverage", spread.coverage, percent, ""),
+        *(
+            (f"Coverage, {name}", shares, percent, "")
+            for name, shares in zip(group_names, spread.coverage_G, strict=True)
+        ),
+        ("Gap after the last answer", spread.final_gap, decimal, ""),
+        ("Largest gap on the way", spread.max_gap, decimal, start),
+    ]
+    partly = "undefined in {} orders"
+    return {
+        "words": "A model that may refuse decides on each record in view of its earlier answers: the figures with "
+        f"refusals belong to one order. Here are {count(len(spread.orders))} random orders of the same "
+        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}.",
+        "rows": [
+            (
+                name,
+                "; ".join(filter(None, (note, partly.format(found.n_undefined) if found.n_undefined else ""))),
+                [words(value) for value in (found.low, found.mean, found.high)],
+            )
+            for name, found, words, note in rows
+        ],
+    }
+
+
+def _guaranteed(report: PublicReport) -> list[str]:
+    """What the guarantee covers."""
+    guarantee, votes = report.guarantee, report.voting
+    if not math.isfinite(guarantee.epsilon):
+        return ["Nothing: no ε is finite."]
+    released = "Released labels, and whatever is" if votes else "The model, and whatever is"
+    subject = (
+        f"{released} computed from {'them, satisfy' if votes else 'it, satisfies'}"
+        if guarantee.noise == "os_entropy"
+        else f"With fresh noise the {'labels' if votes else 'model'} would satisfy"
+    )
+    held = [
+        f"{subject} (ε, δ)-differential privacy with ε = {epsilon_text(guarantee.epsilon)}, "
+        f"δ = {delta_text(guarantee.delta)}, for one {guarantee.unit} ({guarantee.relation}) among the private records."
+    ]
+    if votes:
+        held += _votes_guaranteed(votes, guarantee)
+    if guarantee.epsilon_sanitised is not None:
+        held.append(_sanitised_words(guarantee.epsilon_sanitised, guarantee.epsilon))
+    return held
+
+
+def _votes_guaranteed(votes: Voting, guarantee: Guarantee) -> list[str]:
+    """What the bound counts; totals by step may be published unless votes decided when to stop."""
+    held = [
+        "The bound is data-independent: every submitted query is charged at its worst case, whatever the votes were."
+    ]
+    if STOPPED_BY_VOTES not in guarantee.remarks:
+        held.append(
+            "How many queries were answered, and which step refused the others, is covered too: the check and the "
+            "noisy vote of every query are charged, and the gate decides by their outcomes alone."
+        )
+    if votes.rejected_fairness:
+        held.append(
+            f"{counted(votes.rejected_fairness, 'query', 'queries')} that the fairness gate rejected: charged in full, "
+            "because the noisy vote was drawn."
+        )
+    if votes.refused_free:
+        held.append(
+            f"{counted(votes.refused_free, 'refusal')} before the vote used no votes; the bound counts them all the "
+            "same, because how many there are depends on the labels released."
+        )
+    return [*held, "Only a repeat of an earlier query costs nothing: it shows the stored outcome."]
+
+
+def _not_guaranteed(report: PublicReport) -> list[str]:
+    """What the guarantee does not cover, the most serious first."""
+    guarantee, votes = report.guarantee, report.voting
+    size = ", nor is the declared number of private records" if report.num_private_records is not None else ""
+    not_held = [
+        *guarantee.remarks,
+        "Test metrics use true labels and groups of the test records. They are outside the guarantee.",
+        *([_margin_words(votes.gate)] if votes else []),
+        "Small differences between groups on this test set may be chance: read the intervals and cell sizes.",
+        f"Public records and their groups are not protected{size}.",
+    ]
+    if not guarantee.tuning_accounted:
+        not_held.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
+    if guarantee.not_protected is not None:
+        not_held.insert(0, f"Not protected: {guarantee.not_protected}. The {report.model} may reveal them.")
+    if guarantee.noise != "os_entropy":
+        not_held.insert(0, f"Noise: {_noise(guarantee)}. This run shows what a private run looks like.")
+    return not_held
+
+
+def _margin_words(rule: GateRule) -> str:
+    if math.isinf(rule.max_disparity):
+        return "No fairness margin was set: the aggregator answered whatever the gap between groups."
+    return (
+        f"The fairness margin (γ = {_margin(rule)}) steers each answer as it is given. It does not bound the final gap "
+        "of the labels, and even less the student’s."
+    )
+
+
+def _sanitised_words(sanitised: float, bound: float) -> str:
+    """What a smooth-sensitivity release says of these votes, against the bound for any votes."""
+    compared = (
+        "less than the bound"
+        if sanitised < bound
+        else "as much as the bound"
+        if sanitised == bound
+        else "no less: the bound is smaller, and holds for any votes"
+    )
+    return (
+        "On these votes, by a smooth-sensitivity release, which the bound includes, the labels cost at most "
+        f"ε = {epsilon_text(sanitised)}, with 95 % confidence over the release’s own noise: {compared}."
+    )
+
+
+def _gate(rule: GateRule) -> str:
+    start, gap = _SCOPES[rule.cold_start], _SCOPES[rule.gap]
+    return f"γ = {_margin(rule)} after {rule.min_count} answers ({start}), gap {gap}"
+
+
+def _margin(rule: GateRule) -> str:
+    return "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
+
+
+def _noise(guarantee: Guarantee) -> str:
+    exact = "exact, from operating-system entropy"
+    return exact if guarantee.noise == "os_entropy" else guarantee.noise.replace(": ", ", ")
+
+
+def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:
+    """How the three totals lie to one another, in words; as they are printed, rounded up to hundredths."""
+    left_out = f"The paper’s leaves out {counted(rejected, 'rejection')} by the fairness gate"
+    gates = left_out if rejected else "The gate rejected none"
+    return (
+        f"Of these votes the data-dependent ε is {_against(dependent, independent)} the data-independent one. The "
+        f"ledger as in the paper is {_against(as_in_paper, dependent)} the data-dependent one. {gates}; whichever "
+        "way it differs, it is no privacy guarantee."
+    )
+
+
+def _against(value: float, other: float) -> str:
+    """``0.15 above``, ``0.15 below`` or ``equal to``, from the numbers as they are printed."""
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return "equal to" if value == other else "above" if value > other else "below"
+    difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
+    if not difference:
+        return "equal to"
+    return f"{abs(difference)} {'above' if difference > 0 else 'below'}"
+
+
+def _query_by_query(report: PrivateReport, num_teachers: int) -> dict[str, Any]:
+    """What each query cost and how far the teachers agreed on it."""
+    outcomes_Q = np.array(report.outcomes_Q, dtype=object)
+    voted_Q = outcomes_Q != "free"
+    share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / num_teachers
+    consensus_edges = np.linspace(0, 1, 21)
+    cost_Q = np.asarray(report.rdp_Q, dtype=np.float64)
+    exponent_Q, edges, labels = _log_bins(cost_Q)
+    return {
+        "cost_words": _cost_words(cost_Q),
+        "consensus_words": _consensus_words(share_Q[voted_Q], cost_Q[voted_Q]),
+        "costs": charts.histogram(
+            edges.tolist(),
+            _stacks(exponent_Q, outcomes_Q, edges),
+            x_label=f"Rényi cost of a query at order {report.rdp_order:g}, nats (logarithmic)",
+            y_label="queries",
+            title="Data-dependent cost per query",
+            ticks=labels,
+        ),
+        "consensus": charts.histogram(
+            consensus_edges.tolist(),
+            _stacks(share_Q, outcomes_Q, consensus_edges),
+            x_label="teachers that agree on the most popular label, %",
+            y_label="queries",
+            title="Consensus of the teachers",
+            ticks=[(tick / 100, str(tick)) for tick in range(0, 101, 20)],
+        ),
+    }
+
+
+def _cost_words(cost_Q: FloatArray) -> str:
+    """How much of the cost the dearest tenth of the queries makes up, at least one of them."""
+    if not cost_Q.sum():
+        return "No query has cost anything."
+    number = max(1, len(cost_Q) // 10)
+    share = percent(float(np.sort(cost_Q)[::-1][:number].sum() / cost_Q.sum()), digits=0)
+    return f"The dearest {number} of {counted(len(cost_Q), 'query', 'queries')}: {share} of the cost."
+
+
+def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray) -> str:
+    """Where the middle of the consensus lies, and what the clearer half of the votes made up of the cost."""
+    if not len(share_Q):
+        return "No query was voted on."
+    middle = (
+        f"On half of the queries that were voted on, {percent(float(np.median(share_Q)), digits=0)} of the teachers or "
+    )
+    clearer_Q = np.argsort(-share_Q, kind="stable")[: (len(share_Q) + 1) // 2]
+    if not cost_Q.sum():
+        return middle + "more agree."
+    share = percent(float(cost_Q[clearer_Q].sum() / cost_Q.sum()), digits=0)
+    return middle + f"more agree. The {len(clearer_Q)} with the clearest votes made up {share} of the cost."
+
+
+def _stacks(values_Q: FloatArray, outcomes_Q: npt.NDArray[np.object_], edges: FloatArray) -> Mapping[str, list[int]]:
+    return {outcome: np.histogram(values_Q[outcomes_Q == outcome], bins=edges)[0].tolist() for outcome in OUTCOMES}
+
+
+def _log_bins(cost_Q: FloatArray) -> tuple[FloatArray, FloatArray, list[tuple[float, str]]]:
+    """Exponents of ten, half-decade bins and their ticks; what costs less than 1e-8 gets a bin of its own, "0"."""
+    free_Q = cost_Q < _FLOOR
+    exponent_Q = np.log10(np.maximum(cost_Q, _FLOOR))
+    charged = exponent_Q[~free_Q]
+    first = math.floor(charged.min()) if charged.size else -1
+    last = max(math.floor(charged.max()) + 1 if charged.size else 0, first + 1)
+    edges = np.arange(first - 1.0, last + 0.25, 0.5)
+    ticks = [(first - 0.75, "0"), *((float(power), power_of_ten(power)) for power in range(first, last + 1))]
+    return np.where(free_Q, first - 0.75, exponent_Q), edges, ticks

@@ -69,6 +69,7 @@ class Words(HTMLParser):
         self.text = ""
         self.loaded: list[str | None] = []
         self.feed(page)
+        self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag != "script"

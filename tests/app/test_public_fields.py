@@ -28,7 +28,7 @@ from fairpate.app.rundir import RunDirectory
 from fairpate.compare_config import SweepConfig
 from fairpate.config import parse_config
 from fairpate.evaluation.frontier_page import FrontierReport
-from fairpate.evaluation.report import PublicReport
+from fairpate.evaluation.report import Guarantee, PublicReport, Voting
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
 GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
@@ -218,8 +218,15 @@ def test_a_sweep_publishes_what_is_listed(sweep: Comparison) -> None:
 def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
-        *("title", "statement", "mechanism", "gate", "num_private_records", "num_teachers", "num_public_records"),
-        *("epsilon_course_Q", "outcomes", "answered_GC", "evaluations", "reject_option", "num_training_labels"),
+        *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
+        *("num_private_records", "num_training_labels"),
+    }
+    assert {field.name for field in dataclasses.fields(Guarantee)} == {
+        *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
+        *("epsilon_sanitised", "not_protected", "remarks", "tells_size"),
+    }
+    assert {field.name for field in dataclasses.fields(Voting)} == COUNTS | {
+        *("mechanism", "gate", "num_teachers", "num_public_records", "epsilon_course_Q", "outcomes", "answered_GC")
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
         *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed")
