@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fairpate.evaluation.frontier import (
     OBJECTIVES,
@@ -48,8 +48,7 @@ _FACTORS = (1, 2, 5)
 _MOST_TICKS, _LEAST_GAP = 7, 0.08  # the gap is a share of the axis
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """One shape in every medium: plotly's name for planes, characters for space, matplotlib's marker, an SVG path."""
 
     plotly: str
@@ -60,45 +59,21 @@ class Shape:
 
 
 SHAPES = (
-    Shape(plotly="circle", filled="●", hollow="○", matplotlib="o", path="M8 2.4a5.6 5.6 0 1 0 .01 0z"),
-    Shape(plotly="square", filled="■", hollow="□", matplotlib="s", path="M3 3h10v10H3z"),
-    Shape(plotly="diamond", filled="◆", hollow="◇", matplotlib="D", path="M8 1l7 7-7 7-7-7z"),
-    Shape(plotly="triangle-up", filled="▲", hollow="△", matplotlib="^", path="M8 2l6.6 11.4H1.4z"),
-    Shape(plotly="triangle-down", filled="▼", hollow="▽", matplotlib="v", path="M8 14L1.4 2.6h13.2z"),
-    Shape(
-        plotly="star",
-        filled="★",
-        hollow="☆",
-        matplotlib="*",
-        path="M8 1l2.1 4.8 5.2.5-3.9 3.4 1.1 5.1L8 12.1l-4.5 2.7 1.1-5.1L.7 6.3l5.2-.5z",
-    ),
-    Shape(plotly="cross", filled="✚", hollow="✛", matplotlib="P", path="M6 2h4v4h4v4h-4v4H6v-4H2V6h4z"),
-    Shape(
-        plotly="x",
-        filled="✖",
-        hollow="✕",
-        matplotlib="X",
-        path="M4.5 2L8 5.5 11.5 2 14 4.5 10.5 8l3.5 3.5-2.5 2.5L8 10.5 4.5 14 2 11.5 5.5 8 2 4.5z",
-    ),
-    Shape(plotly="hexagon", filled="⬢", hollow="⬡", matplotlib="h", path="M8 1.5l5.7 3.2v6.6L8 14.5l-5.7-3.2V4.7z"),
-    Shape(plotly="pentagon", filled="⬟", hollow="⬠", matplotlib="p", path="M8 1.5l6.6 4.8-2.5 7.8H3.9L1.4 6.3z"),
-    Shape(plotly="triangle-right", filled="▶", hollow="▷", matplotlib=">", path="M14 8L2.6 14.6V1.4z"),
-    Shape(plotly="triangle-left", filled="◀", hollow="◁", matplotlib="<", path="M2 8l11.4-6.6v13.2z"),
-    Shape(plotly="diamond-tall", filled="♦", hollow="♢", matplotlib="d", path="M8 .8l4.4 7.2L8 15.2 3.6 8z"),
-    Shape(
-        plotly="hexagram",
-        filled="✶",
-        hollow="✡",
-        matplotlib=(6, 1, 0),
-        path="M8 1l2 3.5h4L12 8l2 3.5h-4L8 15l-2-3.5H2L4 8 2 4.5h4z",
-    ),
-    Shape(
-        plotly="star-diamond",
-        filled="✦",
-        hollow="✧",
-        matplotlib=(4, 1, 0),
-        path="M8 .5l2 5.5 5.5 2-5.5 2-2 5.5-2-5.5L.5 8 6 6z",
-    ),
+    Shape("circle", "●", "○", "o", "M8 2.4a5.6 5.6 0 1 0 .01 0z"),
+    Shape("square", "■", "□", "s", "M3 3h10v10H3z"),
+    Shape("diamond", "◆", "◇", "D", "M8 1l7 7-7 7-7-7z"),
+    Shape("triangle-up", "▲", "△", "^", "M8 2l6.6 11.4H1.4z"),
+    Shape("triangle-down", "▼", "▽", "v", "M8 14L1.4 2.6h13.2z"),
+    Shape("star", "★", "☆", "*", "M8 1l2.1 4.8 5.2.5-3.9 3.4 1.1 5.1L8 12.1l-4.5 2.7 1.1-5.1L.7 6.3l5.2-.5z"),
+    Shape("cross", "✚", "✛", "P", "M6 2h4v4h4v4h-4v4H6v-4H2V6h4z"),
+    Shape("x", "✖", "✕", "X", "M4.5 2L8 5.5 11.5 2 14 4.5 10.5 8l3.5 3.5-2.5 2.5L8 10.5 4.5 14 2 11.5 5.5 8 2 4.5z"),
+    Shape("hexagon", "⬢", "⬡", "h", "M8 1.5l5.7 3.2v6.6L8 14.5l-5.7-3.2V4.7z"),
+    Shape("pentagon", "⬟", "⬠", "p", "M8 1.5l6.6 4.8-2.5 7.8H3.9L1.4 6.3z"),
+    Shape("triangle-right", "▶", "▷", ">", "M14 8L2.6 14.6V1.4z"),
+    Shape("triangle-left", "◀", "◁", "<", "M2 8l11.4-6.6v13.2z"),
+    Shape("diamond-tall", "♦", "♢", "d", "M8 .8l4.4 7.2L8 15.2 3.6 8z"),
+    Shape("hexagram", "✶", "✡", (6, 1, 0), "M8 1l2 3.5h4L12 8l2 3.5h-4L8 15l-2-3.5H2L4 8 2 4.5h4z"),
+    Shape("star-diamond", "✦", "✧", (4, 1, 0), "M8 .5l2 5.5 5.5 2-5.5 2-2 5.5-2-5.5L.5 8 6 6z"),
 )
 
 

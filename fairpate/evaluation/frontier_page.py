@@ -49,7 +49,6 @@ from fairpate.evaluation.frontier_tables import (
     volumes,
 )
 from fairpate.evaluation.page import count, counted, percent, render
-from fairpate.evaluation.report import Figure
 from fairpate.evaluation.rows import FAILED, Row
 from fairpate.evaluation.selection import SelectionRule
 
@@ -204,19 +203,16 @@ def _methods(rows: Sequence[Row]) -> str:
     return ", ".join(dict.fromkeys(row.method for row in rows if row.is_unprotected))
 
 
-def _figures(report: FrontierReport, points: Sequence[Point]) -> list[Figure]:
+def _figures(report: FrontierReport, points: Sequence[Point]) -> list[tuple[str, str, str]]:
+    """The headline: a name, a value and a detail each."""
     done = [row for row in report.shown if row.record is not None]
     methods, data_sets = (sorted({getattr(row, name) for row in report.shown}) for name in ("method", "data"))
     seeds = counted(len({row.seed for row in done}), "seed")
     return [
-        Figure(name="Methods", value=count(len(methods)), detail=", ".join(methods)),
-        Figure(name="Data sets", value=count(len(data_sets)), detail=", ".join(data_sets)),
-        Figure(
-            name="Configurations",
-            value=count(len(points)),
-            detail=f"{count(len(on_frontier(points)))} of them on a frontier",
-        ),
-        Figure(name="Runs", value=count(len(done)), detail=f"{seeds}; {count(len(report.failed))} failed"),
+        ("Methods", count(len(methods)), ", ".join(methods)),
+        ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
+        ("Configurations", count(len(points)), f"{count(len(on_frontier(points)))} of them on a frontier"),
+        ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
     ]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -76,24 +75,6 @@ _SCOPES = {
 _FLOOR = 1e-8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One number of a page's headline."""
-
-    name: str
-    value: str
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One station on the way from private records to a model."""
-
-    value: str
-    name: str
-    detail: str
-
-
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document."""
     measured = report.headline
@@ -101,8 +82,6 @@ def public_report(report: PublicReport) -> str:
     return render(
         "report.html",
         **_opening(report),
-        private_steps=_private_steps(report),
-        public_steps=_public_steps(report),
         settings=_settings(report),
         budget_curve=_budget_curve(report),
         released_CG=_released(report),
@@ -162,24 +141,19 @@ def _opening(report: PublicReport) -> dict[str, Any]:
     }
 
 
-def headline_figures(measured: Evaluation, guarantee: Guarantee) -> list[Figure]:
-    """What may be published of privacy, the gap with its interval, accuracy beside its baseline, and coverage."""
+def headline_figures(measured: Evaluation, guarantee: Guarantee) -> list[tuple[str, str, str]]:
+    """What may be published of privacy, the gap with its interval, accuracy beside its baseline, and coverage.
+
+    Each has a name, a value and a detail.
+    """
     parity, answered = measured.gaps["dp_one_vs_rest"], counted(measured.num_answered, "answered test record")
+    held = f"at δ = {delta_text(guarantee.delta)}; per {guarantee.unit}, {guarantee.relation}"
+    cells = f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}"
     return [
-        Figure(
-            name="Privacy budget ε",
-            value=published_epsilon(guarantee),
-            detail=f"at δ = {delta_text(guarantee.delta)}; per {guarantee.unit}, {guarantee.relation}",
-        ),
-        Figure(
-            name="Demographic-parity gap",
-            value=decimal(parity.value),
-            detail=f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}",
-        ),
-        Figure(name="Accuracy", value=percent(measured.accuracy), detail=f"on {answered}; {majority_words(measured)}"),
-        Figure(
-            name="Coverage", value=percent(measured.coverage), detail=f"of {count(measured.num_records)} test records"
-        ),
+        ("Privacy budget ε", published_epsilon(guarantee), held),
+        ("Demographic-parity gap", decimal(parity.value), cells),
+        ("Accuracy", percent(measured.accuracy), f"on {answered}; {majority_words(measured)}"),
+        ("Coverage", percent(measured.coverage), f"of {count(measured.num_records)} test records"),
     ]
 
 
@@ -227,35 +201,6 @@ def _training_labels(report: PublicReport) -> str:
         others = f"the other {count(answered - trained)} answer queries beside the run’s own"
         return f"{count(trained)} of these labels: {others}"
     return "these labels" if trained == answered else counted(trained, "released label")
-
-
-def _private_steps(report: PublicReport) -> list[Step]:
-    number, votes = report.num_private_records, report.voting
-    undisclosed, declared = number is None, "" if number is None else "declared size; "
-    owned = "each record belongs to one teacher" if votes else "read by the training alone"
-    value = "undisclosed" if undisclosed else count(number or 0)
-    steps = [Step(value=value, name="private records", detail=declared + owned)]
-    if votes:
-        steps.append(Step(value=count(votes.num_teachers), name="teachers", detail="trained on disjoint shards"))
-    return steps
-
-
-def _public_steps(report: PublicReport) -> list[Step]:
-    measured, votes, trained = report.headline, report.voting, report.num_training_labels
-    steps, labels = [], ""
-    if votes:
-        of = f"submitted, of {count(votes.num_public_records)} public records"
-        refused = (
-            f"{count(votes.rejected_confidence)} refused for low consensus, "
-            f"{count(votes.rejected_fairness)} by the fairness gate, {count(votes.refused_free)} before the vote"
-        )
-        steps = [
-            Step(value=count(votes.queries_posed), name="queries", detail=of),
-            Step(value=count(votes.answered), name="labels released", detail=refused),
-        ]
-        labels = "; trained on " + ("labels of unrecorded number" if trained is None else counted(trained, "label"))
-    answered = f"{percent(measured.coverage)} of test records answered{labels}"
-    return [*steps, Step(value=percent(measured.accuracy), name=f"{report.model} accuracy", detail=answered)]
 
 
 def _settings(report: PublicReport) -> str:
