@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairpate.evaluation.metrics import Evaluation
-from fairpate.evaluation.page import count, counted, delta_text, epsilon_text, percent, render
+from fairpate.evaluation.page import count, percent, render
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.report import (
     GAP_NAMES,
@@ -23,9 +23,7 @@ from fairpate.evaluation.report import (
 )
 from fairpate.types import TELLS_SIZE, GateRule
 
-_NOT_STATED = "not stated by the publisher"
 _ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
-_UNKNOWN = "not known: the records were given from Python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,72 +154,19 @@ class Card:
 
 def card_page(card: Card) -> str:
     """The card as one HTML document."""
-    privacy = card.privacy
     return render(
         "card.html",
         card=card,
-        why_not=why_not_private(privacy),
-        figures=headline_figures(card.evaluation, privacy),
-        guarantee=_guarantee(privacy),
+        privacy=card.privacy,
+        why_not=why_not_private(card.privacy),
+        figures=headline_figures(card.evaluation, card.privacy),
+        epsilon=published_epsilon(card.privacy),
+        accounting=_ACCOUNTING.get(card.privacy.accounting, card.privacy.accounting),
         gap_names=GAP_NAMES,
         baseline=majority_words(card.evaluation),
         interval=interval_words,
-        model=_model(card),
-        data=_data(card.data, card.model),
-        use=[
-            ("Intended use", card.use.intended or _NOT_STATED),
-            ("Out of scope", card.use.out_of_scope or _NOT_STATED),
-            ("Contact", card.use.contact or _NOT_STATED),
-        ],
+        reject_option=_reject_option(card),
     )
-
-
-def _guarantee(privacy: Guarantee) -> list[tuple[str, str]]:
-    rows = [
-        ("Protected", f"one {privacy.unit} of the private training records"),
-        ("Neighbouring data sets", privacy.relation),
-        ("ε", published_epsilon(privacy)),
-        ("δ", delta_text(privacy.delta)),
-        ("Accounting", _ACCOUNTING.get(privacy.accounting, privacy.accounting)),
-        ("Noise", "from operating-system entropy" if privacy.noise == "os_entropy" else privacy.noise),
-        ("Touched private records", "; ".join(privacy.events)),
-        ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
-    ]
-    if privacy.not_protected is not None:
-        rows.insert(1, ("Not protected", privacy.not_protected))
-    if privacy.epsilon_sanitised is not None:
-        rows.append(("ε of these votes, released with noise", epsilon_text(privacy.epsilon_sanitised)))
-    return rows
-
-
-def _model(card: Card) -> list[tuple[str, str]]:
-    model = card.model
-    rows = [
-        ("Method", model.method),
-        ("Architecture", model.architecture),
-        ("Input", " × ".join(map(str, model.input_shape))),
-        ("Classes", ", ".join(model.classes)),
-        ("Reject option", _reject_option(card)),
-        ("sha256 of the file", model.sha256),
-    ]
-    if model.num_training_labels is not None:
-        rows.insert(1, ("Trained on", counted(model.num_training_labels, "released label")))
-    return rows
-
-
-def _data(data: CardData, model: CardModel) -> list[tuple[str, str]]:
-    rows = [
-        ("Name", data.name),
-        ("Task", data.task or _UNKNOWN),
-        ("Sensitive attribute", f"{model.sensitive_attribute}: {', '.join(model.groups)}"),
-        ("Publisher", data.publisher or _UNKNOWN),
-        ("Address", data.address or _UNKNOWN),
-        ("Licence", data.licence or _UNKNOWN),
-    ]
-    if data.options is not None:
-        options = ", ".join(f"{name}: {value}" for name, value in data.options.items())
-        rows += [("Read with", options or "no options"), ("Seed of the split", str(data.split_seed))]
-    return rows
 
 
 def _reject_option(card: Card) -> str:

@@ -106,8 +106,7 @@ def volume_interval(
     box = float(reference.prod())
     low = high = math.nan
     if have and all(len(point.seeds) > 1 for point in have):
-        contenders = _ever_on_frontier(have, columns)
-        drawn_RNO = _resampled(contenders, generator, num_replicates)[..., columns]
+        drawn_RNO = _resampled(have, generator, num_replicates)[..., columns]
         volumes = [hypervolume(values_NO, reference_O=reference) / box for values_NO in drawn_RNO]
         low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
     return VolumeInterval(
@@ -118,14 +117,6 @@ def volume_interval(
         num_points=len(have),
         num_undefined=len(lacking),
     )
-
-
-def _ever_on_frontier(points: Sequence[Point], columns: Sequence[int]) -> list[Point]:
-    """Without the points that some other one beats whichever seeds are drawn: those never add volume."""
-    best_NO = np.array([point.values_SO[:, columns].min(axis=0) for point in points])
-    worst_NO = np.array([point.values_SO[:, columns].max(axis=0) for point in points])
-    beaten_N = [bool((worst_NO < best_O).all(axis=1).any()) for best_O in best_NO]
-    return [point for point, beaten in zip(points, beaten_N, strict=True) if not beaten]
 
 
 def _resampled(points: Sequence[Point], generator: np.random.Generator, num_replicates: int) -> FloatArray:

@@ -10,7 +10,7 @@ stand only where there were votes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -77,7 +77,6 @@ _FLOOR = 1e-8
 
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document."""
-    measured = report.headline
     gaps = [gap for found in report.evaluations.values() for gap in found.gaps.values()]
     return render(
         "report.html",
@@ -89,9 +88,10 @@ def public_report(report: PublicReport) -> str:
         gap_names=GAP_NAMES,
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        orders=_orders(report.reject_option, measured.group_names),
-        guaranteed=_guaranteed(report),
-        not_guaranteed=_not_guaranteed(report),
+        order_words=_order_words(report.reject_option),
+        margin=None if report.voting is None else _margin(report.voting.gate),
+        stopped_by_votes=STOPPED_BY_VOTES,
+        sanitised_words=_sanitised_words(report.guarantee),
     )
 
 
@@ -236,113 +236,22 @@ def _released(report: PublicReport) -> list[list[float]]:
     ]
 
 
-def _orders(spread: RejectOptionSpread | None, group_names: Sequence[str]) -> dict[str, Any] | None:
-    """How a model that may refuse fares in other orders: a heading, and a row for each figure."""
+def _order_words(spread: RejectOptionSpread | None) -> str:
+    """Over what the figures of a model that may refuse are spread."""
     if spread is None:
-        return None
-    start = f"once every group has {count(max(spread.rule.min_count, 1))} answers"
-    rows = [
-        ("Accuracy on answered records", spread.accuracy, percent, ""),
-        ("Coverage", spread.coverage, percent, ""),
-        *(
-            (f"Coverage, {name}", shares, percent, "")
-            for name, shares in zip(group_names, spread.coverage_G, strict=True)
-        ),
-        ("Gap after the last answer", spread.final_gap, decimal, ""),
-        ("Largest gap on the way", spread.max_gap, decimal, start),
-    ]
-    partly = "undefined in {} orders"
-    return {
-        "words": "A model that may refuse decides on each record in view of its earlier answers: the figures with "
-        f"refusals belong to one order. Here are {count(len(spread.orders))} random orders of the same "
-        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}.",
-        "rows": [
-            (
-                name,
-                "; ".join(filter(None, (note, partly.format(found.n_undefined) if found.n_undefined else ""))),
-                [words(value) for value in (found.low, found.mean, found.high)],
-            )
-            for name, found, words, note in rows
-        ],
-    }
-
-
-def _guaranteed(report: PublicReport) -> list[str]:
-    """What the guarantee covers."""
-    guarantee, votes = report.guarantee, report.voting
-    if not math.isfinite(guarantee.epsilon):
-        return ["Nothing: no ε is finite."]
-    released = "Released labels, and whatever is" if votes else "The model, and whatever is"
-    subject = (
-        f"{released} computed from {'them, satisfy' if votes else 'it, satisfies'}"
-        if guarantee.noise == "os_entropy"
-        else f"With fresh noise the {'labels' if votes else 'model'} would satisfy"
-    )
-    held = [
-        f"{subject} (ε, δ)-differential privacy with ε = {epsilon_text(guarantee.epsilon)}, "
-        f"δ = {delta_text(guarantee.delta)}, for one {guarantee.unit} ({guarantee.relation}) among the private records."
-    ]
-    if votes:
-        held += _votes_guaranteed(votes, guarantee)
-    if guarantee.epsilon_sanitised is not None:
-        held.append(_sanitised_words(guarantee.epsilon_sanitised, guarantee.epsilon))
-    return held
-
-
-def _votes_guaranteed(votes: Voting, guarantee: Guarantee) -> list[str]:
-    """What the bound counts; totals by step may be published unless votes decided when to stop."""
-    held = [
-        "The bound is data-independent: every submitted query is charged at its worst case, whatever the votes were."
-    ]
-    if STOPPED_BY_VOTES not in guarantee.remarks:
-        held.append(
-            "How many queries were answered, and which step refused the others, is covered too: the check and the "
-            "noisy vote of every query are charged, and the gate decides by their outcomes alone."
-        )
-    if votes.rejected_fairness:
-        held.append(
-            f"{counted(votes.rejected_fairness, 'query', 'queries')} that the fairness gate rejected: charged in full, "
-            "because the noisy vote was drawn."
-        )
-    if votes.refused_free:
-        held.append(
-            f"{counted(votes.refused_free, 'refusal')} before the vote used no votes; the bound counts them all the "
-            "same, because how many there are depends on the labels released."
-        )
-    return [*held, "Only a repeat of an earlier query costs nothing: it shows the stored outcome."]
-
-
-def _not_guaranteed(report: PublicReport) -> list[str]:
-    """What the guarantee does not cover, the most serious first."""
-    guarantee, votes = report.guarantee, report.voting
-    size = ", nor is the declared number of private records" if report.num_private_records is not None else ""
-    not_held = [
-        *guarantee.remarks,
-        "Test metrics use true labels and groups of the test records. They are outside the guarantee.",
-        *([_margin_words(votes.gate)] if votes else []),
-        "Small differences between groups on this test set may be chance: read the intervals and cell sizes.",
-        f"Public records and their groups are not protected{size}.",
-    ]
-    if not guarantee.tuning_accounted:
-        not_held.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
-    if guarantee.not_protected is not None:
-        not_held.insert(0, f"Not protected: {guarantee.not_protected}. The {report.model} may reveal them.")
-    if guarantee.noise != "os_entropy":
-        not_held.insert(0, f"Noise: {_noise(guarantee)}. This run shows what a private run looks like.")
-    return not_held
-
-
-def _margin_words(rule: GateRule) -> str:
-    if math.isinf(rule.max_disparity):
-        return "No fairness margin was set: the aggregator answered whatever the gap between groups."
+        return ""
     return (
-        f"The fairness margin (γ = {_margin(rule)}) steers each answer as it is given. It does not bound the final gap "
-        "of the labels, and even less the student’s."
+        "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
+        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
+        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
     )
 
 
-def _sanitised_words(sanitised: float, bound: float) -> str:
+def _sanitised_words(guarantee: Guarantee) -> str:
     """What a smooth-sensitivity release says of these votes, against the bound for any votes."""
+    sanitised, bound = guarantee.epsilon_sanitised, guarantee.epsilon
+    if sanitised is None:
+        return ""
     compared = (
         "less than the bound"
         if sanitised < bound
