@@ -122,9 +122,7 @@ def write_reports(
     write_text(run.public_report, public_report(public))
 
 
-def _voting(
-    spending: Spending, statement: PrivacyStatement, headline: Evaluation, num_public_records: int
-) -> Voting:
+def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluation, num_public_records: int) -> Voting:
     queries, terms = statement.queries, spending.terms
     assert queries is not None
     return Voting(

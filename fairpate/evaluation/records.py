@@ -72,15 +72,16 @@ class Guarantee:
 class Voting:
     """What teachers were asked and what was answered, as far as it may be published.
 
-    ``mechanism`` says in words how labels are released.     ``epsilon_course_Q`` is the data-independent epsilon after each submitted query, at the guarantee's delta: it grows
-    with every one, also with those refused before the vote. ``answered_GC[z][k]`` counts released labels.
+    ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
+    submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
+    ``answered_GC[z][k]`` counts released labels.
     """
 
     mechanism: str
     gate: GateRule
     num_teachers: int
     num_public_records: int
-    queries_posed: int
+    queries_submitted: int
     answered: int
     rejected_confidence: int
     rejected_fairness: int
@@ -90,9 +91,9 @@ class Voting:
     answered_GC: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        if len(self.epsilon_course_Q) != self.queries_posed:
+        if len(self.epsilon_course_Q) != self.queries_submitted:
             raise ValueError(
-                f"Expected one epsilon per submitted query ({self.queries_posed}), got {len(self.epsilon_course_Q)}."
+                f"Expected one epsilon for each of {self.queries_submitted} queries, got {len(self.epsilon_course_Q)}."
             )
 
 
@@ -164,7 +165,7 @@ class PrivateReport:
     def __post_init__(self) -> None:
         if self.public.voting is None:
             raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
-        posed = self.public.voting.queries_posed
+        posed = self.public.voting.queries_submitted
         for field in (
             "rdp_Q",
             "epsilon_data_dependent_course_Q",

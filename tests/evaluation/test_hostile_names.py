@@ -94,7 +94,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
         gate=GateRule(max_disparity=0.1, min_count=2),
         num_teachers=10,
         num_public_records=30,
-        queries_posed=2,
+        queries_submitted=2,
         **counts,
         epsilon_course_Q=[1.0, 2.0],
         outcomes=[GroupOutcomes(name=name, **counts)],

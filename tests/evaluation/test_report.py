@@ -59,7 +59,7 @@ VOTING = Voting(
     gate=GateRule(max_disparity=0.1, min_count=2),
     num_teachers=100,
     num_public_records=300,
-    queries_posed=6,
+    queries_submitted=6,
     answered=3,
     rejected_confidence=1,
     rejected_fairness=1,
@@ -338,7 +338,8 @@ def test_a_released_price_is_compared_with_the_bound(sanitised: float, words: st
 
 def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     counts = {"rejected_fairness": 0, "refused_free": 0, "answered": 5}
-    words = Page(public_report(published(mechanism="Label noise of 15 votes", num_private_records=None, **counts))).words
+    page = public_report(published(mechanism="Label noise of 15 votes", num_private_records=None, **counts))
+    words = Page(page).words
     assert "Label noise of 15 votes. Fairness margin" in words
     for absent in ("rejected: charged", "before the vote used no votes", "declared"):
         assert absent not in words
@@ -409,7 +410,7 @@ def test_undefined_numbers_are_called_undefined() -> None:
 
 
 def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
-    none = replace(VOTING, queries_posed=0, answered=0, epsilon_course_Q=[])
+    none = replace(VOTING, queries_submitted=0, answered=0, epsilon_course_Q=[])
     public = published(voting=none, epsilon=0.0, num_private_records=None)
     empty = {name: [] for name in operated().__dict__ if name.endswith("_Q")}
     assert "undisclosed" in Page(public_report(public)).words
