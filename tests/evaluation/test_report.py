@@ -425,7 +425,7 @@ def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
 
 
 def test_records_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match=r"one epsilon per submitted query \(6\), got 2"):
+    with pytest.raises(ValueError, match=r"one epsilon for each of 6 queries, got 2"):
         published(epsilon_course_Q=[1.0, 2.0])
     with pytest.raises(ValueError, match="rdp_Q to have 6 entries, got 1"):
         operated(rdp_Q=[0.1])
