@@ -54,7 +54,7 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
     """One sentence: the publisher's address or instruction, and the folder to put the file into."""
     target = folder / file.path
     if file.url is None:
-        return f"{file.manual} Put {target.name} into {target.parent}."
+        return f"{file.manual} Put {target.name} into {target.parent}.".strip()
     inside = f" ({file.member} in it)" if file.member else ""
     return f"Use `fairpate data fetch`, or get {target.name} from {file.url}{inside}, and put it into {target.parent}."
 

@@ -5,6 +5,7 @@ It does what a declaration says and nothing else: read the files, trim, leave ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 
@@ -56,6 +57,10 @@ def read_records(table: Declaration, request: Request) -> Records:
         parts.append((name, rows))
         sources += [table.origins.files[file.path] if table.origins else "any"] * len(rows)
     group, features = table.group(options), table.features(options)
+    if not features:
+        raise DataError(
+            f"{table.name}: with these options no column is a feature; declare one, or change data.options."
+        )
     blocks, feature_names = zip(*(encode(rows, features, name) for name, rows in parts), strict=True)
     record_ids, unit_ids = _names(table, parts)
     return Records(
@@ -127,6 +132,7 @@ def _persons(table: Declaration, parts: list[NamedTable]) -> Names:
     return tuple(f"{table.person.prefix}-{value}" for (value,) in _values(parts, (table.person.column,)))
 
 
-def _values(parts: list[NamedTable], columns: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _values(parts: list[NamedTable], columns: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The text of each row in these columns."""
-    return [row for _, rows in parts for row in zip(*(rows[name].to_pylist() for name in columns), strict=True)]
+    for _, rows in parts:
+        yield from zip(*(rows[name].to_pylist() for name in columns), strict=True)

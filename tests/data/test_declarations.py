@@ -206,6 +206,15 @@ def test_files_whose_rows_would_be_named_differently_are_refused(shop: Path) -> 
         read(shop)
 
 
+def test_no_feature_at_all_is_a_clear_error(shop: Path) -> None:
+    text = (shop / "shop.yaml").read_text(encoding="utf-8")
+    kept = [line for line in text.splitlines() if not line.startswith("  - {column: ") or "column: sex" in line]
+    (shop / "shop.yaml").write_text("\n".join(kept).replace("keep:\n", ""), encoding="utf-8")
+    with pytest.raises(DataError, match="shop: with these options no column is a feature"):
+        read(shop)
+    assert read(shop, sensitive_as_feature=True).feature_names == ("sex=f", "sex=m")
+
+
 def test_no_record_at_all_is_a_clear_error(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(shop, "shop.yaml", "at_least: 0", "at_least: 1000000")
     monkeypatch.setattr("fairpate.data.registry.REGISTRY", Registry(shop))
