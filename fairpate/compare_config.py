@@ -1,8 +1,8 @@
 """What `fairpate compare` adds to the schema of :mod:`fairpate.config`: methods, data sets, seeds and grids.
 
-A sweep names no setting of its own: everything in ``settings`` and ``grid`` is a field of
-:class:`fairpate.train_config.TrainConfig`, checked there. For one cell they are laid over each other in this order:
-the configuration that `fairpate train` starts from, the sweep's, the data set's and the method's.
+A sweep names no setting of its own: everything in ``settings`` and ``grid`` is a field of some method, checked there.
+For one cell they are laid over each other in this order: the configuration that `fairpate run` starts from, the
+sweep's, the data set's and the method's; what the cell's method does not read is left out.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from fairpate.config import Count, CountOrZero, NotNegative, Positive, Section, Seed
+from fairpate.config import Count, CountOrZero, NotNegative, Positive, RayConfig, Section, Seed
 
 Settings = dict[str, Any]
 
 
-def _flattened(values: Any, prefix: str = "") -> Any:
+def flat_grid(values: Any, prefix: str = "") -> Any:
     """Dotted names for nested ones; what stands later wins."""
     if not isinstance(values, dict):
         return values
     flat: dict[str, Any] = {}
     for name, value in values.items():
         path = f"{prefix}.{name}" if prefix else str(name)
-        flat.update(_flattened(value, path) if isinstance(value, dict) else {path: value})
+        flat.update(flat_grid(value, path) if isinstance(value, dict) else {path: value})
     return flat
 
 
@@ -48,7 +48,7 @@ def _apart(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 Grid = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(_flattened), AfterValidator(_apart)
+    dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(flat_grid), AfterValidator(_apart)
 ]
 """Dotted fields, each with the values that it takes; a cell for every combination. ``first, second`` move together."""
 
@@ -64,7 +64,7 @@ class DataSetPart(SweepPart):
     """What one data set adds; its name is that of the data set unless ``settings`` name another."""
 
     file: Path | None = Field(
-        None, description="Configuration to start from, seen from the sweep's file; null: as `fairpate train` does."
+        None, description="Configuration to start from, seen from the sweep's file; null: as `fairpate run` does."
     )
 
 
@@ -87,8 +87,8 @@ class TasksConfig(Section):
 class SweepConfig(Section):
     """Methods x data sets x seeds x grids.
 
-    Where several grids name the same field, the method's is taken, then the data set's. ``target`` varies for methods
-    that have one.
+    Where several grids name the same field, the method's is taken, then the data set's. A field of the sweep or of a
+    data set varies for the methods that read it.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
@@ -98,6 +98,7 @@ class SweepConfig(Section):
     grid: Grid = Field(default_factory=dict, description="For every cell.")
     data_sets: dict[str, DataSetPart] = Field(min_length=1, description="By the name that results carry.")
     methods: dict[str, MethodPart] = Field(min_length=1, description="By name; a list where none has settings.")
+    ray: RayConfig = Field(RayConfig(), description="The cluster that the sweep runs on.")
     tasks: TasksConfig = TasksConfig()
     publish_unprotected: bool = Field(
         False, description="Count results of methods without privacy as public: right for public benchmark data only."

@@ -32,7 +32,6 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 # A seed repeats a configuration, and where something runs does not change what it computes.
 _SEEDS = frozenset({"seed"})
 _EPSILON_STEPS = 100  # of 1
-_ASK_TEACHERS = frozenset({"pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate"})
 _PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
 
 
@@ -95,7 +94,7 @@ class Point:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What qualifies its numbers, in words."""
-        stops = self.method in _ASK_TEACHERS and self.settings.get("pate.price") == "data_dependent"
+        stops = self.settings.get("aggregator.budget.kind") == "data_dependent"
         return (*((STOPPED_BY_VOTES,) if stops else ()), *self.degenerate)
 
     @property

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from fairpate.config import ConfigError, apply_override, merge, parse_config, read_yaml
 from fairpate.methods import DEFAULT, all_methods, find_method
 from fairpate.methods.definition import Method
+from fairpate.names import nearest
 
 Values = dict[str, Any]
 
@@ -38,14 +39,19 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
     if not isinstance(name, str):
         raise ConfigError(f"method: expected a name, got {name!r}.")
     schema = find_method(name)
-    unread = [path for path, _ in unread_by(schema, said)]
-    if unread:
-        raise ConfigError("\n".join(f"{path}: {name} does not read it; leave it out." for path in unread))
-    full = start_of(schema)
-    full = merge(full, read_of(schema, values))
+    faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
+    for path, value in unread_by([schema], said):
+        faults += refused(path, value) or [f"{path}: {name} does not read it; leave it out."]
+    full = merge(start_of(schema), values)
     for override in overrides:
         apply_override(full, override)
-    return parse_config(full | {"method": name}, schema)
+    try:
+        config = parse_config(read_of(schema, full) | {"method": name}, schema)
+    except ConfigError as error:
+        faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return config
 
 
 def start_of(schema: type[Method]) -> Values:
@@ -53,72 +59,58 @@ def start_of(schema: type[Method]) -> Values:
     return schema().model_dump()
 
 
-def read_of(schema: type[Method], values: Values) -> Values:
-    """``values`` without what other methods read. ConfigError where that is wrong in itself."""
-    faults = []
-    for path, value in unread_by(schema, values):
-        faults += _faults(path, value)
-        values = _without(values, path.split("."))
-    if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
-    return values
-
-
-def unread_by(schema: type[Method], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted fields that other methods have and ``schema`` has not, with their values."""
-    yield from _unread(schema, list(all_methods().values()), values, "")
-
-
-def _unread(schema: Any, others: Sequence[Any], values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
+    """``values`` without what the method, or section, does not have."""
     own = _fields(schema)
+    return {
+        name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name in own or not own
+    }
+
+
+def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted fields that none of ``schemas`` has, with their values."""
+    own = [_fields(schema) for schema in schemas]
+    if not all(own):  # any name may stand there, or its own type says which
+        return
     for name, value in values.items():
-        theirs = [found[name] for other in others if name in (found := _fields(other))]
-        path = f"{prefix}{name}"
-        if name not in own:
-            if theirs:
-                yield path, value
+        inner = [fields[name] for fields in own if name in fields]
+        if not inner:
+            yield f"{prefix}{name}", value
         elif isinstance(value, Mapping):
-            yield from _unread(own[name], theirs, value, f"{path}.")
+            yield from unread_by(inner, value, f"{prefix}{name}.")
 
 
-def _fields(annotation: Any) -> dict[str, Any]:
-    """The fields of a section, or of the one that may also be null."""
-    for part in (annotation, *get_args(annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return {name: field.annotation for name, field in part.model_fields.items()}
-    return {}
-
-
-def _faults(path: str, value: Any) -> list[str]:
-    """What is wrong with a value, unless some method takes it."""
-    faults: list[str] = []
-    for other in all_methods().values():
-        annotation: Any = other
-        for name in path.split("."):
-            annotation = _fields(annotation).get(name)
-        if annotation is None:
-            continue
+def refused(path: str, value: Any) -> list[str]:
+    """Why no method takes ``value`` as its field ``path``; nothing where one does."""
+    *sections, last = path.split(".")
+    known = {other: _fields_in(other, sections) for other in all_methods().values()}
+    having = [other for other, fields in known.items() if last in fields]
+    faults = [
+        f"{path}: unknown field{nearest(last, dict.fromkeys(name for names in known.values() for name in names))}."
+    ]
+    for name in reversed([*sections, last]):
+        value = {name: value}
+    for other in having:
         try:
-            TypeAdapter(annotation).validate_python(_completed(other, path, value))
-        except ValidationError as error:
-            faults = [f"{'.'.join([path, *map(str, fault['loc'])])}: {fault['msg']}." for fault in error.errors()]
+            parse_config(merge(start_of(other), value), other)
+        except ConfigError as error:
+            faults = str(error).splitlines()
         else:
             return []
     return faults
 
 
-def _completed(schema: type[Method], path: str, value: Any) -> Any:
-    """A partial section over its defaults."""
-    default: Any = start_of(schema)
-    for name in path.split("."):
-        default = default.get(name) if isinstance(default, dict) else None
-    return merge(default, value) if isinstance(default, dict) and isinstance(value, dict) else value
+def _fields_in(schema: Any, sections: Sequence[str]) -> Values:
+    for name in sections:
+        schema = _fields(schema).get(name)
+    return _fields(schema)
 
 
-def _without(values: Values, path: Sequence[str]) -> Values:
-    rest = dict(values)
-    if len(path) == 1:
-        del rest[path[0]]
-    else:
-        rest[path[0]] = _without(rest[path[0]], path[1:])
-    return rest
+def _fields(annotation: Any) -> Values:
+    """The fields of a section, or of the one that may also be null."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return {name: field.annotation for name, field in part.model_fields.items()}
+    return {}

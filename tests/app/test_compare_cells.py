@@ -11,8 +11,8 @@ from fairpate.app import compare
 from fairpate.app.compare.cells import DEMO, Cell, cells_of, load_sweep
 from fairpate.app.rundir import config_digest
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, load_config, parse_config
-from fairpate.methods.TODO import TrainConfig
+from fairpate.config import ConfigError, parse_config
+from fairpate.methods.load import load_method, start_of
 
 CONFIGS = Path(compare.__file__).parents[3] / "configs"
 SWEEPS = sorted(
@@ -69,13 +69,14 @@ def test_a_method_runs_where_it_is_told_to() -> None:
 def test_what_the_sweep_itself_says_is_refused_in_settings_and_grids() -> None:
     with pytest.raises(ConfigError) as caught:
         cells(
-            settings={"data": {"seed": 3}},
+            settings={"data": {"seed": 3}, "ray.num_actors": 2},
             grid={"seed, data.num_test": [1, 2]},
             data_sets={"color_digits": {"settings": {"out": "here"}}},
             methods={"dp_sgd": {"grid": {"method": ["pate", "sgd"]}}},
         )
     faults = str(caught.value)
     for fault in (
+        "settings.ray.num_actors: a sweep does not read it here; use ray.",
         "settings.data.seed: a sweep does not read it here; use seeds, or set split_by_seed: false.",
         "grid.seed: a sweep does not read it here; use seeds.",
         "data_sets.color_digits.settings.out: a sweep does not read it here; use out, or give --out.",
@@ -134,20 +135,22 @@ def test_a_method_without_a_target_runs_once() -> None:
     assert [cell.method for cell in found] == ["sgd", *["pate"] * 3] * 2
 
 
-def test_a_cell_starts_where_the_train_command_starts(tmp_path: Path) -> None:
-    demo = load_config(DEMO, schema=TrainConfig)
-    assert cells()[0].config == demo.model_copy(update={"method": "dp_sgd"})
+def test_a_cell_starts_where_the_run_command_starts(tmp_path: Path) -> None:
+    for method in ("dp_sgd", "pate_s_pre"):
+        assert cells(methods=[method])[0].config == load_method(DEMO, method=method)
     (tmp_path / "start.yaml").write_text("data: {name: color_digits}\ndp_sgd: {epochs: 3}\n")
     from_file = cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}})[0]
     assert from_file.config.dp_sgd.epochs == 3
-    assert from_file.config.teachers == TrainConfig().teachers
+    assert from_file.config.dp_sgd.batch_size == start_of(type(from_file.config))["dp_sgd"]["batch_size"]
     assert (from_file.data, from_file.config.data.name) == ("mine", "color_digits")
 
 
 def test_digests_name_what_is_computed_and_not_where() -> None:
     base = cells()[0]
     assert base.digest == config_digest(base.config)
-    assert cells(settings={"ray.num_actors": 1})[0].digest == base.digest
+    teachers = [cells(methods=["pate"], ray={"num_actors": count})[0] for count in (1, 2)]
+    assert [cell.config.ray.num_actors for cell in teachers] == [1, 2]
+    assert teachers[0].digest == teachers[1].digest
     assert cells(settings={"dp_sgd.clip_norm": 2})[0].digest != base.digest
     assert cells(settings={"dp_sgd.clip_norm": base.config.dp_sgd.clip_norm})[0].digest == base.digest
     named = cells(data_sets={"mine": {"settings": {"data.name": "color_digits"}}})[0]
@@ -159,20 +162,23 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
         data_sets={"color_digits": {"settings": {"data.options": {"sensitive": "colour"}}}},
         methods={
             "fairpate": {
-                "settings": {"student.idp3": {"max_disparity": 0.05, "min_count": 5}, "dp_sgd.num_records": 500},
+                "settings": {"student.idp3": {"max_disparity": 0.05, "min_count": 5}, "noise": "seeded"},
                 "grid": {"aggregator.gate.max_disparity": [0.1, float("inf")], "student.model.hidden": [[8, 4]]},
-            }
+            },
+            "sgd": None,
+            "fair_dp_sgd": {"settings": {"public_data.self_label.fit.epochs": 2, "dp_sgd.num_records": 500}},
         },
         seeds=[0, 2],
-        settings={"target.delta": 1e-6},
+        settings={"target.delta": 1e-6, "sgd.epochs": 3, "teachers.num_teachers": 5, "target.relation": "replace one"},
     )
-    assert len(found) == 4
+    assert len(found) == 8
     for cell in found:
         words = shlex.split(cell.command)
-        assert words[:5] == ["fairpate", "train", "fairpate", "--data", "color_digits"]
-        assert words[5::2] == ["--set"] * len(words[6::2])
-        again = load_config(DEMO, [*words[6::2], "method=fairpate"], schema=TrainConfig)
+        assert words[:6] == ["fairpate", "run", "--method", cell.method, "--data", "color_digits"]
+        assert words[6::2] == ["--set"] * len(words[7::2])
+        again = load_method(DEMO, [*words[7::2], "data.name=color_digits"], method=cell.method)
         assert config_digest(again) == cell.digest
+        assert all(("teachers" in word, "sgd" in word) != (True, True) for word in words)
     assert "--set aggregator.gate.max_disparity=.inf" in found[1].command
 
 
@@ -220,7 +226,9 @@ def test_what_only_a_method_or_a_loader_can_refuse_is_refused_before_anything_ru
         )
     assert "data_sets.color_digits.settings.data.options.sensitive" in str(caught.value)
     assert "did you mean adult" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"methods\.pate\.settings\.target\.relation: 'replace one'"):
+    with pytest.raises(
+        ConfigError, match=r"methods\.pate\.settings\.target\.relation: pate does not read it; leave it out"
+    ):
         cells(methods={"pate": {"settings": {"target.relation": "replace one", "target.accounting": "pld"}}})
 
 
@@ -356,3 +364,53 @@ tasks: {num_cpus: 0}
         ("data_sets.color_digits.grid.data.num_test", "valid integer"),
     ):
         assert any(all(word in line for word in words) for line in errors.splitlines()), (words, errors)
+
+
+def test_what_a_method_does_not_read_changes_nothing_of_its_cells() -> None:
+    plain = {cell.method: cell for cell in cells(methods=["sgd", "dp_sgd", "raco_dp"])}
+    settings = {"raco_dp.bound": 0.5, "noise": "seeded"}
+    told = {
+        cell.method: cell for cell in cells(methods=["sgd", "dp_sgd", "raco_dp", "pate"], settings=settings | BUDGET)
+    }
+    assert told["sgd"] == plain["sgd"]
+    assert not told["sgd"].config.is_seeded
+    assert told["dp_sgd"].config.is_seeded
+    assert told["dp_sgd"].config.dp_sgd == plain["dp_sgd"].config.dp_sgd
+    bounds = cells(methods=["dp_sgd", "raco_dp"], grid={"raco_dp.bound": [0.1, 0.2]})
+    assert [cell.method for cell in bounds] == ["dp_sgd", "raco_dp", "raco_dp"]
+    assert bounds[0] == plain["dp_sgd"]
+    assert not {"raco_dp", "teachers", "aggregator"} & told["dp_sgd"].config.model_dump().keys()
+
+
+BUDGET = {"aggregator.budget": {"kind": "data_dependent", "accept_leak": True, "epsilon": 2}}
+
+
+def test_of_fields_that_move_together_a_method_takes_what_it_reads() -> None:
+    found = cells(
+        methods=["dp_sgd", "pate", "fairpate", "pate_s_in"],
+        grid={"aggregator.gate.max_disparity, target.epsilon": [1, 2], "pate_s_in.weight": [0.1, 0.2, 0.3]},
+    )
+    assert [cell.method for cell in found] == ["dp_sgd"] * 2 + ["pate"] * 2 + ["fairpate"] * 2 + ["pate_s_in"] * 6
+    assert [cell.config.target.epsilon for cell in found[:6]] == [1, 2] * 3
+    assert [cell.config.aggregator.gate.max_disparity for cell in found[4:6]] == [1, 2]
+
+
+def test_what_no_cell_reads_is_checked_all_the_same() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(
+            methods={"sgd": {"grid": {"target.epsilon": [1]}}},
+            settings={"aggregator": {"num_queris": 3}, "dp_sgd.epochs": "many", "aggregatr": 1, "sgd.epoch": 2},
+            grid={"target.epsilon": [2, 0], "pf_ld.clip_norm": [-1]},
+        )
+    faults = str(caught.value).splitlines()
+    assert len(faults) == 7
+    for start, words in (
+        ("settings.aggregator.num_queris", "did you mean num_queries"),
+        ("settings.dp_sgd.epochs", "valid number"),
+        ("settings.aggregatr", "did you mean aggregator"),
+        ("settings.sgd.epoch", "did you mean epochs"),
+        ("grid.target.epsilon", "(got 0)"),
+        ("grid.pf_ld.clip_norm", "greater than 0"),
+        ("methods.sgd.grid.target.epsilon", "sgd does not read it; leave it out."),
+    ):
+        assert sum(fault.startswith(f"{start}: ") and words in fault for fault in faults) == 1, (start, faults)

@@ -24,8 +24,8 @@ from fairpate.app.compare.run import Comparison, compare, run_cell
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows, write_rows
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError
-from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig
 from fairpate.config import parse_config
 from fairpate.types import RunRecord, VoteBatch
@@ -36,16 +36,15 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 QUIET = Console(quiet=True)
 SMALL = {
     "target.accounting": "rdp",
-    "dp_sgd": {"epochs": 1, "batch_size": 200, "noise": "seeded"},
+    "noise": "seeded",
+    "dp_sgd": {"epochs": 1, "batch_size": 200},
     "sgd": {"epochs": 2},
     "student": {"model": {"name": "mlp", "hidden": [16]}, "fit": {"epochs": 2}},
     "teachers": {"num_teachers": 8, "fit": {"epochs": 2}},
     "aggregator": {
         "num_queries": 30,
         "mechanism": {"threshold": 0, "threshold_stddev_votes": 1, "noise_stddev_votes": 1},
-        "noise": "seeded",
     },
-    "ray.num_actors": 1,
 }
 
 # A method that protects the colour alone must not see it.
@@ -59,6 +58,7 @@ def sweep_of(**values: Any) -> SweepConfig:
         "methods": ["dp_sgd"],
         "settings": SMALL,
         "grid": {"target.epsilon": [1, 2, 3]},
+        "ray": {"num_actors": 1},
         "tasks": {"num_cpus": 0.5, "max_retries": 0},
     }
     return parse_config(defaults | values, SweepConfig)
@@ -392,9 +392,8 @@ def test_cells_that_no_node_can_hold_are_refused_before_teachers_are_trained(
 
 
 def test_nodes_that_come_on_demand_are_waited_for(tmp_path: Path) -> None:
-    waiting = SMALL | {"ray.wait_for_nodes_s": 1}
     with pytest.raises(PoolError, match=r"tasks\.num_cpus=1000 .*wait_for_nodes_s, now 1, if"):
-        run(tmp_path, counted, tasks={"num_cpus": 1000}, settings=waiting)
+        run(tmp_path, counted, tasks={"num_cpus": 1000}, ray={"wait_for_nodes_s": 1})
     assert ran(tmp_path) == []
 
 
@@ -431,13 +430,13 @@ def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
 
 
 @pytest.mark.parametrize("method", ["dp_sgd", "fairpate", "sf_pate"])
-def test_a_cell_is_what_the_train_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
+def test_a_cell_is_what_the_run_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
     row = next(row for row in trained.rows if (row.method, row.seed) == (method, 1))
     methods = SF_PATE if method == "sf_pate" else {method: None}
     sweep = sweep_of(methods=methods, grid={"target.epsilon": [2]}, seeds=[1])
     (cell,) = cells_of(sweep, folder=Path())
     assert cell.digest == row.digest
-    alone = train_method(cell.config.model_copy(update={"out": tmp_path / "alone"}), Reporter(quiet=True))
+    alone = run_method(cell.config.model_copy(update={"out": tmp_path / "alone"}), Reporter(quiet=True))
     record = json.loads(alone.record.read_text())
     assert row.record is not None
     for field in ("epsilon", "accuracy", "disparity", "coverage", "unit", "relation", "delta"):

@@ -35,7 +35,7 @@ def measured(**changes: object) -> Row:
         data="adult",
         seed=3,
         config=record.config,
-        command="fairpate train pate --data adult",
+        command="fairpate run --method pate --data adult",
         minutes=0.5,
         record=record,
     )

@@ -7,11 +7,9 @@ import os
 
 import pytest
 
-from fairpate.app.methods import METHODS
 from fairpate.app.records_table import write_rows
 from fairpate.app.specify import repeat_command
 from fairpate.evaluation.rows import Row
-from fairpate.methods.TODO import TrainConfig
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
 
@@ -47,7 +45,7 @@ def row(
     }
     return Row(
         digest=f"{method}-{data}-{seed}-{epsilon}",
-        command=f"fairpate train {method} --data {data} --epsilon {epsilon} --seed {seed}",
+        command=f"fairpate run --method {method} --data {data} --epsilon {epsilon} --seed {seed}",
         minutes=1.0,
         record=RunRecord(**identity, **(fields | changes)),
         **identity,
@@ -115,7 +113,7 @@ def test_a_degenerate_predictor_is_named_and_recommended_before_none(specify, tm
     assert f"Accuracy to compare with: {compared}" in words
     assert "achievable by 2 of 3 configurations. Behind all others, as degenerate" in words
     assert "¹ Degenerate: predicts 'no' for every record." in words
-    assert "repeat the first: fairpate train dp_sgd" in words
+    assert "repeat the first: fairpate run --method dp_sgd" in words
     (answer,) = json.loads(specify(*asked, "--json")[1])["answers"]
     assert [offer["degenerate"] for offer in answer["met"]] == [[], ["Degenerate: predicts 'no' for every record."]]
     assert answer["num_degenerate"] == 1
@@ -140,7 +138,7 @@ def test_what_is_not_achievable_gets_the_nearest_with_its_distance(specify, tabl
 def test_the_words_name_method_spread_and_command(specify, tables):
     code, output, _ = specify("--epsilon", 3, "--disparity", 0.05, "--frontier", tables[0])
     assert code == 0
-    for words in ("per record, replace one", "82.0", "± 2.8", "1 of 2", "fairpate train fairpate", "costs privacy"):
+    for words in ("per record, replace one", "82.0", "± 2.8", "1 of 2", "run --method fairpate", "costs privacy"):
         assert words in output
     code, output, _ = specify("--epsilon", 0.5, "--frontier", tables[0])
     assert "not achievable" in output
@@ -168,13 +166,12 @@ def test_the_newest_comparison_is_taken_where_none_is_given(specify, tables, tmp
 
 
 def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
-    leaky = {"pate": {"price": "data_dependent"}}
     rows = [
-        row("dp_sgd", "adult", 0, settings={"dp_sgd": {"noise": "seeded"}}),
-        row("fairpate", "adult", 0, settings=leaky),
-        row("dp_fermi", "adult", 0, settings=leaky),
+        row("dp_sgd", "adult", 0, settings={"noise": "seeded"}),
+        row("fairpate", "adult", 0, settings={"aggregator": {"budget": {"kind": "data_dependent"}}}),
+        row("dp_fermi", "adult", 0, settings={"noise": "os_entropy"}),
     ]
-    moved = [row("dp_sgd", "bank", 0, settings={"dp_sgd": {"noise": "seeded"}})]
+    moved = [row("dp_sgd", "bank", 0, settings={"noise": "seeded"})]
     for name, found in (("rows", rows), ("moved", moved)):
         write_rows(found, tmp_path / f"{name}.parquet")
     asked = ("--epsilon", 3, "--frontier", tmp_path / "rows.parquet")
@@ -200,7 +197,7 @@ def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
 
 def test_the_longest_name_fits_in_80_columns(specify, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    noise = {"randomised_response": {"noise": "seeded"}}
+    noise = {"noise": "seeded"}
     rows = [
         row("randomised_response", "adult", s, accuracy=0.8 + s / 100, coverage=0.9, settings=noise) for s in (0, 1)
     ]
@@ -258,39 +255,14 @@ def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, m
     ("command", "expected"),
     [
         (
-            "fairpate train fairpate --data 'my data' --set aggregator.noise=seeded --set dp_sgd.epochs=2 "
-            "--set aggregator.gate.max_disparity=0.1 --set 'teachers.model.hidden=[8, 8]'",
-            "fairpate train fairpate --data 'my data' --set aggregator.gate.max_disparity=0.1 "
-            "--set 'teachers.model.hidden=[8, 8]'",
+            "fairpate run --method fairpate --data 'my data' --set noise=seeded --set 'teachers.model.hidden=[8, 8]'",
+            "fairpate run --method fairpate --data 'my data' --set 'teachers.model.hidden=[8, 8]'",
         ),
-        (
-            "fairpate train dp_sgd --data adult --set dp_sgd.noise=seeded --set student.fit.epochs=3 --set seed=1",
-            "fairpate train dp_sgd --data adult --set seed=1",
-        ),
-        (
-            "fairpate train dp_sgd --set public_data.self_label=true --set student.fit.epochs=3",
-            "fairpate train dp_sgd --set public_data.self_label=true --set student.fit.epochs=3",
-        ),
-        ("fairpate train of_another_version --set a.b=1", "fairpate train of_another_version --set a.b=1"),
+        ("fairpate run --method dp_sgd --set seed=1 --set noise=seeded", "fairpate run --method dp_sgd --set seed=1"),
+        ("fairpate run --method sgd --set seed=1", "fairpate run --method sgd --set seed=1"),
+        ("fairpate train dp_sgd --set dp_sgd.noise=seeded", "fairpate train dp_sgd --set dp_sgd.noise=seeded"),
         ("make results", "make results"),
     ],
 )
-def test_the_command_to_repeat_has_fresh_noise_and_what_its_method_reads(command, expected):
+def test_the_command_to_repeat_has_fresh_noise(command, expected):
     assert repeat_command(command) == expected
-
-
-def test_every_method_reads_its_own_section_and_no_other_s():
-    for name, method in METHODS.items():
-        config = TrainConfig(method=name)
-        assert all(
-            method.reads(config, field) for field in ("seed", "data.name", "target.epsilon", "student.model.name")
-        )
-        if name in TrainConfig.model_fields:
-            assert method.reads(config, name)
-    sections = ("sgd", "dp_sgd", "teachers", "f_ld")
-    read = {name: [part for part in sections if METHODS[name].reads(TrainConfig(), part)] for name in METHODS}
-    assert read["sgd"] == ["sgd"]
-    assert read["raco_dp"] == ["dp_sgd"]
-    assert read["dp_postprocessing"] == ["sgd", "dp_sgd"]
-    assert read["sf_pate"] == ["teachers", "f_ld"]
-    assert read["fairpate"] == ["teachers"]

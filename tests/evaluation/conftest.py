@@ -19,7 +19,8 @@ def _config(method, data, seed, epsilon, margin):
         "seed": seed,
         "data": {"name": data, "seed": seed},
         "target": {"epsilon": epsilon},
-        "aggregator": {"gate": {"max_disparity": margin}, "noise": "os_entropy"},
+        "noise": "os_entropy",
+        "aggregator": {"gate": {"max_disparity": margin}},
     }
 
 
@@ -38,7 +39,7 @@ def _row(method, data, seed, epsilon, margin, price=None, **changes):
         "disparity": (margin if has_margin else 0.2) + 0.002 * number,
     }
     identity = {"method": method, "data": data, "seed": seed, "config": config}
-    command = f"fairpate train {method} --data {data} --set target.epsilon={epsilon} --seed {seed}"
+    command = f"fairpate run --method {method} --data {data} --set target.epsilon={epsilon} --seed {seed}"
     record = RunRecord(**identity, **(fields | changes))
     return Row(digest=f"{method}{data}{seed}{epsilon}{margin}", command=command, minutes=0.5, record=record, **identity)
 
@@ -64,7 +65,7 @@ def comparison():
         identity = {"method": "dp_fermi", "data": "adult", "seed": 0, "config": config}
         failed = Row(
             digest="failed",
-            command="fairpate train dp_fermi --epsilon 0.1",
+            command="fairpate run --method dp_fermi --epsilon 0.1",
             minutes=0.1,
             error="no <noise> fits",
             **identity,

@@ -325,10 +325,12 @@ def test_every_seed_has_its_own_set_of_what_it_reached():
 
 
 def test_noise_from_a_seed_is_found_wherever_it_is_set():
-    seeded = {"aggregator": {"noise": "os_entropy"}, "dp_sgd": {"noise": "seeded"}}
-    assert is_seeded(seeded)
-    assert is_seeded(settings_of(seeded))
-    assert not is_seeded({"aggregator": {"noise": "os_entropy"}, "title": "seeded"})
+    seeded = {"noise": "seeded", "dp_sgd": {"epochs": 1}}
+    of_an_earlier_version = {"aggregator": {"noise": "os_entropy"}, "dp_sgd": {"noise": "seeded"}}
+    for config in (seeded, of_an_earlier_version):
+        assert is_seeded(config)
+        assert is_seeded(settings_of(config))
+    assert not is_seeded({"noise": "os_entropy", "title": "seeded"})
     noisy, plain = points_of([run_record(config=seeded), run_record("sgd", config=seeded, epsilon=math.inf)])
     assert noisy.is_seeded
     assert not plain.is_seeded

@@ -177,7 +177,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
     tab.click(*at)
     assert tab.until("document.getElementById('point').open", seconds=10)
     shown = tab.run("document.getElementById('point').innerText")
-    assert "fairpate train" in shown
+    assert "fairpate run" in shown
     assert "target.epsilon" in shown
     assert tab.run("document.querySelectorAll('.plot.space canvas').length") == 2
     assert faults(tab) == []
@@ -187,7 +187,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
 
 def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
     first = comparison()[0]
-    config = first.config | {"pate": {"price": "data_dependent"}}
+    config = first.config | {"aggregator": {"budget": {"kind": "data_dependent"}}}
     address = page(
         tmp_path / "report.html", [replace(first, config=config, record=replace(first.record, config=config))]
     )

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from fairpate.app.methods import METHODS
 from matplotlib.figure import Figure
 
 from fairpate.evaluation.frontier import points_of
@@ -28,6 +27,7 @@ from fairpate.evaluation.frontier_charts import (
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.rows import Row
+from fairpate.methods import method_names
 from fairpate.types import STOPPED_BY_VOTES
 
 VOID = {"meta", "link", "input", "br", "wbr"}
@@ -126,7 +126,7 @@ def test_results_without_privacy_are_the_operators_unless_the_data_are_public(co
 def test_every_point_carries_its_configuration_and_commands(public):
     model = model_of(public)
     point = next(p for p in model["points"] if model["series"][p["series"]]["name"] == "fairpate")
-    assert point["commands"][0].startswith("fairpate train fairpate")
+    assert point["commands"][0].startswith("fairpate run --method fairpate")
     assert len(point["commands"]) == len(point["seeds"]) == 2
     assert set(point["settings"]) == {"target.epsilon", "aggregator.gate.max_disparity", "data.name"}
     assert model["series"][point["series"]]["shared"]["method"] == "fairpate"
@@ -137,36 +137,30 @@ def test_every_point_carries_its_configuration_and_commands(public):
 def test_failed_runs_are_listed_with_their_command_and_for_the_operator_with_their_cause(public, comparison):
     words = Nesting(public).words
     assert "1 run without a result" in words
-    assert "fairpate train dp_fermi --epsilon 0.1" in words
+    assert "fairpate run --method dp_fermi --epsilon 0.1" in words
     assert "no <noise> fits" not in words
     assert "no <noise> fits" in Nesting(written(comparison(), for_operator=True)).words
 
 
 def test_seeded_noise_is_said(comparison):
     rows = comparison()
-    seeded = [
-        replace(row, config=row.config | {"aggregator": {"noise": "seeded"}}) if row.record is not None else row
-        for row in rows
-    ]
+    seeded = [replace(row, config=row.config | {"noise": "seeded"}) if row.record is not None else row for row in rows]
     assert "Reproducible runs: not private" in written(seeded)
     assert "Reproducible runs: not private" not in written(rows)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(method, comparison):
-    """Of methods that ask teachers, and of these alone: others may carry the setting, and it means nothing."""
+@pytest.mark.parametrize("kind", ["data_independent", "data_dependent"])
+def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(kind, comparison):
     record = comparison()[0].record
-    for price in ("data_independent", "data_dependent"):
-        told = replace(record, method=method, config=record.config | {"pate": {"price": price}})
-        (point,) = script_data(points_of([told]))["points"]
-        asks = METHODS[method].asks_teachers or METHODS[method].has_own_teachers
-        assert point["remarks"] == [STOPPED_BY_VOTES] * (asks and price == "data_dependent")
+    told = replace(record, config=record.config | {"aggregator": {"budget": {"kind": kind}}})
+    (point,) = script_data(points_of([told]))["points"]
+    assert point["remarks"] == [STOPPED_BY_VOTES] * (kind == "data_dependent")
 
 
 @pytest.mark.parametrize("noise", ["seeded", "os_entropy"])
 def test_pictures_say_that_noise_came_from_a_seed(noise, comparison, monkeypatch):
     rows = [row for row in comparison() if (row.data, row.method) == ("adult", "fairpate")]
-    records = [replace(row.record, config=row.config | {"dp_sgd": {"noise": noise}}) for row in rows]
+    records = [replace(row.record, config=row.config | {"noise": noise}) for row in rows]
     captions = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text, **__: captions.append(" ".join(text.split())))
     frontier_figures(points_of(records))
@@ -203,7 +197,7 @@ def test_a_price_that_depends_on_votes_strikes_no_published_point(comparison):
 
 def test_marks_differ_in_shape_and_size_means_accuracy_by_area():
     assert len({shape.plotly for shape in SHAPES}) == len({shape.matplotlib for shape in SHAPES}) == len(SHAPES)
-    assert len(SHAPES) >= len(METHODS)
+    assert len(SHAPES) >= len(list(method_names()))
     areas = [size_of(accuracy, (0.5, 0.9)) ** 2 for accuracy in (0.5, 0.7, 0.9)]
     assert areas[1] - areas[0] == pytest.approx(areas[2] - areas[1])
 

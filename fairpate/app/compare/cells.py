@@ -1,7 +1,8 @@
-"""From a sweep's configuration to its cells: every one a whole TrainConfig, checked before anything runs.
+"""From a sweep's configuration to its cells: each the whole configuration of a method, checked before anything runs.
 
-All faults of all cells are reported at once, each under the place in the sweep that set the field. Two cells that
-compute the same are one.
+All faults of all cells are reported at once, each under the place in the sweep that set the field. A cell holds what
+its method reads and nothing else, so that an axis it does not read makes no second one: two that compute the same are
+one.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from fairpate.app.methods import METHODS
 from fairpate.app.rundir import determining_values, values_digest
-from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
-from fairpate.config import ConfigError, DataConfig, apply_override, load_config, merge, parse_config, read_yaml
+from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, flat_grid, overlapping
+from fairpate.config import ConfigError, DataConfig, apply_override, merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, find_entry
 from fairpate.data.files import locate
-from fairpate.methods.TODO import TrainConfig
+from fairpate.methods import all_methods, find_method
+from fairpate.methods.definition import Method
+from fairpate.methods.load import configured, read_of, refused, start_of, unread_by
 from fairpate.names import nearest
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
-_PLACES = ("out", "storage", "ray", "data.data_dir", "teachers.engine", "teachers.block_size")
 _WEIGHTS = ".weights.path"
-_SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out"}
+_SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out", "ray": "ray"}
+
+Values = dict[str, Any]
+Faults = dict[str, None]
+"""Each once, in the order in which they were found."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Cell:
     """One configuration of a sweep. ``data`` is the name that results carry, ``digest`` that of what is computed."""
 
     data: str
-    config: TrainConfig
+    config: Method
     digest: str
 
     @property
@@ -46,29 +51,23 @@ class Cell:
         """The method's name."""
         return self.config.method
 
-    @property
-    def is_private(self) -> bool:
-        """Whether the method promises anything."""
-        return METHODS[self.method].promises(self.config)
-
     @cached_property
     def command(self) -> str:
-        """A shell command that computes the same: only what differs from where `fairpate train` starts is named.
+        """A shell command that computes the same: only what differs from where `fairpate run` starts is named.
 
         It is published, so it names files of weights without their folders; the checksum says which file is meant.
         """
         name = self.config.data.name
-        start = flattened(_start(name).model_dump(mode="json"))
-        now = flattened(self.config.model_dump(mode="json"))
-        changed = {
-            path: now.get(path)
-            for path in now
-            if path not in start or now[path] != start[path]
-            if path not in ("method", "data.name") and not path.startswith(_PLACES)
-        }
-        changed |= {path: Path(value).name for path, value in changed.items() if path.endswith(_WEIGHTS) and value}
-        overrides = [f"--set {shlex.quote(f'{path}={_yaml(value)}')}" for path, value in changed.items()]
-        return " ".join(["fairpate train", self.method, "--data", shlex.quote(name), *overrides])
+        start = flattened(determining_values(_start(self.method, name)))
+        now = flattened(determining_values(self.config))
+        every = flattened(self.config.model_dump(mode="json"))
+        now |= {path: Path(value).name for path, value in every.items() if path.endswith(_WEIGHTS) and value}
+        overrides = [
+            f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
+            for path, value in now.items()
+            if (path not in start or start[path] != value) and path not in ("method", "data.name")
+        ]
+        return " ".join(["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(name), *overrides])
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
@@ -79,7 +78,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     return parse_sweep(values, folder=path.parent, data_dir=data_dir)
 
 
-def parse_sweep(values: dict[str, Any], *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
+def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
     """The sweep that ``values`` write down. Where its form is wrong, ConfigError lists the faults of its cells too."""
     _require_sweep(values)
     try:
@@ -89,28 +88,33 @@ def parse_sweep(values: dict[str, Any], *, folder: Path, data_dir: Path | None =
         raise ConfigError("\n".join([str(error), *in_cells])) from error
 
 
-def _require_sweep(values: Mapping[str, Any]) -> None:
+def _require_sweep(values: Values) -> None:
     """ConfigError, in one line, for the configuration of a run."""
-    of_a_run = [name for name in values if name in TrainConfig.model_fields and name not in SweepConfig.model_fields]
+    fields = {
+        name for schema in all_methods().values() for name in schema.model_fields
+    } - SweepConfig.model_fields.keys()
+    of_a_run = [name for name in values if name in fields]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
         raise ConfigError(
             f"no sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; a configuration of one run is "
-            "for `fairpate run`, or for `fairpate train METHOD --config`."
+            "for `fairpate run`."
         )
 
 
-def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
+def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
     """The faults of the cells that are left without the parts whose form is wrong; none where too little is left."""
     assert isinstance(form.__cause__, ValidationError)
     rest = copy.deepcopy(values)
+    for part in [rest, *_sections(rest.get("data_sets")), *_sections(rest.get("methods"))]:
+        if "grid" in part:
+            part["grid"] = flat_grid(part["grid"])
     left_out: list[str] = []
     for fault in form.__cause__.errors():
         place = [str(name) for name in fault["loc"]]
         if place[:1] == ["data_sets"] and place[2:3] not in (["grid"], ["settings"]):
             place = place[:2]  # without its own file it may be another data set
+            left_out += place[1:]
         _leave_out(rest, place)
-        if place[:1] == ["data_sets"] and place[1:] and place[1] not in (rest.get("data_sets") or {}):
-            left_out.append(place[1])
     try:
         sweep = SweepConfig.model_validate(rest)
     except ValidationError:
@@ -122,39 +126,22 @@ def _faults_of_the_rest(values: dict[str, Any], form: ConfigError, folder: Path,
     return []
 
 
-def _leave_out(values: dict[str, Any], place: Sequence[str]) -> None:
-    """Remove what stands at ``place``, or the part of it that is there; of axes that overlap, all but the first."""
-    section: Any = values
-    for number, name in enumerate(place):
-        if not isinstance(section, dict):
-            return
-        if name not in section:
-            _leave_out_dotted(section, name)
-            return
-        inner = section[name]
-        if number == len(place) - 1 and name == "grid" and isinstance(inner, dict):
-            section[name] = _first_axes(inner)
-        elif number == len(place) - 1 or not isinstance(inner, dict):
-            del section[name]
-            return
-        section = inner
+def _sections(parts: Any) -> list[Values]:
+    return [part for part in parts.values() if isinstance(part, dict)] if isinstance(parts, dict) else []
 
 
-def _leave_out_dotted(section: dict[str, Any], dotted: str) -> None:
-    """Remove an axis that is written as sections in sections."""
-    first, _, rest = dotted.partition(".")
-    if isinstance(section.get(first), dict) and rest and rest not in section[first]:
-        _leave_out_dotted(section[first], rest)
-    elif isinstance(section.get(first), dict) and rest:
-        del section[first][rest]
-
-
-def _first_axes(grid: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for axis, values in flattened(grid).items():
-        if not any(overlapping(axis, other) for other in kept):
-            kept[axis] = values
-    return kept
+def _leave_out(section: Values, place: Sequence[str]) -> None:
+    """Remove what stands at ``place``, or the part that holds it; of axes that overlap, all but the first."""
+    name, *inner = place
+    if inner and isinstance(section.get(name), dict):
+        _leave_out(section[name], inner)
+    elif name == "grid" and isinstance(section.get(name), dict):
+        axes = section[name]
+        earlier = [list(axes)[:number] for number in range(len(axes))]
+        clear = zip(axes, earlier, strict=True)
+        section[name] = {axis: axes[axis] for axis, others in clear if not any(overlapping(axis, o) for o in others)}
+    else:
+        section.pop(name, None)
 
 
 def cells_of(
@@ -165,15 +152,24 @@ def cells_of(
     ``folder`` is where the sweep's file lies; ``left_out`` names data sets that methods may list and that are not here.
     ConfigError lists all faults of all cells.
     """
-    faults = dict.fromkeys([*_unknown_names(sweep, left_out), *_said_elsewhere(sweep)])
+    faults: Faults = {}
+    schemas = _schemas(sweep, faults)
+    faults |= dict.fromkeys([*_unknown_data_sets(sweep, left_out), *_said_elsewhere(sweep), *_unread(sweep, schemas)])
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
+        here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
         try:
             start = _data_set_start(data, part, folder)
         except ConfigError as error:
             faults[f"data_sets.{data}.file: {error}"] = None
             continue
-        configs = [_config(data, start, layers, data_dir, faults) for layers in _layers(sweep, data)]
+        unread = unread_by(list(here.values()), start)
+        faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
+        configs = [
+            _config(data, method, schema, start, layers, data_dir, faults)
+            for method, schema in here.items()
+            for layers in _layers(sweep, data, method)
+        ]
         faults |= dict.fromkeys(_misnamed(data, configs))
         over_seeds = [_over_seeds(data, config, sweep) for config in configs if config is not None]
         cells |= {cell.digest: cell for of_seed in zip(*over_seeds, strict=True) for cell in of_seed}
@@ -182,38 +178,85 @@ def cells_of(
     return list(cells.values())
 
 
-def _misnamed(data: str, configs: Iterable[TrainConfig | None]) -> Iterator[str]:
+def _schemas(sweep: SweepConfig, faults: Faults) -> dict[str, type[Method]]:
+    """The class of every method that there is."""
+    schemas = {}
+    for method in sweep.methods:
+        try:
+            schemas[method] = find_method(method)
+        except ConfigError as error:
+            faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
+    return schemas
+
+
+def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
+    return [name for name, part in sweep.methods.items() if part.data_sets is None or data in part.data_sets]
+
+
+def _misnamed(data: str, configs: Iterable[Method | None]) -> Iterator[str]:
     """Results must not carry the name of a data set that they are not of."""
     for name in {config.data.name for config in configs if config is not None} - {data}:
         if data in REGISTRY:
             yield f"data_sets.{data}: names another data set than data.name={name}; give the results another name."
 
 
-def _unknown_names(sweep: SweepConfig, left_out: Sequence[str]) -> Iterator[str]:
+def _unknown_data_sets(sweep: SweepConfig, left_out: Sequence[str]) -> Iterator[str]:
     data_sets = [*sweep.data_sets, *left_out]
     for method, part in sweep.methods.items():
-        if method not in METHODS:
-            yield f"methods.{method}: unknown method{nearest(method, METHODS)}."
         for name in part.data_sets or ():
             if name not in data_sets:
                 yield f"methods.{method}.data_sets: unknown data set {name}{nearest(name, data_sets)}."
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """Dotted fields that one place of the sweep sets."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+def _parts(sweep: SweepConfig) -> Iterator[tuple[list[_Layer], list[str]]]:
+    """What every part of the sweep sets, settings and each value of an axis, and the methods that it is said to."""
+    parts: list[tuple[str, SweepConfig | SweepPart, list[str]]] = [("", sweep, list(sweep.methods))]
+    parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
+    parts += [(f"methods.{name}.", part, [name]) for name, part in sweep.methods.items()]
+    for place, part, methods in parts:
+        axes = [
+            _Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value))
+            for axis, values in part.grid.items()
+            for value in values
+        ]
+        yield [_Layer(f"{place}settings", part.settings), *axes], methods
+
+
 def _said_elsewhere(sweep: SweepConfig) -> Iterator[str]:
     """Fields that would be overwritten: the sweep has words of its own for them."""
-    parts: dict[str, SweepConfig | SweepPart] = {"": sweep}
-    parts |= {f"data_sets.{name}.": part for name, part in sweep.data_sets.items()}
-    parts |= {f"methods.{name}.": part for name, part in sweep.methods.items()}
     words = _SAID_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
-    for place, part in parts.items():
-        fields = [("settings", field) for field in flattened(part.settings)]
-        fields += [("grid", field) for axis in part.grid for field in axis_fields(axis)]
-        for section, field in fields:
-            if field in words:
-                yield f"{place}{section}.{field}: a sweep does not read it here; use {words[field]}."
+    for layers, _ in _parts(sweep):
+        for layer in layers:
+            for field in flattened(layer.values):
+                word = words.get(field) or words.get(field.partition(".")[0])
+                if word is not None:
+                    yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
 
 
-def _over_seeds(data: str, config: TrainConfig, sweep: SweepConfig) -> list[Cell]:
+def _unread(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
+    """What is wrong with fields that no cell reads, and what a method is told that it does not read."""
+    for layers, methods in _parts(sweep):
+        reading = [schemas[name] for name in methods if name in schemas]
+        for layer in layers:
+            try:
+                unread = list(unread_by(reading, _nested(layer)))
+            except ConfigError:
+                continue  # reported with the cells
+            said_to = methods if layer.place.startswith("methods.") else []
+            for path, value in unread:
+                alone = [f"{path}: {method} does not read it; leave it out." for method in said_to if reading]
+                yield from (f"{layer.place}.{fault}" for fault in refused(path, value) or alone)
+
+
+def _over_seeds(data: str, config: Method, sweep: SweepConfig) -> list[Cell]:
     """The cell of every seed. The seed alone changes, so one validation serves all."""
     values, cells = determining_values(config), []
     suffix = "" if config.data.name == data else f"-{data}"
@@ -227,31 +270,18 @@ def _over_seeds(data: str, config: TrainConfig, sweep: SweepConfig) -> list[Cell
     return cells
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """Dotted fields that one place of the sweep sets."""
-
-    place: str
-    values: Mapping[str, Any]
-
-
-def _layers(sweep: SweepConfig, data: str) -> Iterator[list[_Layer]]:
-    """What the sweep lays over the start, for every method and every combination of its axes."""
-    part = sweep.data_sets[data]
-    for method in (name for name in sweep.methods if name in METHODS):
-        own = sweep.methods[method]
-        if own.data_sets is not None and data not in own.data_sets:
-            continue
-        settings = [
-            _Layer("settings", sweep.settings),
-            _Layer(f"data_sets.{data}.settings", part.settings),
-            _Layer(f"methods.{method}.settings", own.settings),
-            _Layer("methods", {"method": method}),
-        ]
-        axes = _axes(sweep, data, method)
-        for values in itertools.product(*(axis.values for axis in axes)):
-            chosen = zip(axes, values, strict=True)
-            yield [*settings, *(_Layer(axis.place, dict.fromkeys(axis.fields, value)) for axis, value in chosen)]
+def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
+    """What the sweep lays over the start, for every combination of the method's axes."""
+    settings = [
+        _Layer("settings", sweep.settings),
+        _Layer(f"data_sets.{data}.settings", sweep.data_sets[data].settings),
+        _Layer(f"methods.{method}.settings", sweep.methods[method].settings),
+        _Layer("sweep", {"ray": sweep.ray.model_dump()}),
+    ]
+    axes = _axes(sweep, data, method)
+    for values in itertools.product(*(axis.values for axis in axes)):
+        chosen = zip(axes, values, strict=True)
+        yield [*settings, *(_Layer(axis.place, dict.fromkeys(axis_fields(axis.name), value)) for axis, value in chosen)]
 
 
 @dataclass(frozen=True)
@@ -262,30 +292,31 @@ class _Axis:
     name: str
     values: Sequence[Any]
 
-    @property
-    def fields(self) -> list[str]:
-        return axis_fields(self.name)
-
 
 def _axes(sweep: SweepConfig, data: str, method: str) -> list[_Axis]:
     """The axes of a method: its own replace those of the data set, and these the sweep's, that share a field."""
-    has_target = METHODS[method].promises(TrainConfig(method=method))
     axes: list[_Axis] = []
     for place, grid in (
         ("grid", sweep.grid),
         (f"data_sets.{data}.grid", sweep.data_sets[data].grid),
         (f"methods.{method}.grid", sweep.methods[method].grid),
     ):
-        new = [_Axis(place, name, values) for name, values in grid.items() if has_target or "target." not in name]
+        new = [_Axis(place, name, values) for name, values in grid.items()]
         axes = [axis for axis in axes if not any(overlapping(axis.name, other.name) for other in new)] + new
     return axes
 
 
 def _config(
-    data: str, start: dict[str, Any], layers: list[_Layer], data_dir: Path | None, faults: dict[str, None]
-) -> TrainConfig | None:
+    data: str,
+    method: str,
+    schema: type[Method],
+    start: Values,
+    layers: Sequence[_Layer],
+    data_dir: Path | None,
+    faults: Faults,
+) -> Method | None:
     """The configuration under all layers; None where ``faults`` gained some."""
-    values, config = start, None
+    values, config = merge(start_of(schema), read_of(schema, start)), None
     found: list[Exception] = []
     laid: list[_Layer] = []
     try:
@@ -293,9 +324,9 @@ def _config(
             if not isinstance(values["data"], dict):
                 break  # to be reported, and not to be replaced unseen
             laid.append(layer)
-            values = merge(values, _nested(layer))
-        config = parse_config(values, TrainConfig)
-        METHODS[config.method].require_trainable(config)
+            values = merge(values, read_of(schema, _nested(layer)))
+        config = parse_config(values | {"method": method}, schema)
+        config.require_trainable()
     except ConfigError as error:
         found.append(error)
     try:
@@ -305,13 +336,9 @@ def _config(
         # A section that is no section was reported with the rest of the configuration.
         found += [error] if isinstance(error, DataError) else []
     faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
-    if found or config is None:
-        return None
-    return (
-        config
-        if data_dir is None
-        else config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
-    )
+    if found or config is None or data_dir is None:
+        return None if found else config
+    return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
@@ -336,18 +363,23 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
     return f"data_sets.{data}: {fault}"
 
 
-def _data_set_start(data: str, part: DataSetPart, folder: Path) -> dict[str, Any]:
-    """What lies under all settings; of these only the name of the data set matters here."""
-    if part.file is not None:
-        return merge(merge(TrainConfig().model_dump(), {"data": {"name": data}}), read_yaml(folder / part.file))
+def _data_set_start(data: str, part: DataSetPart, folder: Path) -> Values:
+    """What lies under all settings, whatever the method; of these only the name of the data set matters here."""
     name = flattened(part.settings).get("data.name", data)
-    return _start(name if isinstance(name, str) else data).model_dump()
+    if part.file is not None:
+        return merge({"data": {"name": data}}, read_yaml(folder / part.file))
+    return _start_values(name if isinstance(name, str) else data)
+
+
+def _start_values(name: str) -> Values:
+    """What `fairpate run --data NAME` lays over a method's defaults."""
+    return merge(read_yaml(DEMO) if name == DataConfig().name else {}, {"data": {"name": name}})
 
 
 @lru_cache
-def _start(name: str) -> TrainConfig:
-    """Where `fairpate train --data NAME` starts."""
-    return load_config(DEMO if name == DataConfig().name else None, [f"data.name={name}"], schema=TrainConfig)
+def _start(method: str, name: str) -> Method:
+    """Where `fairpate run --method METHOD --data NAME` starts."""
+    return configured(_start_values(name), method=method)
 
 
 @lru_cache

@@ -139,7 +139,7 @@ class SweepFolder:
         write_table(publishable(rows, unprotected=self.publish_unprotected), self.results)
 
     def _is_public(self, cell: Cell) -> bool:
-        return cell.is_private or self.publish_unprotected
+        return cell.config.is_private or self.publish_unprotected
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:

@@ -27,11 +27,11 @@ from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
 from fairpate.app.odometer import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.app.train import train_method
 from fairpate.compare_config import SweepConfig, TasksConfig
-from fairpate.config import DataConfig, RayConfig
+from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
@@ -95,13 +95,12 @@ def compare(
             return Comparison(folder=folder, changed=False)
         try:
             if missing:
-                cluster = missing[0].config.ray
-                num_gpus = max(cluster.num_gpus, sweep.tasks.num_gpus)
-                with start_ray(cluster.model_copy(update={"num_gpus": num_gpus})):
-                    _require_room(sweep.tasks, cluster)
-                    votes = collect_shared_votes(missing, folder, Reporter(console))
+                num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
+                with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
+                    _require_room(sweep)
+                    votes = collect_shared_votes(missing, folder, Reporter(console), sweep.ray)
                     table = SweepTable(cells, finished, console)
-                    run_cells(missing, cells, folder, votes, sweep.tasks, table, compute=compute or run_cell)
+                    run_cells(missing, cells, folder, votes, sweep, table, compute=compute or run_cell)
         finally:
             folder.assemble(cells)
     return Comparison(folder=folder, changed=True)
@@ -118,7 +117,7 @@ def run_cell(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int 
         run = create_run_directory(config)
         if not run.votes.exists():
             write_votes(votes, run.votes)
-    run = train_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
+    run = run_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
     minutes = (time.monotonic() - started) / 60
     paths = [path for path in (run.record, run.private_record) if path.exists()]
     return [_row(cell, _read_record(path, cell), minutes) for path in dict.fromkeys(paths)]
@@ -129,7 +128,7 @@ def run_cells(
     cells: Sequence[Cell],
     folder: SweepFolder,
     votes: SharedVotes,
-    tasks: TasksConfig,
+    sweep: SweepConfig,
     table: SweepTable,
     *,
     compute: Compute = run_cell,
@@ -141,6 +140,7 @@ def run_cells(
     """
     import ray
 
+    tasks = sweep.tasks
     reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
     remote: Any = reserve(_compute_in_time)
     handed_out: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def run_cells(
                 _refill(waiting, submit, pending)
                 if not pending:
                     return
-                has_room = has_room or _require_room(tasks, missing[0].config.ray, waited_s=time.monotonic() - started)
+                has_room = has_room or _require_room(sweep, waited_s=time.monotonic() - started)
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=_WAIT_S)
                 for reference in done:
                     _settle(pending.pop(reference), reference, folder, table)
@@ -193,14 +193,15 @@ def _compute_in_time(
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _require_room(tasks: TasksConfig, config: RayConfig, *, waited_s: float = 0.0) -> bool:
+def _require_room(sweep: SweepConfig, *, waited_s: float = 0.0) -> bool:
     """Whether some node can hold a cell already. PoolError where none can and ``ray.wait_for_nodes_s`` has passed."""
+    tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
-    if not fitting and waited_s >= config.wait_for_nodes_s:
+    if not fitting and waited_s >= wait_s:
         raise PoolError(
             f"tasks: no node can hold a cell of tasks.num_cpus={tasks.num_cpus:g} and tasks.num_gpus="
             f"{tasks.num_gpus:g}: the cluster has {cluster}; lower them, add nodes, or set ray.wait_for_nodes_s, now "
-            f"{config.wait_for_nodes_s:g}, if they come on demand."
+            f"{wait_s:g}, if they come on demand."
         )
     return fitting > 0
 
@@ -261,7 +262,7 @@ def failure(cell: Cell, cause: str) -> Row:
         command=cell.command,
         minutes=math.nan,
         error=" ".join(cause.split()),
-        has_guarantee=cell.is_private,
+        has_guarantee=cell.config.is_private,
     )
 
 
@@ -275,7 +276,7 @@ def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
         command=cell.command,
         minutes=minutes,
         record=record,
-        has_guarantee=cell.is_private,
+        has_guarantee=cell.config.is_private,
     )
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder
-from fairpate.app.methods import METHODS
-from fairpate.app.pipeline import collect_vote_batch
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import checkpoint_folder, determining_values
 from fairpate.app.tables import write_votes
+from fairpate.app.votes import collect_vote_batch
+from fairpate.config import RayConfig
 from fairpate.data import load_dataset
+from fairpate.methods.definition import Method
+from fairpate.methods.pate import PateFamily
 from fairpate.types import UserError, VoteBatch
 from teachers.pool import Pool, RayPool
 
@@ -34,19 +36,30 @@ class SharedVotes:
 
 
 def ballot(cell: Cell) -> str | None:
-    """What names the teachers of a cell and the queries they vote on; None for a method without teachers."""
-    if not METHODS[cell.method].asks_teachers:
+    """What names the teachers of a cell and the queries they vote on; None without teachers, or with its own kind."""
+    config = _sharing(cell.config)
+    if config is None:
         return None
-    values, settings = determining_values(cell.config), cell.config.aggregator
+    values = determining_values(config)
     asked = {
         **{name: values[name] for name in ("data", "seed", "teachers")},
-        "num_queries": settings.num_queries,
-        "all_are_candidates": settings.admission is not None,
+        "num_queries": config.aggregator.num_queries,
+        "all_are_candidates": config.aggregator.admission is not None,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter) -> SharedVotes:
+def _sharing(config: Method) -> PateFamily | None:
+    """A configuration whose votes others may use: none that asks in a way, or questions, of its own."""
+    if not isinstance(config, PateFamily):
+        return None
+    method = type(config)
+    return config if (method.ask, method.queried) == (PateFamily.ask, PateFamily.queried) else None
+
+
+def collect_shared_votes(
+    cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig
+) -> SharedVotes:
     """Train what is missing and let it vote, one ballot after the other, on the Ray that is there.
 
     A fault of one ballot does not stop the next.
@@ -55,7 +68,7 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
     shared = SharedVotes(paths={name: folder.votes / f"{name}.parquet" for name in cell_of}, faults={})
     missing = [name for name, path in shared.paths.items() if not path.exists()]
     if missing:
-        with RayPool(cell_of[missing[0]].config.ray) as pool:
+        with RayPool(cluster) as pool:
             for name in missing:
                 cell = cell_of[name]
                 reporter.note("teachers", f"for {cell.data}, seed {cell.config.seed}")
@@ -67,7 +80,16 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
 
 
 def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
-    dataset = load_dataset(cell.config.data)
-    queries = choose_queries(dataset, cell.config)
-    checkpoints = checkpoint_folder(cell.config, folder.teachers)
-    return collect_vote_batch(cell.config, dataset, queries, reporter, checkpoint_dir=checkpoints, pool=pool)
+    config = _sharing(cell.config)
+    assert config is not None
+    dataset = load_dataset(config.data)
+    return collect_vote_batch(
+        dataset,
+        choose_queries(dataset, config.aggregator),
+        config.teachers,
+        seed=config.seed,
+        ray=config.ray,
+        checkpoint_dir=checkpoint_folder(config.storage, folder.teachers),
+        reporter=reporter,
+        pool=pool,
+    )
