@@ -137,7 +137,7 @@ def test_a_method_without_a_target_runs_once() -> None:
 
 def test_a_cell_starts_where_the_run_command_starts(tmp_path: Path) -> None:
     for method in ("dp_sgd", "pate_s_pre"):
-        assert cells(methods=[method])[0].config == load_method(DEMO, method=method)
+        assert cells(methods=[method])[0].digest == config_digest(load_method(DEMO, method=method))
     (tmp_path / "start.yaml").write_text("data: {name: color_digits}\ndp_sgd: {epochs: 3}\n")
     from_file = cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}})[0]
     assert from_file.config.dp_sgd.epochs == 3
@@ -148,9 +148,9 @@ def test_a_cell_starts_where_the_run_command_starts(tmp_path: Path) -> None:
 def test_digests_name_what_is_computed_and_not_where() -> None:
     base = cells()[0]
     assert base.digest == config_digest(base.config)
-    teachers = [cells(methods=["pate"], ray={"num_actors": count})[0] for count in (1, 2)]
-    assert [cell.config.ray.num_actors for cell in teachers] == [1, 2]
-    assert teachers[0].digest == teachers[1].digest
+    voting = [cells(methods=["pate"], tasks={"torch_threads": threads})[0] for threads in (1, 2)]
+    assert [(cell.config.ray.num_actors, cell.config.ray.torch_threads) for cell in voting] == [(0, 1), (0, 2)]
+    assert voting[0].digest == voting[1].digest
     assert cells(settings={"dp_sgd.clip_norm": 2})[0].digest != base.digest
     assert cells(settings={"dp_sgd.clip_norm": base.config.dp_sgd.clip_norm})[0].digest == base.digest
     named = cells(data_sets={"mine": {"settings": {"data.name": "color_digits"}}})[0]

@@ -91,7 +91,7 @@ def test_what_is_achievable_is_answered_per_class_with_mean_and_spread(specify, 
     assert met["spread"]["accuracy"] == pytest.approx(0.04 / 2**0.5)
     assert met["seeds_met"] == 1
     assert met["settings"]["target.epsilon"] == 1.0
-    assert met["commands"][0] == "fairpate train fairpate --data fairface --epsilon 1.0 --seed 0"
+    assert met["commands"][0] == "fairpate run --method fairpate --data fairface --epsilon 1.0 --seed 0"
     assert answers(output)["replace one"]["met"][0]["method"] == "pf_ld"
 
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from fairpate.app.rundir import determining_values, values_digest
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, flat_grid, overlapping
-from fairpate.config import ConfigError, DataConfig, apply_override, merge, parse_config, read_yaml
+from fairpate.config import ConfigError, DataConfig, RayConfig, apply_override, merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, find_entry
 from fairpate.data.files import locate
 from fairpate.methods import all_methods, find_method
@@ -272,11 +272,12 @@ def _over_seeds(data: str, config: Method, sweep: SweepConfig) -> list[Cell]:
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
     """What the sweep lays over the start, for every combination of the method's axes."""
+    in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, torch_threads=sweep.tasks.torch_threads)
     settings = [
         _Layer("settings", sweep.settings),
         _Layer(f"data_sets.{data}.settings", sweep.data_sets[data].settings),
         _Layer(f"methods.{method}.settings", sweep.methods[method].settings),
-        _Layer("sweep", {"ray": sweep.ray.model_dump()}),
+        _Layer("tasks", {"ray": in_task.model_dump()}),
     ]
     axes = _axes(sweep, data, method)
     for values in itertools.product(*(axis.values for axis in axes)):

@@ -24,7 +24,8 @@ from fairpate.data import load_dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.pate import PateFamily
 from fairpate.types import UserError, VoteBatch
-from teachers.pool import Pool, RayPool
+from teachers.cluster import open_pool
+from teachers.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def collect_shared_votes(
     shared = SharedVotes(paths={name: folder.votes / f"{name}.parquet" for name in cell_of}, faults={})
     missing = [name for name, path in shared.paths.items() if not path.exists()]
     if missing:
-        with RayPool(cluster) as pool:
+        with open_pool(cluster) as pool:
             for name in missing:
                 cell = cell_of[name]
                 reporter.note("teachers", f"for {cell.data}, seed {cell.config.seed}")
