@@ -181,7 +181,7 @@ class BudgetConfig(Section):
     """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
 
     kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
-    epsilon: Positive | None = Field(None, description="Limit at `target_delta`; not for query_count.")
+    epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
     max_queries: Count | None = Field(None, description="Limit of query_count.")
     accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
 
@@ -213,7 +213,7 @@ class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
 
     rounds: Count = Field(10, ge=2, description="The first one takes public records in their order.")
-    uncertain_first: bool = Field(False, description="Of those admitted, pose those the student doubts most first.")
+    uncertain_first: bool = Field(False, description="Of those admitted, submit those the student doubts most first.")
     fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
 

@@ -48,6 +48,7 @@ from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
+from fairpate.privacy.accountant import Event
 from fairpate.strict_json import strict
 from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
 from student.predict import Student, StudentCard, save_student
@@ -266,16 +267,16 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         remarks=(
             *trained.remarks,
-            *_size_remarks(config, trained, cost.unit),
+            *size_remarks(config, trained.events, cost.unit),
             *standing_remarks(standing, delta=cost.delta),
         ),
     )
     write_json(run.statement, strict(statement.to_json()))
 
 
-def _size_remarks(config: Method, trained: Trained, unit: Unit) -> tuple[str, ...]:
+def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
     """Where records come and go their number is private, but a sampling rate that is set for it tells it."""
-    samples = any(getattr(event, "sampling_rate", 1) < 1 for event in trained.events)
+    samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE,) if samples and unit == "record" and config.declared_size is None else ()
 
 

@@ -246,6 +246,8 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 def _require_same(run: RunDirectory, config: Method) -> None:
     before, now = (_flatten(_without_places(c)) for c in (read_yaml(run.config), config.model_dump(mode="json")))
     names = sorted(before.keys() | now.keys())
+    if before.get("method", now["method"]) != now["method"]:
+        names = ["method"]  # the sections of another method are others too
     changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
     if changes:
         raise RunFolderError(

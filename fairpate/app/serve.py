@@ -25,12 +25,12 @@ from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger
-from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder, open_run_directory
+from fairpate.app.run import finished_run
+from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import record_data, require_data_by_name
 from fairpate.config import AggregatorConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.definition import Method
 from fairpate.methods.pate import PateFamily
 from fairpate.types import IntArray, VoteBatch
 from teachers.cluster import open_pool, start_ray
@@ -157,7 +157,11 @@ def settings(
 
 def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say: Callable[[str], None]) -> None:
     """Serve the run's published student on Ray Serve until interrupted. ServiceError if Ray Serve is not installed."""
-    run, config = _finished_run(root)
+    run, config = finished_run(root)
+    if not config.is_private:
+        raise RunFolderError(
+            f"{root}: a run of {config.method}, which has no privacy: its model may not be published; give another run."
+        )
     try:
         from student.replicas import serve_student, stop_student
     except ImportError as error:
@@ -192,19 +196,12 @@ def service_name(run: RunDirectory) -> str:
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    run, config = open_run_directory(root)
-    run.require_finished(with_votes=config.asks_teachers)
-    return run, config
-
-
 def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
     """RunFolderError for a run of a method that asks no teachers."""
-    run, config = _finished_run(root)
+    run, config = finished_run(root)
     if not isinstance(config, PateFamily):
-        raise RunFolderError(
-            f"{root}: a run of {config.method}, which has no teachers to ask; serve its model with --student."
-        )
+        remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
+        raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
     return run, config
 
 

@@ -11,8 +11,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairpate.app.run import read_statement
-from fairpate.app.rundir import RunDirectory, read_json
+from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.evaluation.page import epsilon_text

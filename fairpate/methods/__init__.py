@@ -5,9 +5,13 @@ Another package adds its own under the entry point group ``fairpate.methods``, o
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fairpate.config import ConfigError
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
+_PLACE = re.compile(r"[\w.]+:[\w.]+")
 _OURS = {
     "fairpate": "pate:FairPate",
     "pate": "pate:Pate",
@@ -52,19 +57,37 @@ def method_names() -> Iterator[str]:
 @cache
 def find_method(name: str) -> type[Method]:
     """The class of a registered name, or of ``module:Class``. ConfigError where there is none."""
-    place = name if ":" in name else _places().get(name)
+    place = name if _PLACE.fullmatch(name) else _places().get(name)
     if place is None:
         raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
     module, _, attribute = place.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"method: {name} cannot be imported ({error}); give module:Class.") from error
+        found = getattr(_import(module), attribute)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"method: {name} cannot be imported ({error}); give module:Class, its folder in PYTHONPATH or as the "
+            "working directory."
+        ) from error
     from fairpate.methods.definition import Method
 
     if not isinstance(found, type) or not issubclass(found, Method):
         raise ConfigError(f"method: {name} is no subclass of fairpate.methods.definition.Method.")
     return found
+
+
+def _import(module: str) -> ModuleType:
+    """Where Python looks, then in the working directory, which a command does not search by itself."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        return import_module(module)
+    finally:
+        sys.path.remove(here)
 
 
 def all_methods() -> dict[str, type[Method]]:

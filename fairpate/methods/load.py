@@ -25,23 +25,27 @@ def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str
 
     ConfigError lists every fault with its field, value and remedy.
     """
-    return configured(read_yaml(path) if path is not None else {}, overrides, method=method)
+    values = {} if path is None else read_yaml(path)
+    if {"methods", "data_sets"} & values.keys():
+        raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+    return configured(values, overrides, method=method)
 
 
 def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
     """As :func:`load_method`, from the values of a file."""
-    if {"methods", "data_sets"} & values.keys():
-        raise ConfigError("this is a sweep, with methods and data_sets; `fairpate compare` runs it.")
     said: Values = {}
     for override in overrides:
         apply_override(said, override)
-    name = method or said.get("method") or values.get("method") or DEFAULT
+    named = (method, said.get("method"), values.get("method"), DEFAULT)
+    name = next(name for name in named if name is not None)
     if not isinstance(name, str):
         raise ConfigError(f"method: expected a name, got {name!r}.")
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
+    options = [override.partition("=")[0] for override in overrides]
     for path, value in unread_by([schema], said):
-        faults += refused(path, value) or [f"{path}: {name} does not read it; leave it out."]
+        given = [option for option in options if option.startswith(f"{path}.")] or [path]
+        faults += refused(path, value) or [f"{option}: {name} does not read it; leave it out." for option in given]
     full = merge(start_of(schema), values)
     for override in overrides:
         apply_override(full, override)

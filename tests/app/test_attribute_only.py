@@ -10,20 +10,20 @@ import pytest
 
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.progress import Reporter
-from fairpate.app.train import train_method
+from fairpate.app.run import run_method
+from fairpate.compare_config import SweepConfig
+from fairpate.config import ConfigError, parse_config
+from fairpate.data import REGISTRY
+from fairpate.data.registry import option_showing_attribute
+from fairpate.estimators import SfPateClassifier
+from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.methods.load import configured
 from fairpate.methods.posthoc_estimators import (
     OracleLearnerClassifier,
     PostprocessingClassifier,
     RandomisedResponseClassifier,
 )
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, load_config, parse_config
-from fairpate.data import REGISTRY
-from fairpate.data.registry import option_showing_attribute
-from fairpate.estimators import SfPateClassifier
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.TODO import TrainConfig
 
 REFUSING = (
     ["method=f_ld"],
@@ -51,7 +51,7 @@ SHOWN = (
 
 
 def train(out: Path, *overrides: str) -> None:
-    train_method(load_config(None, [*overrides, f"out={out}"], schema=TrainConfig), Reporter(quiet=True))
+    run_method(configured({}, [*overrides, f"out={out}"]), Reporter(quiet=True))
 
 
 @pytest.mark.parametrize("settings", REFUSING, ids=" ".join)

@@ -13,34 +13,32 @@ import pytest
 
 from fairpate.app import cli
 from fairpate.app.card import described_event, write_card
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method, size_remarks
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.train import size_remarks, train_method
-from fairpate.methods.sf_pate import AttributeQueries
-from fairpate.config import load_config
+from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
-from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces, SecretBatchAttributeGaussians
+from fairpate.privacy.fair_training import (
+    AttributeGaussians,
+    AttributeQueries,
+    PoissonGaussianLaplaces,
+    SecretBatchAttributeGaussians,
+)
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.methods.TODO import TrainConfig
 from fairpate.types import TELLS_SIZE
 
-pytestmark = pytest.mark.usefixtures("ray_session")
-SMALL = [
-    "target.accounting=rdp",
-    "sgd.epochs=1",
-    "pf_ld={warmup_epochs: 1, epochs: 2}",
-    "dp_sgd.epochs=1",
-    "dp_sgd.batch_size=200",
-    "student.model={name: mlp, hidden: [16]}",
-    "student.idp3={max_disparity: 0.05, min_count: 10}",
-]
+SMALL: dict[str, Any] = {
+    "target": {"accounting": "rdp"},
+    "sgd": {"epochs": 1},
+    "pf_ld": {"warmup_epochs": 1, "epochs": 2},
+    "dp_sgd": {"epochs": 1, "batch_size": 200},
+    "student": {"model": {"name": "mlp", "hidden": [16]}, "idp3": {"max_disparity": 0.05, "min_count": 10}},
+}
 
 
 def train(out: Path, method: str, *overrides: str) -> RunDirectory:
-    config = load_config(None, [*SMALL, f"method={method}", f"out={out}", *overrides], schema=TrainConfig)
-    return train_method(config, Reporter(quiet=True))
+    return run_method(configured(SMALL, [f"out={out}", *overrides], method=method), Reporter(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +50,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_session: None) -> RunDirectory:
-    return run_pipeline(small_config(tmp_path_factory.mktemp("card") / "run"), Reporter(quiet=True))
+def asked(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run with votes and seeded noise."""
+    return RunDirectory(root=shutil.copytree(finished[0].root, tmp_path_factory.mktemp("card") / "run"))
 
 
 def contents(paths: tuple[Path, Path]) -> tuple[str, dict[str, Any]]:
@@ -123,8 +122,8 @@ def test_a_card_says_first_what_its_model_does_not_protect(tmp_path: Path) -> No
     assert "Held <loosely>." in text
 
 
-def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirectory, pipeline: RunDirectory) -> None:
-    told, untold = (contents(write_card(run.root))[1] for run in (trained, pipeline))
+def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirectory, asked: RunDirectory) -> None:
+    told, untold = (contents(write_card(run.root))[1] for run in (trained, asked))
     for card, tells in ((told, True), (untold, False)):
         assert any("number of private records" in limit for limit in card["limits"]) == tells
         assert any("but for the number" in item for item in card["not_publishable"]) == tells
@@ -144,7 +143,7 @@ def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirector
 def test_a_statement_remarks_that_its_sampling_rate_tells_the_size(
     declared: int | None, unit: Any, sampling_rate: float, tells: bool
 ) -> None:
-    config = load_config(None, [f"dp_sgd.num_records={declared or 'null'}"], schema=TrainConfig)
+    config = configured({}, [f"dp_sgd.num_records={declared or 'null'}"], method="dp_sgd")
     event = PoissonGaussians(count=5, noise_multiplier=2.0, sampling_rate=sampling_rate)
     assert size_remarks(config, (event,), unit) == ((TELLS_SIZE,) if tells else ())
 
@@ -182,21 +181,21 @@ def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
     assert described_event(asdict(event)).startswith(words)
 
 
-def test_the_card_of_a_pipeline_says_that_seeded_noise_protects_nobody(pipeline: RunDirectory) -> None:
-    page, card = contents(write_card(pipeline.root))
-    statement = json.loads(pipeline.statement.read_text())
-    assert card["privacy"]["epsilon"] == statement["epsilon_data_independent"]
+def test_the_card_of_a_run_says_that_seeded_noise_protects_nobody(asked: RunDirectory) -> None:
+    page, card = contents(write_card(asked.root))
+    statement = json.loads(asked.statement.read_text())
+    assert card["privacy"]["epsilon"] == statement["epsilon"]
     assert statement["noise"] == "seeded: not private"
     assert card["protects"] is False
     assert "This model is not private." in page
     assert card["model"]["method"] == "fairpate"
-    assert f"{statement['queries_posed']} queries" in page
+    assert f"{statement['queries']['submitted']} queries" in page
 
 
-def test_nothing_private_enters_a_card(pipeline: RunDirectory, tmp_path: Path) -> None:
+def test_nothing_private_enters_a_card(asked: RunDirectory, tmp_path: Path) -> None:
     """Whatever the private part holds, the card is the same to the byte; and so are unpublished settings."""
     root = tmp_path / "run"
-    shutil.copytree(pipeline.root, root)
+    shutil.copytree(asked.root, root)
     before = [path.read_bytes() for path in write_card(root)]
     private = root / "private"
     for path in [path for path in private.rglob("*") if path.is_file()]:
@@ -208,7 +207,7 @@ def test_nothing_private_enters_a_card(pipeline: RunDirectory, tmp_path: Path) -
     planted = write_card(root)
     assert [path.read_bytes() for path in planted] == before
     assert not any(b"PLANTED" in path.read_bytes() for path in planted)
-    assert all(str(pipeline.root).encode() not in text for text in before)
+    assert all(str(asked.root).encode() not in text for text in before)
     shutil.rmtree(private)
     assert [path.read_bytes() for path in write_card(root)] == before
 

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from fairpate import __version__
-from fairpate.config import load_config
 from fairpate.data import find_entry
-
-SWEEPS = {"quick.yaml", "frontier.yaml", "faces.yaml", "cluster.yaml"}
-CONFIGS = sorted(path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if path.name not in SWEEPS)
+from fairpate.methods import all_methods
 
 
 def test_version_and_help(fairpate):
@@ -37,14 +34,21 @@ def test_version_and_help(fairpate):
         (["run", "--set", "data.options={sensitive: hue}"], ["data.options.sensitive", "hue"]),
         (["run", "--set", "data.name=adult", "--data-dir", "/nowhere"], ["/nowhere", "no such data folder"]),
         (["run", "--set", "data.num_test=5000"], ["5000"]),
-        (["train", "dpsgd"], ["method", "'dpsgd'", "did you mean dp_sgd?"]),
-        (["train", "dp_sgd", "--data", "colour_digits"], ["colour_digits", "did you mean color_digits"]),
-        (["train", "dp_sgd", "--epsilon", "-1"], ["target.epsilon", "greater than 0", "-1"]),
-        (["train", "dp_sgd", "--epsilon", "two"], ["--epsilon", "valid number"]),
-        (["train", "dp_sgd", "--set", "dp_sgd.clip=1"], ["dp_sgd.clip", "did you mean clip_norm"]),
-        (["train", "dp_sgd", "--set", "target.relation=swap"], ["target.relation", "swap"]),
-        (["train", "fair_dp_sgd", "--set", "fair_dp_sgd.variant=pre"], ["fair_dp_sgd.variant", "as_written"]),
-        (["train", "dp_sgd", "--config", "missing.yaml"], ["missing.yaml", "no such file"]),
+        (["run", "--method", "dpsgd"], ["method", "'dpsgd'", "did you mean dp_sgd?"]),
+        (["run", "--method", "dp_sgd", "--data", "colour_digits"], ["colour_digits", "did you mean color_digits"]),
+        (["run", "--method", "dp_sgd", "--epsilon", "-1"], ["target.epsilon", "greater than 0", "-1"]),
+        (["run", "--method", "dp_sgd", "--epsilon", "two"], ["--epsilon", "valid number"]),
+        (["run", "--method", "dp_sgd", "--set", "dp_sgd.clip=1"], ["dp_sgd.clip", "did you mean clip_norm"]),
+        (["run", "--method", "dp_sgd", "--set", "target.relation=swap"], ["target.relation", "swap"]),
+        (["run", "--method", "fair_dp_sgd", "--set", "fair_dp_sgd.variant=pre"], ["fair_dp_sgd.variant", "as_written"]),
+        (["run", "--method=dp_sgd", "--set=raco_dp.bound=0.2"], ["raco_dp.bound: dp_sgd does not read it; leave"]),
+        (["run", "--method=pate", "--set=aggregator.gate.min_count=2"], ["aggregator.gate.min_count: pate does"]),
+        (["run", "--method=pate", "--set=aggregator={gate: {min_count: 2}}"], ["aggregator.gate: pate does not"]),
+        (["run", "--method", "sgd", "--epsilon", "1"], ["target.epsilon: sgd does not read it"]),
+        (["run", "--method", "no.such:Method"], ["no.such:Method cannot be imported", "module:Class"]),
+        (["run", "--method", "fairpate.types:Budget"], ["fairpate.types:Budget is no subclass"]),
+        (["run", "missing.yaml", "--method", "dp_sgd"], ["missing.yaml", "no such file"]),
+        (["methods", "dp_fermy"], ["method", "'dp_fermy'", "did you mean dp_fermi?"]),
         (["compare", "missing.yaml"], ["missing.yaml", "no such file"]),
         (["compare"], ["config"]),
         (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
@@ -110,18 +114,62 @@ def test_a_folder_is_no_configuration(fairpate, tmp_path):
 
 def test_names_are_taken_as_they_are_typed(fairpate):
     for name in ("", "[x", "a: b", "1", "no"):
-        code, _, errors = fairpate("train", name)
+        code, _, errors = fairpate("run", "--method", name)
         assert code == 2
         assert f"no method {name!r}" in errors
 
 
 def test_help_names_every_method(fairpate):
-    from fairpate.app.methods import METHODS
-
-    code, output, _ = fairpate("train", "--help")
+    code, output, _ = fairpate("run", "--help")
     assert code == 0
-    words = set(output.replace(",", " ").replace(".", " ").split())
-    assert set(METHODS) <= words
+    words = set(output.replace(",", " ").replace(";", " ").split())
+    assert set(all_methods()) <= words
+
+
+def test_methods_are_listed_with_what_they_protect_and_their_source(fairpate, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, output, errors = fairpate("methods")
+    assert (code, errors) == (0, "")
+    lines = {line.split()[0]: line for line in output.splitlines() if line.split()}
+    for name, method in all_methods().items():
+        assert all(words in lines[name] for words in (method.title, method().unit, method.paper.split(",")[0])), name
+    assert "nothing" in lines["sgd"]
+    assert "sensitive attribute" in lines["pf_ld"]
+
+
+def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, output, _ = fairpate("methods", "dp_fermi")
+    assert code == 0
+    assert all_methods()["dp_fermi"].paper in output.replace("\n", " ")
+    fields = {line.split()[0]: line.split()[1] for line in output.splitlines() if len(line.split()) > 1}
+    assert (fields["target.epsilon"], fields["target.delta"], fields["noise"]) == ("3.0", "1e-05", "os_entropy")
+    assert {"dp_fermi.weight", "student.model.hidden"} <= set(fields)
+    assert not any(name.startswith(("raco_dp", "teachers")) for name in fields)
+
+
+def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, _: found.append(config))
+    monkeypatch.setattr("fairpate.app.summary.summarise", lambda _: "")
+    found = []
+    (tmp_path / "all.yaml").write_text("dp_sgd: {epochs: 2}\nraco_dp: {bound: 0.2}\nteachers: {num_teachers: 7}\n")
+    for method in ("dp_sgd", "pate"):
+        assert fairpate("run", "all.yaml", "--method", method)[0] == 0
+    assert [config.method for config in found] == ["dp_sgd", "pate"]
+    assert found[0].dp_sgd.epochs == 2
+    assert not hasattr(found[0], "raco_dp")
+    assert found[1].teachers.num_teachers == 7
+    for text, words in (
+        ("raco_dp: {bond: 0.2}", ["raco_dp.bond", "did you mean bound"]),
+        ("raco_dp: {bound: 2}", ["raco_dp.bound", "less than or equal to 1"]),
+        ("raco_pd: {bound: 0.2}", ["raco_pd: unknown field", "did you mean raco_dp"]),
+        ("aggregator: {gate: {min_cont: 2}}", ["aggregator.gate", "min_cont"]),
+        ("methods: [sgd]\ndata_sets: [adult]", ["fairpate compare"]),
+    ):
+        (tmp_path / "all.yaml").write_text(text)
+        code, _, errors = fairpate("run", "all.yaml", "--method", "dp_sgd")
+        assert code == 2, text
+        assert all(word in errors for word in words), errors
 
 
 def test_a_command_without_its_subcommand_shows_help(fairpate):
@@ -159,7 +207,7 @@ def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairpate.app.pipeline.run_pipeline", interrupted)
+    monkeypatch.setattr("fairpate.app.run.run_method", interrupted)
     code, _, errors = fairpate("run")
     assert code == 130
     assert "the same command goes on" in errors
@@ -181,12 +229,6 @@ def test_a_limit_on_an_unknown_data_set_says_so(fairpate, tmp_path, monkeypatch)
     assert "adlt is no known data set, and nothing was released on it yet; did you mean adult?" in errors
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_configuration_that_is_offered_is_valid(path):
-    config = load_config(path)
-    assert find_entry(config.data.name).complete_options(config.data.options)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeypatch, number, code, swallowed):
@@ -199,7 +241,7 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
                 raise
             raise RuntimeError("what a library made of it") from None
 
-    monkeypatch.setattr("fairpate.app.pipeline.run_pipeline", ended)
+    monkeypatch.setattr("fairpate.app.run.run_method", ended)
     fresh = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     earlier = signal.signal(number, fresh)  # a Ray of this session may have put its own handler there
     try:
@@ -212,7 +254,7 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
 
 
 def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(tmp_path):
-    arguments = ["teachers.num_teachers=8", "ray.num_actors=1", "aggregator.num_queries=10", "student.fit.epochs=1"]
+    arguments = ["teachers.num_teachers=8", "ray.num_actors=0", "aggregator.num_queries=10", "student.fit.epochs=1"]
     arguments += ["aggregator.mechanism.threshold=1", "aggregator.gate.max_disparity=.inf"]
     command = [sys.executable, "-m", "fairpate", "run", "--out", "run", *(f"--set={word}" for word in arguments)]
     started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603

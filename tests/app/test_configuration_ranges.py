@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, parse_config
-from fairpate.methods.TODO import TrainConfig
+from fairpate.methods import all_methods
+from fairpate.methods.load import configured
 
 HUGE, INTEGER, SEED = 1e12, 2**31 - 1, 2**63 - 1
 # What each range leaves out: numbers just beyond its ends. By field, or by section and field where names are shared.
@@ -34,7 +35,7 @@ BEYOND: dict[str, Sequence[float]] = {
     "DpSgdConfig.epochs": ABOVE_0,
     "num_teachers": [1, 0, -1, INTEGER + 1],
     "AdmissionConfig.rounds": [1, 0, INTEGER + 1],
-    "StudentConfig.rounds": COUNT,
+    **dict.fromkeys(["StudentConfig.rounds", "LearningConfig.rounds"], COUNT),
     "rotation_degrees": [-1e-9, 180.1],
     "shear_degrees": [-1e-9, 90.0],
     **dict.fromkeys(["translation_fraction", "scale_fraction", "elastic_fraction"], BELOW_1),
@@ -109,14 +110,21 @@ def with_value(path: str, value: Any) -> dict[str, Any]:
     return values
 
 
-NUMBERS = [(TrainConfig, *number) for number in numbers(TrainConfig)] + [
-    (SweepConfig, *number) for number in numbers(SweepConfig) if number[1] in ("SweepConfig", "TasksConfig")
+METHOD_OF = {number: name for name, method in all_methods().items() for number in numbers(method)}
+"""Every number of every method, once where methods share it, and a method that has it."""
+NUMBERS = [(method, *number) for number, method in METHOD_OF.items()] + [
+    ("sweep", *number) for number in numbers(SweepConfig) if number[1] in ("SweepConfig", "TasksConfig")
 ]
+SWEEP = {"data_sets": ["color_digits"], "methods": ["sgd"]}
 
 
 def shaped(field: str, value: float) -> Any:
     wrapped = {"hidden": [value], "seeds": [value], "group_sizes": [value], "shares": [[value]]}
     return wrapped.get(field, value)
+
+
+def parsed(values, method):
+    return parse_config(SWEEP | values, SweepConfig) if method == "sweep" else configured(values, method=method)
 
 
 def test_the_walk_finds_the_numbers_of_every_section():
@@ -125,21 +133,27 @@ def test_the_walk_finds_the_numbers_of_every_section():
     assert {"aggregator.gate.max_disparity", "student.fit.augment.erase", "tasks.max_minutes", "seeds"} <= found
 
 
-@pytest.mark.parametrize(("schema", "path", "section", "field"), NUMBERS, ids=[number[1] for number in NUMBERS])
-def test_a_number_outside_its_range_is_refused_with_its_field(schema, path, section, field):
+@pytest.mark.parametrize(("method", "path", "section", "field"), NUMBERS, ids=[number[1] for number in NUMBERS])
+def test_a_number_outside_its_range_is_refused_with_its_field(method, path, section, field):
     name = f"{section}.{field}" if f"{section}.{field}" in BEYOND else field
     assert name in BEYOND, f"say here which range {section}.{field} has"
     infinite = {math.inf, -math.inf} - set(MAY_BE_INFINITE.get(f"{section}.{field}", []))
-    base = {} if schema is TrainConfig else {"data_sets": ["color_digits"], "methods": ["sgd"]}
     for value in [*BEYOND[name], math.nan, *infinite, "many"]:
         with pytest.raises(ConfigError) as refused:
-            parse_config(base | with_value(path, shaped(field, value)), schema)
+            parsed(with_value(path, shaped(field, value)), method)
         assert all(word in str(refused.value) for word in path.split(".")), (value, str(refused.value))
 
 
-@pytest.mark.parametrize("path", ["target.epsilon", "aggregator.gate.max_disparity", "aggregator.mechanism.threshold"])
-def test_numbers_that_may_be_infinite(path):
-    assert parse_config(with_value(path, math.inf), TrainConfig)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("dp_sgd", "target.epsilon"),
+        ("fairpate", "aggregator.gate.max_disparity"),
+        ("fairpate", "aggregator.mechanism.threshold"),
+    ],
+)
+def test_numbers_that_may_be_infinite(method, path):
+    assert parsed(with_value(path, math.inf), method)
 
 
 def test_a_range_is_told_on_the_command_line(fairpate, tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from aggregator.budget import queries_that_fit
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.terms import LedgerTerms
-from fairpate.config import RunConfig
+from fairpate.app.run import run_method
+from fairpate.config import DataConfig
 from fairpate.data import load_dataset
 from fairpate.files import PlaceError, check_output_file, check_output_folder
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
@@ -29,8 +30,8 @@ MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev
             ["aggregator.budget", "no room for aggregator.publication beside 50 queries"],
         ),
         (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
-        (["train", "fairpate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
-        (["train", "pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+        (["run", "--method", "fairpate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+        (["run", "--method", "pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
     ],
 )
 def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate, tmp_path, arguments, words):
@@ -41,7 +42,7 @@ def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate,
 
 
 def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fairpate):
-    size = len(load_dataset(RunConfig().data).private)
+    size = len(load_dataset(DataConfig()).private)
     _, _, errors = fairpate("run", "--set", "teachers.num_teachers=5000")
     assert str(size) not in errors
 
@@ -51,7 +52,7 @@ def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fai
     "arguments",
     [
         ["run", "--out"],
-        ["train", "dp_sgd", "--out"],
+        ["run", "--method", "dp_sgd", "--out"],
         ["compare", "sweep.yaml", "--out"],
         ["data", "export", "color_digits"],
         ["run", "config.yaml"],
@@ -75,7 +76,7 @@ def test_an_impossible_place_is_refused_before_any_work(fairpate, tmp_path, monk
 def test_a_run_of_another_configuration_is_told_before_its_data_are_loaded(fairpate, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
-    monkeypatch.setattr("fairpate.app.pipeline.load_dataset", lambda _: pytest.fail("loaded"))
+    monkeypatch.setitem(run_method.__kwdefaults__, "load", lambda _: pytest.fail("loaded"))
     code, _, errors = fairpate("run", "--out", "run")
     assert code == 2
     assert "seed: 7 -> 0" in errors

@@ -25,9 +25,8 @@ from fairpate.app.odometer import (
     event_json,
 )
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.methods.sf_pate import AttributeQueries
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
-from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces
+from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule

@@ -1,4 +1,4 @@
-"""The PATE family in `fairpate train`: four methods, one release, and what each does with it."""
+"""The PATE family in `fairpate run`: four methods, one release, and what each does with it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 import pytest
 
+from aggregator.budget import mechanism_within
+from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.card import write_card
-from fairpate.app.methods.pate import mechanism_within
 from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
-from fairpate.app.train import train_method
-from fairpate.config import ConfigError, load_config
+from fairpate.config import ConfigError
+from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
-from fairpate.config import PrivacyTarget
-from fairpate.methods.TODO import TrainConfig
-from fairpate.types import STOPPED_BY_VOTES, MechanismParameters
+from fairpate.types import STOPPED_BY_VOTES
 from student.predict import load_student
 
-SMALL = [
-    "teachers.num_teachers=20",
-    "teachers.fit.epochs=5",
-    "aggregator.num_queries=120",
-    "aggregator.mechanism={threshold: 5, threshold_stddev_votes: 2, noise_stddev_votes: 1}",
-    "aggregator.gate={max_disparity: 0.05, min_count: 5}",
-    "aggregator.noise=seeded",
-    "student.model={name: mlp, hidden: [16]}",
-    "student.fit.epochs=3",
-    "ray.num_actors=1",
-    "target.epsilon=80",
-]
-BY_VOTES = ["pate={price: data_dependent, accept_leak: true}", "target.epsilon=8"]
+SMALL: dict[str, Any] = {
+    "noise": "seeded",
+    "target": {"epsilon": 80},
+    "teachers": {"num_teachers": 20, "fit": {"epochs": 5}},
+    "aggregator": {
+        "num_queries": 120,
+        "mechanism": {"threshold": 5, "threshold_stddev_votes": 2, "noise_stddev_votes": 1},
+        "gate": {"max_disparity": 0.05, "min_count": 5},
+    },
+    "student": {"model": {"name": "mlp", "hidden": [16]}, "fit": {"epochs": 3}},
+    "ray": {"num_actors": 0},
+}
+BY_VOTES = ["aggregator.budget={kind: data_dependent, epsilon: 8, accept_leak: true}", "target.epsilon=null"]
 Train = Callable[..., RunDirectory]
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Train:
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Runs by method and overrides; equal ones are made once, and all share their teachers."""
     root, made = tmp_path_factory.mktemp("pate"), dict[tuple[str, ...], RunDirectory]()
 
@@ -47,8 +47,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Train:
         key = (method, *overrides)
         if key not in made:
             places = [f"out={root / str(len(made))}", f"storage={root / 'teachers'}"]
-            config = load_config(None, [*SMALL, f"method={method}", *places, *overrides], schema=TrainConfig)
-            made[key] = train_method(config, Reporter(quiet=True))
+            made[key] = run_method(configured(SMALL, [*places, *overrides], method=method), Reporter(quiet=True))
         return made[key]
 
     return run
@@ -64,9 +63,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_noise_is_scaled_until_the_queries_fit_and_no_further() -> None:
-    plan = MechanismParameters(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20)
-    target = PrivacyTarget(epsilon=3.0, delta=1e-5)
-    scaled = mechanism_within(plan, target, num_queries=1000)
+    plan = ConfidentGnmax(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20)
+    scaled = mechanism_within(plan, target_epsilon=3.0, target_delta=1e-5, num_queries=1000)
     assert scaled.threshold == 120
     assert scaled.threshold_stddev_votes / scaled.noise_stddev_votes == pytest.approx(5.5)
 
@@ -106,7 +104,7 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
         seen["labels"] = labelled
         return options["initial_model"].eval()
 
-    monkeypatch.setattr("fairpate.app.methods.pate.fit_student", spy)
+    monkeypatch.setattr("fairpate.methods.pate.fit_student", spy)
     run = train("pate_s_pre", "aggregator.gate={max_disparity: 0.0, min_count: 5}", "seed=0")
     released, kept = read_labels(run.labels), seen["labels"]
     counts = [[0] * 10, [0] * 10]
@@ -155,17 +153,29 @@ def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -
     assert STOPPED_BY_VOTES in json.loads(card)["limits"]
 
 
+def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
+    """The same votes, so that only the noise and the student's first weights differ."""
+    run = train("fairpate", "target.epsilon=null")
+    (event,) = read(run.statement)["events"]
+    assert (event["threshold_stddev_votes"], event["noise_stddev_votes"], event["count"]) == (2, 1, 120)
+    planned = ConfidentGnmaxQueries(count=120, threshold=5, threshold_stddev_votes=2, noise_stddev_votes=1)
+    assert read(run.statement)["epsilon"] == epsilon([planned], target_delta=1e-5).epsilon > 80
+    (scaled,) = read(train("fairpate").statement)["events"]
+    assert scaled["noise_stddev_votes"] > 1
+
+
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("settings", "message"),
     [
-        ("target={relation: replace one, accounting: pld}", "target.relation: 'replace one' changes two teachers"),
-        ("aggregator.budget={kind: data_independent, epsilon: 3}", "aggregator.budget: the target is the budget"),
-        ("pate.price=data_dependent", "accept_leak: true"),
-        ("target.epsilon=1.0e-9", "raise it"),
+        (["target.relation=replace one"], r"target\.relation: pate does not read it"),
+        (["aggregator.gate.min_count=1"], r"aggregator\.gate\.min_count: pate does not read it"),
+        (["aggregator.budget={epsilon: 3}"], r"aggregator\.budget: target\.epsilon is the budget; leave one"),
+        (["target.epsilon=null", "aggregator.budget={kind: data_dependent, epsilon: 3}"], "accept_leak: true"),
+        (["target.epsilon=1.0e-9"], "raise it"),
+        (["target.epsilon=0"], r"target\.epsilon: .*greater than 0"),
     ],
 )
-def test_a_target_that_votes_cannot_keep_is_refused(setting: str, message: str, tmp_path: Path) -> None:
+def test_a_target_that_votes_cannot_keep_is_refused(settings: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
-        config = load_config(None, [*SMALL, "method=pate", f"out={tmp_path / 'run'}", setting], schema=TrainConfig)
-        train_method(config, Reporter(quiet=True))
-    assert not (tmp_path / "run" / "public" / "student.safetensors").exists()
+        run_method(configured(SMALL, [f"out={tmp_path / 'run'}", *settings], method="pate"), Reporter(quiet=True))
+    assert not (tmp_path / "run").exists()

@@ -2,17 +2,17 @@
 
 import pytest
 
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, config_digest, create_run_directory
 from fairpate.storage import StorageError
 
 
 def run(config):
-    return run_pipeline(config, Reporter(quiet=True))
+    return run_method(config, Reporter(quiet=True))
 
 
-def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path, ray_session):
+def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path):
     shared = f"storage={tmp_path / 'shared'}"
     first = run(small_config(tmp_path / "first", shared))
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "shared").glob("*.safetensors")}
@@ -29,7 +29,7 @@ def test_a_storage_is_a_place_and_does_not_change_what_is_computed(small_config,
     assert len(digests) == 1
 
 
-def test_a_storage_that_cannot_be_used_ends_the_run_before_anything_is_trained(small_config, tmp_path, ray_session):
+def test_a_storage_that_cannot_be_used_ends_the_run_before_anything_is_trained(small_config, tmp_path):
     (tmp_path / "file").touch()
     for place in ("nowhere://bucket/x", str(tmp_path / "file" / "teachers")):
         with pytest.raises(StorageError, match=f"storage: {place}: cannot be written and read"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,6 @@ from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.folder import open_sweep_folder
 from fairpate.app.compare.report import write_frontier_reports
 from fairpate.app.compare.run import Comparison, failure, run_cell
-from fairpate.app.pipeline import run_pipeline
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.compare_config import SweepConfig
 from fairpate.config import parse_config
@@ -57,11 +56,15 @@ METRICS = {
 }
 CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
 CLAIM |= {"earlier_releases", "epsilon_with_earlier"}  # of events that hold for any data
-COUNTS = {"queries_posed", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
-EVENT = {"count", "noise_multiplier", "sampling_rate", "relation", "unit"}
+OUTCOMES = {"submitted", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
+EVENT = {
+    *("count", "noise_multiplier", "sampling_rate", "relation", "unit"),
+    *("threshold", "threshold_stddev_votes", "noise_stddev_votes"),
+}
 STATEMENT = {
-    *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_published"}),
+    *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
     *(f"events.{name}" for name in EVENT),
+    *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted", "epsilon_sanitised"})),
 }
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
@@ -96,7 +99,7 @@ CARD = {
     *(f"refusals.unrefused.{name}" for name in EVALUATION),
 }
 PLACES = ("out", "storage", "ray", "data_dir", "engine", "block_size", "path")
-RUN_FILES = {"labels.parquet", "student.safetensors", "statement.json", "metrics.json", "report.html"}
+RUN_FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
 CARD_FILES = {"card.html", "card.json"}
 TRAIN = {
     "target.epsilon": 2,
@@ -145,9 +148,9 @@ def student_card(run: RunDirectory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_session: None) -> RunDirectory:
-    gate = "student.idp3={max_disparity: 0.1, min_count: 10}"
-    return run_pipeline(small_config(tmp_path_factory.mktemp("public") / "run", gate), Reporter(quiet=True))
+def asked(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run with votes."""
+    return RunDirectory(root=shutil.copytree(finished[0].root, tmp_path_factory.mktemp("public") / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -169,13 +172,17 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return comparison
 
 
-def test_a_pipeline_publishes_what_is_listed(pipeline: RunDirectory) -> None:
-    assert names(pipeline.public) == RUN_FILES
-    assert pq.read_table(pipeline.labels).column_names == ["record_id", "group", "label"]
-    statement = CLAIM | COUNTS | {"epsilon_data_independent", "epsilon_fixed_beforehand", "epsilon_sanitised"}
-    assert not unlisted(read_json(pipeline.statement), statement)
-    assert not unlisted(read_json(pipeline.metrics), METRICS)
-    assert not unlisted(student_card(pipeline), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))
+def check_run(run: RunDirectory) -> None:
+    assert not unlisted(read_json(run.statement), STATEMENT)
+    assert not unlisted(read_json(run.metrics), METRICS)
+    assert not unlisted(read_json(run.record), RECORD, settings=("config.",))
+    assert not unlisted(student_card(run), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))
+
+
+def test_a_run_with_votes_publishes_what_is_listed(asked: RunDirectory) -> None:
+    assert names(asked.public) == RUN_FILES | {"labels.parquet"}
+    assert pq.read_table(asked.labels).column_names == ["record_id", "group", "label"]
+    check_run(asked)
 
 
 def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:
@@ -183,16 +190,13 @@ def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:
     assert [folder.name.partition("-")[0] for folder in folders] == ["dp_sgd", "sgd"]
     protected, unprotected = (RunDirectory(root=folder) for folder in folders)
     assert not unprotected.public.exists()
-    assert names(protected.public) == (RUN_FILES - {"labels.parquet", "report.html"}) | {"record.json"}
-    assert not unlisted(read_json(protected.statement), STATEMENT)
-    assert not unlisted(read_json(protected.metrics), METRICS)
-    assert not unlisted(read_json(protected.record), RECORD, settings=("config.",))
-    assert not unlisted(student_card(protected), STUDENT | {f"idp3.{name}" for name in RULE}, settings=("model.",))
+    assert names(protected.public) == RUN_FILES
+    check_run(protected)
 
 
-def test_cards_publish_what_is_listed(pipeline: RunDirectory, sweep: Comparison) -> None:
+def test_cards_publish_what_is_listed(asked: RunDirectory, sweep: Comparison) -> None:
     trained = next(sweep.folder.root.glob("runs/dp_sgd-*"))
-    for root in (pipeline.root, trained):
+    for root in (asked.root, trained):
         _, plain = write_card(root)
         assert names(plain.parent) >= CARD_FILES
         assert not unlisted(read_json(plain), CARD, settings=("data.options",))
@@ -225,8 +229,9 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
         *("epsilon_sanitised", "not_protected", "remarks", "tells_size"),
     }
-    assert {field.name for field in dataclasses.fields(Voting)} == COUNTS | {
-        *("mechanism", "gate", "num_teachers", "num_public_records", "epsilon_course_Q", "outcomes", "answered_GC")
+    assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {
+        *("mechanism", "gate", "num_teachers", "num_public_records", "queries_submitted"),
+        *("epsilon_course_Q", "outcomes", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
         *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed")

@@ -24,9 +24,9 @@ from aggregator.files import ledger_files
 from aggregator.ledger import Ledger
 from aggregator.session import VotesUnavailableError
 from fairpate.app.card import write_card
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.progress import Reporter
 from fairpate.app.release import ledger_terms
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.serve import VoteCounter, open_backend, public_pool
 from fairpate.app.tables import read_labels, read_votes
@@ -37,8 +37,9 @@ from teachers.voters import Voters
 
 @pytest.fixture(scope="module")
 def finished(small_config, tmp_path_factory, ray_session):
-    config = small_config(tmp_path_factory.mktemp("served") / "run")
-    return run_pipeline(config, Reporter(quiet=True)), config
+    """A run whose noise follows from a target; in its folder the service goes on."""
+    config = small_config(tmp_path_factory.mktemp("served") / "run", "target.epsilon=40", "ray.num_actors=1")
+    return run_method(config, Reporter(quiet=True)), config
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     ensemble = train_ensemble(
         dataset.private, config.teachers, num_classes=dataset.num_classes, seed=config.seed, checkpoint_dir=run.teachers
     )
-    questions = [public_pool(dataset, config).question(number) for number in range(75, 90)]
+    questions = [public_pool(dataset, config.aggregator).question(number) for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))
     voters = Voters(ensemble, config.ray)
@@ -92,7 +93,8 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
 
 def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
     run, config = finished
-    terms = ledger_terms(config, load_dataset(config.data), ensemble=read_votes(run.votes).ensemble)
+    dataset = load_dataset(config.data)
+    terms = ledger_terms(config.plan(dataset), dataset, ensemble=read_votes(run.votes).ensemble)
     for damage in ("gone", "lacks"):
         copy = RunDirectory(root=shutil.copytree(run.root, tmp_path / damage))
         for file in ledger_files(copy.ledger):
@@ -134,7 +136,7 @@ def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
 
 def test_what_the_run_released_is_answered_again_for_free(finished, url):
     run, config = finished
-    pool = public_pool(load_dataset(config.data), config)
+    pool = public_pool(load_dataset(config.data), config.aggregator)
     with httpx.Client(base_url=url, timeout=120) as http:
         before = http.get("/v1/budget").json()
         asked = http.post("/v1/queries", json={"queries": [{"id": i} for i in range(80)]}).json()["replies"]
@@ -210,6 +212,22 @@ def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, 
     assert code == 2
     assert "below 300" in errors
     assert not out.exists()
+
+
+def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_config, tmp_path):
+    run = run_method(small_config(tmp_path / "run", "dp_sgd.epochs=0.5", method="dp_sgd"), Reporter(quiet=True))
+    for arguments in (["serve", run.root], ["serve", run.root, "--stop"]):
+        code, _, errors = fairpate(*arguments)
+        assert code == 2
+        assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
+
+
+def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tmp_path):
+    run = run_method(small_config(tmp_path / "run", "sgd.epochs=1", method="sgd"), Reporter(quiet=True))
+    assert "has no teachers to ask" in fairpate("serve", run.root)[2]
+    code, _, errors = fairpate("serve", run.root, "--student")
+    assert code == 2
+    assert "sgd, which has no privacy: its model may not be published" in errors
 
 
 @pytest.mark.parametrize(

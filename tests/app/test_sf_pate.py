@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.app.methods import sf_pate
 from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
-from fairpate.app.train import train_method
-from fairpate.methods.mean_parity import UNKNOWN
-from fairpate.methods.sf_pate import AttributeQueries, with_labels
-from fairpate.config import ConfigError, DataConfig, RunConfig, load_config
+from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split, load_dataset
+from fairpate.methods import sf_pate
+from fairpate.methods.definition import Training
+from fairpate.methods.load import configured as load
+from fairpate.methods.mean_parity import UNKNOWN
+from fairpate.methods.sf_pate import SfPate, with_labels
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
-from fairpate.methods.TODO import TrainConfig
+from fairpate.privacy.fair_training import AttributeQueries
 from fairpate.types import LabelledSet, VoteBatch
 from teachers.shard import assign_teachers, shard_key, shard_rows
 
@@ -29,7 +31,6 @@ SMALL = [
     "method=sf_pate",
     "data.options={colour_as_feature: false}",
     "target.epsilon=20",
-    "target.accounting=rdp",
     "student.model={name: mlp, hidden: [16]}",
     "student.fit.epochs=3",
     "teachers.num_teachers=10",
@@ -37,14 +38,16 @@ SMALL = [
     "f_ld={warmup_epochs: 1, epochs: 2}",
     "aggregator.num_queries=40",
     "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
-    "ray.num_actors=1",
+    "ray.num_actors=0",
 ]
 
 DATA = DataConfig(options={"colour_as_feature": False})
 
 
-def configured(out: Path, *overrides: str) -> TrainConfig:
-    return load_config(None, [*SMALL, f"out={out}", *overrides], schema=TrainConfig)
+def configured(out: Path, *overrides: str) -> SfPate:
+    config = load({}, [*SMALL, f"out={out}", *overrides])
+    assert isinstance(config, SfPate)
+    return config
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -52,12 +55,9 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-def identical_teachers(
-    run: RunDirectory, config: RunConfig, dataset: Dataset, queries: Split, reporter: Reporter
-) -> VoteBatch:
+def identical_teachers(config: SfPate, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
     """All of them know the truth."""
-    assert not run.votes.exists()
-    assert reporter
+    assert not training.run.votes.exists()
     votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
     return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="identical")
 
@@ -66,8 +66,8 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
-    monkeypatch.setattr(sf_pate, "ask_teachers", identical_teachers)
-    run = train_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
+    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    run = run_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
     private = load_dataset(DATA).private
     labelled = read_labels(run.labels)
     z_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
@@ -79,8 +79,8 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
 def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sf_pate, "ask_teachers", identical_teachers)
-    run: RunDirectory = train_method(configured(tmp_path / "run", f"sf_pate.variant={variant}"), Reporter(quiet=True))
+    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    run: RunDirectory = run_method(configured(tmp_path / "run", f"sf_pate.variant={variant}"), Reporter(quiet=True))
     statement, costs = read(run.statement), read(run.costs)
     assert (statement["unit"], statement["relation"]) == ("sensitive attribute", "replace one")
     assert (costs["unit"], costs["relation"]) == ("sensitive attribute", "replace one")
@@ -129,7 +129,7 @@ def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> Non
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("target.relation=add or remove one", "target.relation: sf_pate protects a sensitive attribute"),
+        ("target.relation=add or remove one", "target.relation: sf_pate does not read it"),
         ("aggregator.budget={kind: query_count, max_queries: 5}", "aggregator.budget"),
         (
             "aggregator.publication={order: 8, beta: 0.05, noise_stddev: 20, scale_noise_stddev: 10}",
@@ -139,5 +139,5 @@ def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> Non
 )
 def test_what_is_priced_for_other_units_is_refused(setting: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        train_method(configured(tmp_path / "run", setting), Reporter(quiet=True))
+        run_method(configured(tmp_path / "run", setting), Reporter(quiet=True))
     assert not (tmp_path / "run").exists()

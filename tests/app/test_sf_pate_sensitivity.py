@@ -10,22 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.app import train
-from fairpate.app.methods import sf_pate
-from fairpate.app.methods.training import Training
-from fairpate.app.pipeline import collect_vote_batch
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
-from fairpate.app.rundir import RunDirectory, create_run_directory
+from fairpate.app.run import run_method
+from fairpate.app.rundir import create_run_directory
 from fairpate.app.tables import read_labels
-from fairpate.app.train import train_method
-from fairpate.config import DataConfig, RunConfig, load_config
+from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split, load_dataset
+from fairpate.methods.definition import Training
+from fairpate.methods.load import configured as load_configured
+from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
-from fairpate.methods.TODO import TrainConfig
 from fairpate.types import VoteBatch
 from teachers.ensemble import train_ensemble
-from teachers.pool import InProcessPool
 
 QUIET = Reporter(quiet=True)
 NUM_ROWS, NUM_TEACHERS = 60, 4
@@ -66,78 +63,77 @@ def load(folder: Path, rows: list[list[str]]) -> Dataset:
     return load_dataset(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
 
 
-def configured(folder: Path, out: Path, *overrides: str) -> TrainConfig:
+def configured(folder: Path, out: Path, *overrides: str) -> SfPate:
     settings = [
         "method=sf_pate",
         "target.epsilon=20",
-        "target.accounting=rdp",
         f"data={{name: adult, data_dir: {folder}, num_public: 12, num_validation: 8}}",
         "student={model: {name: logistic}, fit: {epochs: 1}}",
         f"teachers={{num_teachers: {NUM_TEACHERS}, model: {{name: logistic}}, block_size: 1, engine: loop}}",
         "teachers.fit={epochs: 5, batch_size: 4, learning_rate: 0.1}",
         "f_ld={warmup_epochs: 1, epochs: 6, batch_size: 64, optimizer: sgd, learning_rate: 1.0, dual_step: 5.0}",
         "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
+        "ray.num_actors=0",
         f"out={out}",
     ]
-    return load_config(None, [*settings, *overrides], schema=TrainConfig)
+    config = load_configured({}, [*settings, *overrides])
+    assert isinstance(config, SfPate)
+    return config
 
 
-def votes_on_attributes(dataset: Dataset, config: TrainConfig) -> tuple[npt.NDArray[np.int64], list[str]]:
+def training(dataset: Dataset, config: SfPate) -> Training:
+    model = build_model(config.student.model, input_shape=(1,), num_classes=2, generator_seed=0)
+    return Training(dataset=dataset, model=model, run=create_run_directory(config), reporter=QUIET, seed=config.seed)
+
+
+def votes_on_attributes(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[np.int64], list[str]]:
     """SF_S: votes, and what names each teacher by its shard and training."""
-    asked = sf_pate.attribute_questions(dataset)
-    queries = choose_queries(asked, config)
-    assert config.out is not None
+    asked, given = attribute_questions(dataset), training(dataset, config)
+    batch = config.ask(asked, choose_queries(asked, config.aggregator), given)
     ensemble = train_ensemble(
-        asked.private, config.teachers, num_classes=2, seed=config.seed, checkpoint_dir=config.out
+        asked.private, config.teachers, num_classes=2, seed=config.seed, checkpoint_dir=given.run.teachers
     )
-    batch = collect_vote_batch(config, asked, queries, QUIET, checkpoint_dir=config.out, pool=InProcessPool())
     return batch.votes_QC, [Path(block.checkpoint).name for block in ensemble.blocks]
 
 
-def votes_on_labels(dataset: Dataset, config: TrainConfig) -> tuple[npt.NDArray[np.int64], list[str]]:
+def votes_on_labels(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[np.int64], list[str]]:
     """SF_T: votes, and what each teacher voted."""
-    queries, teachers = dataset.public, []
-    model = build_model(config.student.model, input_shape=(1,), num_classes=2, generator_seed=0)
-    run = create_run_directory(config)
-    training = Training(dataset=dataset, config=config, run=run, model=model, reporter=QUIET)
+    teachers = []
     with pytest.MonkeyPatch.context() as patch:
-        fair_vote = sf_pate._fair_vote
+        fair_vote = SfPate._fair_vote
 
         def witnessed(*arguments: object, **options: object) -> object:
             votes = fair_vote(*arguments, **options)  # type: ignore[arg-type]
             teachers.append(str(votes.tolist()))
             return votes
 
-        patch.setattr(sf_pate, "_fair_vote", witnessed)
-        batch = sf_pate._ask_fair_teachers(training)(run, config, dataset, queries, QUIET)
+        patch.setattr(SfPate, "_fair_vote", witnessed)
+        batch = config.ask(dataset, dataset.public, training(dataset, config))
     return batch.votes_QC, teachers
 
 
-@pytest.mark.parametrize("ask", [votes_on_attributes, votes_on_labels], ids=["sf_s", "sf_t"])
+@pytest.mark.parametrize(("variant", "ask"), [("sf_s", votes_on_attributes), ("sf_t", votes_on_labels)])
 def test_one_changed_attribute_changes_one_teacher_and_moves_counts_by_one(
-    ask: Callable[[Dataset, TrainConfig], tuple[npt.NDArray[np.int64], list[str]]], folder: Path, tmp_path: Path
+    variant: str,
+    ask: Callable[[Dataset, SfPate], tuple[npt.NDArray[np.int64], list[str]]],
+    folder: Path,
+    tmp_path: Path,
 ) -> None:
     rows = rows_of_adult(NUM_ROWS)
     before = load(folder, rows)
     assert len(before.private) - len(set(before.private.unit_id)) > 5
-    votes_QC, teachers = ask(before, configured(folder, tmp_path / "before"))
+    votes_QC, teachers = ask(before, configured(folder, tmp_path / "before", f"sf_pate.variant={variant}"))
     changed_counts = 0
     for place in range(0, NUM_ROWS, 5):
         after = load(folder, [*rows[:place], with_other_sex(rows[place]), *rows[place + 1 :]])
-        other_QC, others = ask(after, configured(folder, tmp_path / f"after-{place}"))
+        other_QC, others = ask(after, configured(folder, tmp_path / f"after-{place}", f"sf_pate.variant={variant}"))
         assert sum(mine != theirs for mine, theirs in zip(teachers, others, strict=True)) <= 1
         assert np.abs(other_QC - votes_QC).max() <= 1
         changed_counts += int((other_QC != votes_QC).any())
     assert changed_counts > 1
 
 
-def knowing_teachers(
-    run: RunDirectory,
-    config: RunConfig,
-    dataset: Dataset,
-    queries: Split,
-    reporter: Reporter,
-) -> VoteBatch:
+def knowing_teachers(config: SfPate, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
     """A thousand of them, so that no label is overturned or refused."""
     votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
     return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="known")
@@ -147,13 +143,15 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attacker knows all but one sex, and lets the loader itself name the record under both."""
-    monkeypatch.setattr(sf_pate, "ask_teachers", knowing_teachers)
-    monkeypatch.setattr(train, "check_teachers", lambda *_: None)  # as many as records are enough for others
+    monkeypatch.setattr(SfPate, "ask", knowing_teachers)
+    monkeypatch.setattr(
+        "fairpate.methods.pate.check_teachers", lambda *_: None
+    )  # as many as records are enough for others
     rows = rows_of_adult(NUM_ROWS)
 
     def published(out: Path) -> tuple[tuple[str, ...], str]:
         monkeypatch.setenv("FAIRPATE_STATE", f"{out}-state")  # neither release came before the other
-        run = train_method(configured(folder, out, "teachers.num_teachers=1000"), QUIET)
+        run = run_method(configured(folder, out, "teachers.num_teachers=1000"), QUIET)
         return read_labels(run.labels).record_ids, run.statement.read_text(encoding="utf-8")
 
     def named(candidates: list[list[str]]) -> set[str]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairpate.app.train import METHODS, read_statement, train_method
+from fairpate.methods.TODO import TrainConfig
 
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.train import METHODS, read_statement, train_method
 from fairpate.config import ConfigError, DataConfig, load_config
 from fairpate.data import find_entry, load_dataset
-from fairpate.methods.TODO import TrainConfig
 from fairpate.types import RunRecord
 from student.predict import load_student
 

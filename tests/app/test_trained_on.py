@@ -14,18 +14,18 @@ import yaml
 
 from fairpate.app.card import write_card
 from fairpate.app.compare.cells import cells_of
-from fairpate.app.pipeline import run_pipeline
 from fairpate.app.plan import profile_of_run
 from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.serve import serve_aggregator, settings
-from fairpate.app.train import train_method
 from fairpate.app.trained_on import recorded_data
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, load_config, parse_config
+from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import PateClassifier
-from fairpate.methods.TODO import TrainConfig
+from fairpate.methods.definition import Method
+from fairpate.methods.load import configured
 
 QUIET = Reporter(quiet=True)
 SETTINGS = [
@@ -36,14 +36,14 @@ SETTINGS = [
 ]
 
 
-def config_for(out: Path, *overrides: str) -> TrainConfig:
-    return load_config(None, [*SETTINGS, f"out={out}", *overrides], schema=TrainConfig)
+def config_for(out: Path, *overrides: str) -> Method:
+    return configured({}, [*SETTINGS, f"out={out}", *overrides])
 
 
 @pytest.fixture(scope="module")
 def hospital() -> Dataset:
     """Colour digits under names of their own, as a user would hand in."""
-    digits = load_dataset(load_config(None).data)
+    digits = load_dataset(DataConfig())
     return replace(
         digits,
         name="hospital 7",
@@ -55,7 +55,7 @@ def hospital() -> Dataset:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory, hospital: Dataset) -> RunDirectory:
-    return train_method(config_for(tmp_path_factory.mktemp("given") / "run"), QUIET, hospital)
+    return run_method(config_for(tmp_path_factory.mktemp("given") / "run"), QUIET, hospital)
 
 
 def test_every_file_names_the_data_set_that_was_given(given: RunDirectory) -> None:
@@ -83,7 +83,7 @@ def test_a_default_folder_is_named_after_the_data_set_that_was_given(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = config_for(tmp_path).model_copy(update={"out": None})
-    run = train_method(config, QUIET, replace(hospital, name="../hospital/7"))
+    run = run_method(config, QUIET, replace(hospital, name="../hospital/7"))
     assert run.root.parent == Path("runs")
     assert run.root.name.startswith("dp_sgd-..-hospital-7-")
 
@@ -91,25 +91,25 @@ def test_a_default_folder_is_named_after_the_data_set_that_was_given(
 def test_a_data_set_that_was_given_is_not_taken_for_a_published_one_of_the_same_name(
     tmp_path: Path, hospital: Dataset
 ) -> None:
-    run = train_method(config_for(tmp_path / "run"), QUIET, replace(hospital, name="color_digits"))
+    run = run_method(config_for(tmp_path / "run"), QUIET, replace(hospital, name="color_digits"))
     card = json.loads(write_card(run.root)[1].read_text())
     assert card["data"]["publisher"] is None
     with pytest.raises(RunDirectoryError, match="'color_digits', a data set that was given from Python"):
-        train_method(config_for(tmp_path / "run"), QUIET)
+        run_method(config_for(tmp_path / "run"), QUIET)
 
 
 def test_a_run_goes_on_with_its_own_records_only(tmp_path: Path, given: RunDirectory, hospital: Dataset) -> None:
     root = tmp_path / "run"
     shutil.copytree(given.root, root)
     published = (root / "public" / "record.json").read_bytes()
-    assert train_method(config_for(root), QUIET, hospital).record.read_bytes() == published
+    assert run_method(config_for(root), QUIET, hospital).record.read_bytes() == published
     private = hospital.private
     changed = replace(hospital, private=replace(private, y=torch.cat([1 - private.y[:1], private.y[1:]])))
     with pytest.raises(RunDirectoryError, match="on other records than those given now"):
-        train_method(config_for(root), QUIET, changed)
+        run_method(config_for(root), QUIET, changed)
     renamed = replace(hospital, group_names=tuple(reversed(hospital.group_names)))
     with pytest.raises(RunDirectoryError, match="group_names: "):
-        train_method(config_for(root), QUIET, renamed)
+        run_method(config_for(root), QUIET, renamed)
     assert (root / "public" / "record.json").read_bytes() == published
 
 
@@ -132,8 +132,8 @@ def test_a_run_that_recorded_nothing_gets_no_card_until_it_is_repeated(
         write_card(root)
     digits = replace(hospital, label_names=tuple(map(str, range(10))))
     with pytest.raises(RunDirectoryError, match="was not trained on hospital 7, it differs in label_names"):
-        train_method(config_for(root), QUIET, digits)
-    train_method(config_for(root), QUIET, hospital)
+        run_method(config_for(root), QUIET, digits)
+    run_method(config_for(root), QUIET, hospital)
     assert json.loads(write_card(root)[1].read_text())["data"]["name"] == "hospital 7"
 
 
@@ -154,7 +154,7 @@ def test_a_card_refuses_a_folder_that_contradicts_itself(tmp_path: Path, given: 
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any, ray_session: None) -> RunDirectory:
+def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> RunDirectory:
     """What an estimator leaves in a folder of its own: teachers, votes and a ledger of records that have no name."""
     config = small_config(tmp_path_factory.mktemp("fitted") / "run")
     digits = load_dataset(config.data)
@@ -171,9 +171,10 @@ def test_what_an_estimator_leaves_is_not_taken_for_the_default_data_set(fitted: 
         profile_of_run(fitted, "color_digits")
 
 
-def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, small_config: Any, ray_session: None) -> None:
+def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -> None:
     """A finished run whose record says that its data set was given: neither a report nor a service reads another."""
-    run = run_pipeline(small_config(tmp_path / "run"), QUIET)
+    run = RunDirectory(root=shutil.copytree(finished[0].root, tmp_path / "run"))
+    config = finished[1].model_copy(update={"out": run.root})
     record = recorded_data(run)
     assert record is not None
     assert not record.given_from_python
@@ -181,7 +182,7 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, small_config: An
     before = {path: path.read_bytes() for path in run.public.iterdir()}
     listen = settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
     for again in (
-        lambda: run_pipeline(small_config(tmp_path / "run"), QUIET),
+        lambda: run_method(config, QUIET),
         lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False, say=print),
         lambda: profile_of_run(run, "color_digits"),
     ):

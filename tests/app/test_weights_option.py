@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from fairpate.app import cli
 from student.predict import load_student
 
 RACES = 5
-CHANGES = ("channel_swap", "rotation_degrees", "translation_fraction", "scale_fraction")
 Command = Callable[..., tuple[int, str]]
 
 
@@ -62,37 +62,43 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(faces: Path) -> list[str]:
-    values = [
-        "data.name=utkface",
-        f"data.data_dir={faces}",
-        "data.options.image_size=32",
-        "data.num_public=60",
-        "data.num_validation=0",
-        "data.num_test=40",
-        "teachers.num_teachers=4",
-        "teachers.model.name=resnet18",
-        "teachers.fit={epochs: 5}",
-        *(f"teachers.fit.augment.{change}=0" for change in CHANGES),
-        "aggregator.num_queries=30",
-        "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 0.1, noise_stddev_votes: 0.1}",
-        "aggregator.gate={max_disparity: 1.0, min_count: 1}",
-        "aggregator.noise=seeded",
-        "student.fit.epochs=1",
-        "ray.num_actors=1",
-    ]
-    return [word for value in values for word in ("--set", value)]
+def settings(faces: Path) -> dict[str, Any]:
+    return {
+        "data": {
+            "name": "utkface",
+            "data_dir": str(faces),
+            "options": {"image_size": 32},
+            "num_public": 60,
+            "num_validation": 0,
+            "num_test": 40,
+        },
+        "noise": "seeded",
+        "teachers": {"num_teachers": 4, "model": {"name": "resnet18"}, "fit": {"epochs": 5}},
+        "aggregator": {
+            "num_queries": 30,
+            "mechanism": {"threshold": 0, "threshold_stddev_votes": 0.1, "noise_stddev_votes": 0.1},
+            "gate": {"max_disparity": 1.0, "min_count": 1},
+        },
+        "student": {"fit": {"epochs": 1}},
+        "ray": {"num_actors": 0},
+    }
 
 
-@pytest.mark.usefixtures("ray_session")
-def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, weights: Path, faces: Path) -> None:
+@pytest.fixture
+def config(faces: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(faces)))
+    return path
+
+
+def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, weights: Path, config: Path) -> None:
     checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
     models = ["--set", "teachers.model.trainable=head", "--set", "student.model={name: resnet18, trainable: head}"]
-    command = ["run", *settings(faces), *models, "--weights", weights, "--out", "run"]
+    command = ["run", config, *models, "--weights", weights, "--out", "run"]
     code, errors = fairpate(*command)
     assert (code, errors.count(f"start from {weights}, sha256 {checksum}")) == (0, 2), errors
-    config = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert config["teachers"]["model"]["weights"] == {"path": str(weights), "sha256": checksum}
+    resolved = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert resolved["teachers"]["model"]["weights"] == {"path": str(weights), "sha256": checksum}
     with safe_open("run/public/student.safetensors", framework="pt") as file:
         card = file.metadata()["card"]
     assert json.loads(card)["model"]["weights"] == {"sha256": checksum}
@@ -117,16 +123,16 @@ def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, we
     ],
 )
 def test_weights_that_cannot_be_used_end_in_one_message(
-    options: list[str], words: list[str], fairpate: Command, weights: Path, faces: Path
+    options: list[str], words: list[str], fairpate: Command, weights: Path, config: Path
 ) -> None:
-    code, errors = fairpate("run", *settings(faces), "--weights", weights, "--out", "run", *options)
+    code, errors = fairpate("run", config, "--weights", weights, "--out", "run", *options)
     assert code == (1 if "no weights of resnet50" in words else 2)
     assert all(word in errors for word in words), errors
     assert "Traceback" not in errors
     assert not Path("run/private/teachers").exists()
 
 
-def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, faces: Path) -> None:
+def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, config: Path) -> None:
     options = ["--set", "student.model={name: resnet18, norm: group}", "--set", "dp_sgd={epochs: 0.2, batch_size: 10}"]
-    code, errors = fairpate("train", "dp_sgd", *settings(faces), "--weights", weights, *options, "--out", "run")
+    code, errors = fairpate("run", config, "--method", "dp_sgd", "--weights", weights, *options, "--out", "run")
     assert (code, errors.count("start from"), "model start from" in errors) == (0, 1, True), errors

@@ -1,0 +1,60 @@
+"""A method of your own in a file of your own: noisy class means, released once.
+
+    cd examples
+    fairpate methods own_method:ClassMeans
+    fairpate run --method own_method:ClassMeans --epsilon 3
+
+The last layer of the model classifies by the nearest class mean of what the layer before it gives; that layer stays at
+its first weights, random ones or those learned from public pictures. A record adds its features, scaled to an L1 norm
+of 1, and a 1 to the row of its class, so the table moves by 2 in L1 (Dwork, McSherry, Nissim and Smith 2006).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from fairpate.config import ConfigError, Positive, Section
+from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.trained import Trained
+from fairpate.privacy.laplace import LaplaceReleases, add_laplace
+
+
+class ClassMeansConfig(Section):
+    """The table of sums and counts."""
+
+    min_count: Positive = Field(5.0, description="Least number of records that a class counts as: public.")
+
+
+class ClassMeans(PrivateMethod):
+    """Nearest class means, from one table with Laplace noise."""
+
+    title: ClassVar[str] = "Noisy class means"
+    paper: ClassVar[str] = "Dwork, McSherry, Nissim and Smith 2006"
+
+    method: str = "own_method:ClassMeans"
+    class_means: ClassMeansConfig = ClassMeansConfig()
+
+    def check(self) -> None:
+        """ConfigError for what the event below does not price."""
+        if self.target.relation not in (None, "add or remove one"):
+            raise ConfigError(f"target.relation: expected add or remove one, got {self.target.relation}; leave it out.")
+
+    def train(self, training: Training) -> Trained:
+        """The table, and a last layer made of it."""
+        private, model = training.dataset.private, training.model
+        with torch.no_grad():
+            # In float64, so that no sum is off by more than add_laplace allows for.
+            features_NF = functional.normalize(model[:-1](private.x).double(), p=1)  # type: ignore[index]
+            member_NC = functional.one_hot(private.y, training.dataset.num_classes).double()
+            table_CF = member_NC.T @ functional.pad(features_NF, (0, 1), value=1.0)
+            noisy = add_laplace(table_CF, l1_sensitivity=2, epsilon=self.target.epsilon, source=self.source)
+            noisy_CF = torch.from_numpy(noisy)
+            means_CF = noisy_CF[:, :-1] / noisy_CF[:, -1:].clamp(min=self.class_means.min_count)
+            model[-1].weight.copy_(means_CF)  # type: ignore[index]
+            model[-1].bias.copy_(-means_CF.square().sum(dim=1) / 2)  # type: ignore[index]
+        event = LaplaceReleases(count=1, epsilon=self.target.epsilon, unit="record", relation="add or remove one")
+        return Trained(model=model.eval(), events=(event,), noise=self.source.label)
