@@ -106,11 +106,9 @@ class Student:
         With IDP3 some stay unanswered; it and a mixing by group need ``sensitive_features`` (N,). ``generator`` draws a
         randomised student's labels; None draws fresh ones.
         """
-        if tuple(x.shape[1:]) != self.card.input_shape:
-            raise ValueError(f"Expected features of shape (N, *{self.card.input_shape}), got {tuple(x.shape)}.")
-        if self.card.needs_group and sensitive_features is None:
-            raise ValueError("This student predicts by group and needs sensitive_features, a group per record.")
-        probabilities = self._probabilities(x, sensitive_features)
+        if self.card.idp3 is not None:
+            self._require_groups(sensitive_features)
+        probabilities = self.probabilities(x, sensitive_features)
         labels = probabilities.argmax(axis=1)
         if self.card.is_randomised:
             draws = generator or np.random.default_rng()
@@ -127,15 +125,25 @@ class Student:
             )
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
-    def _probabilities(self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None) -> npt.NDArray[np.float32]:
+    def probabilities(
+        self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """How likely each label is predicted for features (N, ...), shape (N, C); a mixing by group needs groups."""
+        if tuple(x.shape[1:]) != self.card.input_shape:
+            raise ValueError(f"Expected features of shape (N, *{self.card.input_shape}), got {tuple(x.shape)}.")
         if self.card.mixing is None:
             probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
             return probabilities
+        self._require_groups(sensitive_features)
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
         mixed: npt.NDArray[np.float32] = np.einsum(
             "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
         )
         return mixed
+
+    def _require_groups(self, sensitive_features: npt.NDArray[np.int64] | None) -> None:
+        if sensitive_features is None:
+            raise ValueError("This student predicts by group and needs sensitive_features, a group per record.")
 
 
 def save_student(student: Student, path: Path) -> None:

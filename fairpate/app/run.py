@@ -132,10 +132,26 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     return run, config
 
 
-def train_model(config: Method, training: Training) -> Trained:
-    """Train within the target, then post-process on public records; nothing is stored and nothing is counted."""
+def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
+    """Train on a data set from Python, then post-process on its public records: what was released, and the student.
+
+    As :func:`run_method`, but no release is counted in the operator's odometer, and only a method that asks teachers
+    stores anything: what belongs to its ledger, in ``folder``.
+    """
+    config.check()
+    config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
+    _check_data(config, dataset)
+    run = RunDirectory(root=folder)
+    if config.asks_teachers:
+        run = create_run_directory(config)
+        record_data(run, dataset, given_from_python=True)
+    _check_weights(config, dataset, reporter)
+    training = Training(
+        dataset=dataset, model=initial_model(config, dataset), run=run, reporter=reporter, seed=config.seed
+    )
     trained = config.train(training)
-    return replace(trained, model=_post_process(trained.model, config, training))
+    network = _post_process(trained.model, config, training)
+    return trained, Student(card=_card(config, dataset, trained, network), network=network)
 
 
 def initial_model(config: Method, dataset: Dataset) -> nn.Module:
@@ -197,8 +213,7 @@ def _student(
         _require_unreleased(run, is_free=is_free)
         if not is_free:
             meter.start_another()
-        models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
-        check_weights(models | {"model": config.student.model}, dataset, reporter)
+        _check_weights(config, dataset, reporter)
     model = None if is_trained else initial_model(config, dataset)
     training = Training(
         dataset=dataset,
@@ -228,6 +243,11 @@ def _student(
     return student, labels
 
 
+def _check_weights(config: Method, dataset: Dataset, reporter: Reporter) -> None:
+    models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
+    check_weights(models | {"model": config.student.model}, dataset, reporter)
+
+
 def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
     """RunDirectoryError where a model was released and is gone, and training it again would be another release."""
     if run.statement.exists() and not is_free:
@@ -248,15 +268,14 @@ def _count_earlier(meter: Meter, run: RunDirectory) -> None:
 
 def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) -> None:
     """Write the statement that prices what was released."""
-    cost = config.price(trained.events)
+    cost = config.price(trained)
     standing = meter.standing(delta=cost.delta)
-    epsilon = cost.epsilon if trained.epsilon_bound is None else trained.epsilon_bound
     statement = PrivacyStatement(
         method=config.method,
         unit=cost.unit,
         relation=cost.relation,
         delta=cost.delta,
-        epsilon=None if math.isinf(epsilon) else epsilon,
+        epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
         accounting=cost.accounting,
         noise=trained.noise,
         events=tuple(asdict(event) for event in trained.events),  # type: ignore[call-overload]

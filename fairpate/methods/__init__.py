@@ -36,8 +36,8 @@ _OURS = {
     "f_ld": "pf_ld:FLd",
     "pf_ld": "pf_ld:PfLd",
     "raco_dp": "raco_dp:RacoDp",
-    "dp_postprocessing": "dp_postprocessing:DpPostprocessing",
-    "dp_oracle_learner": "dp_oracle_learner:DpOracleLearner",
+    "dp_postprocessing": "dp_postprocessing:Postprocessing",
+    "dp_oracle_learner": "dp_oracle_learner:OracleLearner",
     "randomised_response": "randomised_response:RandomisedResponse",
 }
 
@@ -52,6 +52,11 @@ def _places() -> dict[str, str]:
 def method_names() -> Iterator[str]:
     """Every registered name."""
     return iter(_places())
+
+
+def class_names() -> dict[str, str]:
+    """What the class of every registered name is called; imports none of them."""
+    return {name: place.partition(":")[2] for name, place in _places().items()}
 
 
 @cache

@@ -6,7 +6,7 @@ follow from the class. Names of sections are shared: ``dp_sgd`` means the same w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +32,6 @@ from fairpate.config import (
 from fairpate.data import Dataset, option_showing_attribute
 from fairpate.methods.trained import Price, Trained, price, private_randomness
 from fairpate.nn.private_fit import PrivateRandomness
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 
 
@@ -59,12 +58,13 @@ class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
     ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
-    ledger a service may go on with.
+    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     asks_teachers: ClassVar[bool] = False
+    reads_groups: ClassVar[bool] = True
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
     out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
@@ -82,6 +82,11 @@ class Method(Section):
     @property
     def protects_attribute_only(self) -> bool:
         """Whether the sensitive attribute alone is protected, and features count as public."""
+        return False
+
+    @property
+    def reads_public(self) -> bool:
+        """Whether it looks at public records, whatever ``public_data`` uses them for."""
         return False
 
     @property
@@ -108,10 +113,11 @@ class Method(Section):
         """The model, and the events that touched private records."""
         raise NotImplementedError
 
-    def price(self, events: tuple[Event, ...]) -> Price:
-        """What the accountant says of ``events``."""
+    def price(self, trained: Trained) -> Price:
+        """What may be published of ``trained``: what the accountant says of its events, or its own larger bound."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
-        return price(events, delta=self.target.delta, **known)
+        cost = price(trained.events, delta=self.target.delta, **known)
+        return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
         """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""

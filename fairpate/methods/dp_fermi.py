@@ -242,6 +242,13 @@ def published_noise_multiplier(target: PrivacyTarget, steps: PrivateSteps) -> fl
     return steps.sampling_rate * math.sqrt(2 * steps.num_steps * log_inverse) / target.epsilon
 
 
+@dataclass(frozen=True, kw_only=True)
+class FermiTrained(Trained):
+    """With the shares (E, G) that were declared or released."""
+
+    shares_EG: FloatArray
+
+
 def train(
     model: nn.Module,
     x: Tensor,
@@ -254,7 +261,7 @@ def train(
     randomness: PrivateRandomness,
     generator: torch.Generator,
     on_progress: Progress = lambda *_: None,
-) -> Trained:
+) -> FermiTrained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
     ``generator`` drives dropout and public batches; secret samples and noise come from ``randomness``. Errors as
@@ -271,8 +278,9 @@ def train(
             average.add()
             on_progress(step + 1, plan.num_steps)
     average.settle()
-    return Trained(
+    return FermiTrained(
         model=model.eval(),
+        shares_EG=shares.shares_EG,
         events=(steps.event, *shares.events),
         noise=randomness.label,
         remarks=shares.remarks,

@@ -316,7 +316,7 @@ def _rules(
     )
 
 
-class DpOracleLearner(PrivateMethod):
+class OracleLearner(PrivateMethod):
     """Within the target for one sensitive attribute: a mixture of linear rules, two classes."""
 
     title: ClassVar[str] = "DP-oracle-learner"

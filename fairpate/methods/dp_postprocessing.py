@@ -284,7 +284,7 @@ def _solve(
     return mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True), float(found.fun)
 
 
-class DpPostprocessing(DpSgdFamily):
+class Postprocessing(DpSgdFamily):
     """Within the target for one sensitive attribute, or for one record with a private base."""
 
     title: ClassVar[str] = "DP-postprocessing"

@@ -145,6 +145,7 @@ class DpSgd(DpSgdFamily):
 
     title: ClassVar[str] = "DP-SGD"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
+    reads_groups: ClassVar[bool] = False
 
     method: str = "dp_sgd"
 

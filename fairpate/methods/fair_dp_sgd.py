@@ -113,8 +113,15 @@ class FairDpSgd(DpSgdFamily):
     title: ClassVar[str] = "FairDP-SGD"
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
 
+    reads_groups: ClassVar[bool] = False
+
     method: str = "fair_dp_sgd"
     fair_dp_sgd: FairDpSgdConfig = FairDpSgdConfig()
+
+    @property
+    def reads_public(self) -> bool:
+        """For its batches."""
+        return True
 
     def train(self, training: Training) -> Trained:
         """DP-SGD, with public batches in its steps."""

@@ -58,6 +58,15 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
     return config
 
 
+def configured_exactly(values: Values, *, method: str) -> Method:
+    """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
+    schema = find_method(method)
+    unread = [path for path, _ in unread_by([schema], values)]
+    if unread:
+        raise ConfigError("\n".join(f"{path}: {method} does not read it; leave it out." for path in unread))
+    return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
+
+
 def start_of(schema: type[Method]) -> Values:
     """The defaults of a method as plain values."""
     return schema().model_dump()

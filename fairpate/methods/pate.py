@@ -61,11 +61,12 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 class Labels(Trained):
     """Released labels, before anybody learned from them.
 
-    ``spending`` is the operator's; None where queries are no public records, and pages have no groups to show.
+    ``spending`` is the operator's; None where queries are no public records, and pages have no groups to show, and
+    once somebody learned.
     """
 
     labelled: LabelledSet
-    spending: Spending | None
+    spending: Spending | None = None
 
 
 class PateFamily(Method):
@@ -73,6 +74,7 @@ class PateFamily(Method):
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     asks_teachers: ClassVar[bool] = True
+    reads_groups: ClassVar[bool] = False
 
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
@@ -96,6 +98,11 @@ class PateFamily(Method):
         if storage is not None and urlsplit(storage).password is not None:
             raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
         return storage
+
+    @property
+    def reads_public(self) -> bool:
+        """They are the queries."""
+        return True
 
     @property
     def gate(self) -> GateRule:
@@ -187,7 +194,7 @@ class PateFamily(Method):
 
     def train(self, training: Training) -> Trained:
         """Release labels, then learn from them."""
-        return self.learn(training, self.release(training))
+        return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """A student of the labels; costs nothing more."""

@@ -67,6 +67,9 @@ class RacoDpConfig(NoisyHistogramConfig):
         0.05, description="On the signed gap of a group to all others, or on the rate itself."
     )
     label: CountOrZero | None = Field(1, description="Code of the positive class; null: one constraint per class.")
+    constraints: RateConstraints | None = Field(
+        None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
+    )
     sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
     dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
     max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
@@ -96,7 +99,14 @@ class RacoTrained(Trained):
 
 
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
-    """The constraints that ``config`` names. ValueError for a bound or a label that makes no sense."""
+    """The constraints that ``config`` states or names. ValueError for those of other data or of no sense."""
+    if (own := config.constraints) is not None:
+        sizes = (("classes", own.num_classes, {num_classes}), ("groups", own.partition.num_groups, {1, num_groups}))
+        labels = ("labels", own.partition.num_labels, {1, num_classes})
+        for words, found, fitting in (*sizes, labels):
+            if found not in fitting:
+                raise ValueError(f"Expected raco_dp.constraints over {max(fitting)} {words}, got {found}.")
+        return own
     return named_constraints(
         config.constraint, num_classes=num_classes, num_groups=num_groups, bound=config.bound, label=config.label
     )

@@ -60,6 +60,7 @@ class SfPate(PateFamily):
 
     title: ClassVar[str] = "SF-PATE"
     paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck"
+    reads_groups: ClassVar[bool] = True
 
     method: str = "sf_pate"
     sf_pate: SfPateConfig = SfPateConfig()
@@ -75,6 +76,11 @@ class SfPate(PateFamily):
         super().check()
         if self.aggregator.publication is not None:
             raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
+
+    @property
+    def reads_public(self) -> bool:
+        """SF_T asks about them."""
+        return self.sf_pate.variant == "sf_t"
 
     def queried(self, dataset: Dataset) -> Dataset:
         """SF_S asks about private records."""

@@ -41,6 +41,7 @@ class Sgd(Method):
 
     title: ClassVar[str] = "plain SGD"
     paper: ClassVar[str] = "Robbins and Monro 1951"
+    reads_groups: ClassVar[bool] = False
 
     method: str = "sgd"
     target: RecordTerms = RecordTerms()
