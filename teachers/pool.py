@@ -1,21 +1,21 @@
-"""Where blocks of teachers are computed: in this process, or on a bounded pool of Ray actors.
+"""Where blocks of teachers are computed: in this process, or as tasks of Ray.
 
 A pool maps a pure function over items beside one shared value, or adds up what it returns, and knows nothing of
-teachers. An item travels to the one worker that computes it, and at most two per worker are under way. A worker that is
-lost is replaced, wherever there is room, and its items are computed again, which changes nothing because the function
-is pure. What is added up stays on the workers until one total is left.
+teachers. An item travels to the worker that computes it, and one per worker is under way. What is lost with a worker or
+a node Ray computes again from the same arguments, wherever there is room. That changes nothing, because the function is
+pure, and counts nothing twice, because a total is made of named results. What is added up stays on the workers until
+one total is left.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,9 @@ SharedT = TypeVar("SharedT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 Counts = npt.NDArray[np.integer[Any]]
-_ITEMS_PER_ACTOR = 2
 _TOTALS_PER_MERGE = 8
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
+_NOTHING_TO_ADD = "Expected at least one item to add up, got none."
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class Pool(Protocol):
     ) -> Counts:
         """The sum of all results, arrays of equal shape and type. ValueError without items.
 
-        ``on_done(position)`` is told of each item; of one whose result was lost, again.
+        ``on_done(position)`` is told of each item.
         """
         ...
 
@@ -89,145 +89,33 @@ class InProcessPool:
         """As :meth:`Pool.sum`, in order."""
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
-            total = _add(total, counts)
+            total = counts if total is None else total + counts
             on_done(position)
-        return _at_least_one(total)
-
-
-class Worker:
-    """The actor: a process with a number of torch threads, and its share of a GPU's memory."""
-
-    def __init__(self, torch_threads: int, num_gpus: float):
-        torch.set_num_threads(torch_threads)
-        if num_gpus:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
-
-    def run(self, function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str) -> Any:
-        """Compute one item."""
-        return function(shared, item, device)
-
-    def add(
-        self, function: Callable[[Any, Any, str], Counts], shared: Any, item: Any, device: str, total: Counts | None
-    ) -> tuple[Counts, bool]:
-        """``total`` with one item added, and that it is done, for whoever must not fetch the total."""
-        return _add(total, function(shared, item, device)), True
-
-    def merge(self, *totals: Counts) -> tuple[Counts, bool]:
-        """The sum of a few totals, and that it is done."""
-        merged: Counts | None = None
-        for total in totals:
-            merged = _add(merged, total)
-        return _at_least_one(merged), True
-
-
-@dataclass(kw_only=True, eq=False)
-class _Task(Generic[ItemT]):
-    position: int
-    item: ItemT
-    losses: int = 0
-
-
-class _Queue(Generic[ItemT]):
-    """Items to compute in order, each read when its turn comes; what is put back comes first. False when empty."""
-
-    def __init__(self, items: Iterable[ItemT]):
-        self._fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
-        self._waiting: deque[_Task[ItemT]] = deque()
-
-    def __bool__(self) -> bool:
-        if not self._waiting:
-            self._waiting.extend(itertools.islice(self._fresh, 1))
-        return bool(self._waiting)
-
-    def take(self) -> _Task[ItemT]:
-        assert self, "an empty queue"
-        return self._waiting.popleft()
-
-    def put_back(self, task: _Task[ItemT]) -> None:
-        self._waiting.appendleft(task)
-
-
-@dataclass(eq=False)
-class _Chain(Generic[ItemT]):
-    """Items that one actor adds up in order: each total holds all items up to its own, in whatever order Ray tells.
-
-    ``total`` refers to the longest that is finished; ``held`` is what it holds.
-    """
-
-    tasks: list[_Task[ItemT]] = field(default_factory=list)
-    newest: Any = None
-    total: Any = None
-    num_held: int = 0
-    under_way: dict[int, Any] = field(default_factory=dict)
-    error: Exception | None = None
-
-    @property
-    def held(self) -> list[_Task[ItemT]]:
-        return self.tasks[: self.num_held]
-
-    def submitted(self, task: _Task[ItemT], total: Any) -> None:
-        self.tasks.append(task)
-        self.newest = self.under_way[task.position] = total
-
-    def settle(self, task: _Task[ItemT], error: Exception | None = None) -> list[_Task[ItemT]]:
-        """Take a result or its loss in; returns what is lost, known once nothing is under way."""
-        total, length = self.under_way.pop(task.position), self.tasks.index(task) + 1
-        if error is not None:
-            self.error = error
-        elif length > self.num_held:
-            self.total, self.num_held = total, length
-        if self.error is None or self.under_way:
-            return []
-        lost, self.tasks = self.tasks[self.num_held :], self.held
-        return lost
+        if total is None:
+            raise ValueError(_NOTHING_TO_ADD)
+        return total
 
 
 class RayPool:
-    """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.cluster.start_ray`.
+    """Ray tasks, at most ``ray.num_actors`` at a time; use inside :func:`teachers.cluster.start_ray`.
 
-    Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
-    bounds the time in which nothing happens at all. PoolError where the cluster is too small and does not grow.
+    ``stall_timeout_s`` bounds the time in which nothing is finished. PoolError where the cluster is too small and does
+    not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
         self._config = config
         self._stall_timeout_s = stall_timeout_s
         self.device = "cuda" if config.num_gpus else "cpu"
-        self._num_actors = number_of_actors(config)
-        self._starting: dict[Any, Any] = {}  # the reference that tells that an actor is ready: the actor
-        self._ready: list[Any] = []
-        self._failed_starts = 0
-
-    def __enter__(self) -> RayPool:
-        import ray
-
-        self._actor_class: Any = ray.remote(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)(Worker)
-        for _ in range(self._num_actors):
-            self._start_actor()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        import ray
-
-        for actor in [*self._ready, *self._starting.values()]:
-            ray.kill(actor)
-        self._ready, self._starting = [], {}
+        self._num_workers = number_of_actors(config)
+        self._needs = {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}
 
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
         """As :meth:`Pool.run`. PoolError if the function raises, an item is lost too often or nothing is finished."""
-        import ray
-
-        reference, queue = ray.put(shared), _Queue(items)
-
-        def submit(actor: Any, task: _Task[ItemT]) -> Any:
-            return actor.run.remote(function, reference, task.item, self.device)
-
-        for task, result in self._compute(queue, submit, lambda task, error: self._again(queue, [task], error)):
-            yield task.position, result
+        for position, result in self._compute(function, shared, items):
+            yield position, self._get(result)
 
     def sum(
         self,
@@ -236,184 +124,106 @@ class RayPool:
         items: Iterable[ItemT],
         on_done: Callable[[int], None],
     ) -> Counts:
-        """As :meth:`Pool.sum`, errors as :meth:`run`. Each actor adds to a total of its own; a tree adds those up.
-
-        What a total held that is lost with its node is counted again.
-        """
+        """As :meth:`Pool.sum`, errors as :meth:`run`. This process fetches the one total at the root of the tree."""
         import ray
 
-        reference, queue = ray.put(shared), _Queue(items)
-        totals: dict[Any, list[_Task[ItemT]]] = {}  # the reference to a finished total: what it holds
-        while True:
-            for chain in self._add_up(function, reference, queue, on_done):
-                totals[chain.total] = chain.held
-            if len(totals) > 1:
-                self._merge(totals, queue)
-            elif not totals:
-                return _at_least_one(None)
-            else:
-                [(total, tasks)] = totals.items()
-                try:
-                    return np.array(ray.get(total, timeout=self._stall_timeout_s))
-                except ray.exceptions.RayError as error:
-                    totals = {}
-                    self._again(queue, tasks, error)
+        add: Any = ray.remote(num_cpus=self._config.num_cpus, max_retries=self._config.max_restarts)(_add)
+        totals: deque[Any] = deque()
 
-    def _add_up(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: Any,
-        queue: _Queue[ItemT],
-        on_done: Callable[[int], None],
-    ) -> list[_Chain[ItemT]]:
-        """What every actor has added up, once the queue is empty."""
-        by_actor: dict[Any, _Chain[ItemT]] = {}
-        by_position: dict[int, _Chain[ItemT]] = {}
+        def merge() -> None:
+            totals.append(add.remote(*(totals.popleft() for _ in range(min(len(totals), _TOTALS_PER_MERGE)))))
 
-        def submit(actor: Any, task: _Task[ItemT]) -> Any:
-            chain = by_position[task.position] = by_actor.setdefault(actor, _Chain())
-            total, done = actor.add.options(num_returns=2).remote(
-                function, shared, task.item, self.device, chain.newest
-            )
-            chain.submitted(task, total)
-            return done
-
-        def settle(task: _Task[ItemT], error: Exception | None = None) -> None:
-            chain = by_position.pop(task.position)
-            lost = chain.settle(task, error)
-            if chain.error is not None:
-                self._again(queue, lost, chain.error)
-            for done in [task] if error is None else chain.held:  # what was lost may be held by a later total
-                on_done(done.position)
-
-        for task, _ in self._compute(queue, submit, settle):
-            settle(task)
-        return [chain for chain in by_actor.values() if chain.num_held]
-
-    def _merge(self, totals: dict[Any, list[_Task[ItemT]]], queue: _Queue[ItemT]) -> None:
-        """One level of the tree, in place; what the members of a lost merge held goes back to ``queue``."""
-        members = list(totals)
-        groups = [members[i : i + _TOTALS_PER_MERGE] for i in range(0, len(members), _TOTALS_PER_MERGE)]
-        merged: dict[int, Any] = {}
-
-        def held_by(group: Sequence[Any]) -> list[_Task[ItemT]]:
-            return [task for total in group for task in totals.pop(total)]
-
-        def submit(actor: Any, task: _Task[list[Any]]) -> Any:
-            merged[task.position], done = actor.merge.options(num_returns=2).remote(*task.item)
-            return done
-
-        for task, _ in self._compute(
-            _Queue(groups), submit, lambda task, error: self._again(queue, held_by(task.item), error)
-        ):
-            totals[merged.pop(task.position)] = held_by(task.item)
+        for position, counts in self._compute(function, shared, items):
+            on_done(position)
+            totals.append(counts)
+            if len(totals) == 2 * _TOTALS_PER_MERGE:
+                merge()
+        while len(totals) > 1:
+            merge()
+        if not totals:
+            raise ValueError(_NOTHING_TO_ADD)
+        return np.array(self._get(self._wait_for_one(list(totals))))
 
     def _compute(
-        self,
-        queue: _Queue[ItemT],
-        submit: Callable[[Any, _Task[ItemT]], Any],
-        on_loss: Callable[[_Task[ItemT], Exception], None],
-    ) -> Iterator[tuple[_Task[ItemT], Any]]:
-        """Yield each task and the value of the reference that ``submit(actor, task)`` gave for it."""
+        self, function: Callable[[Any, Any, str], Any], shared: Any, items: Iterable[Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the position of each item and the reference to its result, which stays where it was computed."""
         import ray
 
-        if not self._ready and not self._starting:
-            raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
-        pending: dict[Any, tuple[Any, _Task[ItemT]]] = {}
-        while queue or pending:
-            try:
-                self._hand_out(queue, submit, pending)
-                reference = self._wait_for_one(pending)
-            except ray.exceptions.RayError as error:
-                raise PoolError(
-                    f"Ray failed: {error} The same command goes on where this one ended; stored blocks stay."
-                ) from error
-            if reference in self._starting:
-                self._welcome(reference)
-                continue
-            actor, task = pending.pop(reference)
-            try:
-                value = ray.get(reference, timeout=self._stall_timeout_s)
-            except ray.exceptions.RayError as error:
-                if (cause := _raised_by_function(error)) is not None:
-                    raise PoolError(f"A block of teachers failed on a worker: {cause}") from error
-                self._replace(actor)
-                on_loss(task, error)
-                continue
-            yield task, value
+        # On a GPU each task has a process of its own, as Ray has it: one used before would stay on the GPU it had.
+        task: Any = ray.remote(**self._needs, max_retries=self._config.max_restarts, num_returns=2)(_compute)
+        reference, waiting = ray.put(shared), enumerate(items)
+        pending: dict[Any, tuple[int, Any]] = {}  # the number of losses: position, and the result
 
-    def _hand_out(
-        self,
-        queue: _Queue[ItemT],
-        submit: Callable[[Any, _Task[ItemT]], Any],
-        pending: dict[Any, tuple[Any, _Task[ItemT]]],
-    ) -> None:
-        """One task per actor, then one that waits; none waits while an actor that starts could do it."""
-        load = Counter(actor for actor, _ in pending.values())
-        for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
-            for actor in self._ready:
-                if load[actor] == depth and queue:
-                    task = queue.take()
-                    pending[submit(actor, task)] = (actor, task)
-                    load[actor] += 1
+        def refill() -> None:
+            for position, item in itertools.islice(waiting, self._num_workers - len(pending)):
+                result, num_losses = task.remote(function, reference, item, self.device, self._config)
+                pending[num_losses] = (position, result)
 
-    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """The next reference to be settled: of a task, or of an actor that starts."""
+        refill()
+        try:
+            while pending:
+                finished = self._wait_for_one(list(pending))
+                position, result = pending.pop(finished)
+                if num_losses := self._get(finished):
+                    _log.warning("Blocks lost with their worker, computed again: %d", num_losses)
+                refill()
+                yield position, result
+        finally:
+            for unfinished in pending if ray.is_initialized() else ():
+                ray.cancel(unfinished, force=True)
+
+    def _wait_for_one(self, references: list[Any]) -> Any:
         import ray
 
-        idle = not pending and not self._ready
-        limit_s = (self._config.wait_for_nodes_s or self._stall_timeout_s) if idle else self._stall_timeout_s
-        settled, _ = ray.wait([*pending, *self._starting], num_returns=1, timeout=limit_s)
-        if settled:
-            return settled[0]
-        if idle:
+        first_s = min(self._config.wait_for_nodes_s or self._stall_timeout_s, self._stall_timeout_s)
+        settled, _ = ray.wait(references, num_returns=1, timeout=first_s)
+        if not settled and not room_for(**self._needs)[0]:
             raise PoolError(
-                f"No worker found a place within {limit_s:g} s: each asks ray.num_cpus={self._config.num_cpus:g} and "
+                f"No worker found a place within {first_s:g} s: each asks ray.num_cpus={self._config.num_cpus:g} and "
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
-        raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
+        if not settled:
+            settled, _ = ray.wait(references, num_returns=1, timeout=self._stall_timeout_s - first_s)
+        if not settled:
+            raise PoolError(
+                f"No teacher finished within {self._stall_timeout_s:g} s, {len(references)} blocks under way. Is a "
+                "worker hung, or the cluster busy with other work?"
+            )
+        return settled[0]
 
-    def _again(self, queue: _Queue[ItemT], tasks: Sequence[_Task[ItemT]], error: Exception) -> None:
-        """Put lost tasks back; PoolError if that happened too often to one of them."""
-        if tasks:
-            _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
-        for task in tasks:
-            task.losses += 1
-            if task.losses > self._config.max_restarts:
-                raise PoolError(
-                    f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
-                    f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
-                ) from error
-            queue.put_back(task)
-
-    def _start_actor(self) -> None:
-        actor = self._actor_class.remote(self._config.torch_threads, self._config.num_gpus)
-        self._starting[actor.__ray_ready__.remote()] = actor
-
-    def _welcome(self, reference: Any) -> None:
-        """Count an actor as ready, or start another; PoolError where that fails again and again."""
+    def _get(self, reference: Any) -> Any:
+        """A result that is there. PoolError with its cause, where the function raised or Ray gave up."""
         import ray
 
-        actor = self._starting.pop(reference)
         try:
-            ray.get(reference, timeout=self._stall_timeout_s)
+            return ray.get(reference, timeout=self._stall_timeout_s)
         except ray.exceptions.RayError as error:
-            self._failed_starts += 1
-            if self._failed_starts > self._config.max_restarts * self._num_actors:
-                raise PoolError(f"Workers do not start: {error}") from error
-            ray.kill(actor)
-            self._start_actor()
-        else:
-            self._failed_starts = 0
-            self._ready.append(actor)
+            cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+            if not isinstance(cause, ray.exceptions.RayError):
+                raise PoolError(f"A block of teachers failed on a worker: {cause or error}") from error
+            raise PoolError(
+                f"A block of teachers was lost more than ray.max_restarts={self._config.max_restarts} times: {error} "
+                "If memory ran out, lower ray.num_actors. The same command goes on where this one ended."
+            ) from error
 
-    def _replace(self, actor: Any) -> None:
-        import ray
 
-        if actor in self._ready:  # its other task may have told already
-            self._ready.remove(actor)
-            ray.kill(actor)
-            self._start_actor()
+def _compute(
+    function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str, config: RayConfig
+) -> tuple[Any, int]:
+    """On a worker: the result of one item, and how often it was lost before."""
+    import ray
+
+    torch.set_num_threads(config.torch_threads)
+    if config.num_gpus:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, config.num_gpus))
+    return function(
+        shared, item, device
+    ), ray.get_runtime_context().worker.core_worker.get_current_task_attempt_number()
+
+
+def _add(*totals: Counts) -> Counts:
+    return functools.reduce(np.add, totals)
 
 
 def number_of_actors(config: RayConfig) -> int:
@@ -445,23 +255,3 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
 
 def _workers_on_node(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
     return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
-
-
-def _raised_by_function(error: Exception) -> BaseException | None:
-    """What the function itself raised; None where a worker, a node or an object it needed was lost."""
-    import ray
-
-    if not isinstance(error, ray.exceptions.RayTaskError):
-        return None
-    lost = isinstance(error.cause, ray.exceptions.RayError)
-    return None if lost else error.cause or error
-
-
-def _add(total: Counts | None, counts: Counts) -> Counts:
-    return counts if total is None else total + counts
-
-
-def _at_least_one(total: Counts | None) -> Counts:
-    if total is None:
-        raise ValueError("Expected at least one item to add up, got none.")
-    return total

@@ -18,7 +18,6 @@ from fairpate.estimators import FairPateClassifier, PateClassifier, PateSInClass
 from fairpate.methods.TODO import PateSInConfig
 from fairpate.types import GateRule, MechanismParameters
 
-pytestmark = pytest.mark.usefixtures("ray_session")
 FIT = FitConfig(epochs=20, batch_size=16, learning_rate=0.02)
 SETTINGS: dict[str, Any] = {
     "epsilon": 40.0,
@@ -29,7 +28,7 @@ SETTINGS: dict[str, Any] = {
         noise="seeded",
     ),
     "student": StudentConfig(model=ModelConfig(name="logistic"), fit=FIT),
-    "ray": RayConfig(num_actors=1),
+    "ray": RayConfig(num_actors=0),
     "random_state": 0,
 }
 FAMILY = [FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier]

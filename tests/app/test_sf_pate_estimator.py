@@ -14,7 +14,6 @@ from fairpate.methods.pf_ld import FldConfig
 from fairpate.methods.sf_pate import SfPateConfig
 from fairpate.types import MechanismParameters
 
-pytestmark = pytest.mark.usefixtures("ray_session")
 FIT = FitConfig(epochs=20, batch_size=16, learning_rate=0.02)
 FAIR = FldConfig(warmup_epochs=5, epochs=30, batch_size=500, optimizer="sgd", learning_rate=0.5, dual_step=1.0)
 SETTINGS: dict[str, Any] = {
@@ -27,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     ),
     "student": StudentConfig(model=ModelConfig(name="logistic"), fit=FIT),
     "fair": FAIR,
-    "ray": RayConfig(num_actors=1),
+    "ray": RayConfig(num_actors=0),
     "random_state": 0,
 }
 X, Y, Z = two_groups(2000, 0)
