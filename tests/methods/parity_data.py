@@ -1,11 +1,11 @@
-"""Records on which a classifier without any constraint is unfair, and the two numbers that it is judged by."""
+"""Records on which a classifier without any constraint is unfair, its weights, and the numbers it is judged by."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Floats = npt.NDArray[np.float64]
 
@@ -19,6 +19,20 @@ def records(count: int, seed: int, *, num_groups: int = 2) -> tuple[Tensor, Tens
     chance = 1 / (1 + np.exp(-(1.5 * x[:, 0] + 0.8 * (x[:, 2] - 1))))
     labels = generator.random(count) < chance
     return torch.from_numpy(x).float(), torch.from_numpy(labels).long(), torch.from_numpy(groups)
+
+
+def signal_records(count: int, seed: int = 0, num_groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """The label follows a signal and the group, which is a feature too."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.arange(count) % num_groups
+    signal = torch.randn(count, generator=generator)
+    x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
+    return x, (signal + 1.5 * z - 0.75 > 0).long(), z
+
+
+def weights(model: nn.Module) -> Tensor:
+    """All parameters in one row."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def error(positive_N: npt.ArrayLike, labels: Tensor) -> float:

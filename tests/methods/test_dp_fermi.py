@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parity_data import signal_records, weights
 from sklearn.base import clone
 from torch import Tensor, nn
 
@@ -34,24 +35,11 @@ BASE = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
 MODES = ["all", "sens_public_batches", "sens_secret_batches"]
 
 
-def records(count: int, seed: int = 0, num_groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """The label follows a signal and the group, which is a feature too."""
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.arange(count) % num_groups
-    signal = torch.randn(count, generator=generator)
-    x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
-    return x, (signal + 1.5 * z - 0.75 > 0).long(), z
-
-
 def network(num_classes: int = 2, hidden: tuple[int, ...] = ()) -> nn.Module:
     name = "mlp" if hidden else "logistic"
     return build_model(
         ModelConfig(name=name, hidden=hidden), input_shape=(3,), num_classes=num_classes, generator_seed=0
     )
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def without_noise(config: DpFermiConfig, base: DpSgdConfig, size: int) -> FermiSteps:
@@ -62,7 +50,7 @@ def without_noise(config: DpFermiConfig, base: DpSgdConfig, size: int) -> FermiS
 
 
 def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...] = (), **settings: Any) -> Trained:
-    x, y, z = records(800)
+    x, y, z = signal_records(800)
     config = DpFermiConfig(**{"averaged_share": 0.0} | settings)
     target = PrivacyTarget(epsilon=3, accounting="rdp")
     cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
@@ -194,7 +182,7 @@ def test_no_record_and_no_change_of_group_moves_the_matrix_gradient_further_than
 
 
 def test_a_record_that_is_not_finite_spoils_neither_of_the_two_sums() -> None:
-    x, y, z = records(6, seed=4)
+    x, y, z = signal_records(6, seed=4)
     x[2] = torch.inf
     game = game_of(np.array([[0.5, 0.5]]), 2, weight=3.0)
     clipper = GradientClipper(network(), FermiLoss(game.pull_KC, observe=game.observe), clip_norm=0.7)
@@ -210,7 +198,7 @@ def test_a_record_that_is_not_finite_spoils_neither_of_the_two_sums() -> None:
 
 
 def test_another_group_moves_the_clipped_sum_by_twice_the_clip_norm_at_most() -> None:
-    x, y, _ = records(60, seed=4)
+    x, y, _ = signal_records(60, seed=4)
     game = game_of(np.array([[0.1, 0.9]]), 2, weight=30.0, radius=2.0)
     game.move_to(np.array([[[1.5, -1.0], [-0.5, 1.0]]]))
     game.split_pulls()
@@ -237,7 +225,7 @@ def test_the_matrices_stay_in_their_balls() -> None:
 
 
 def test_a_weight_of_zero_is_dp_sgd_with_the_same_noise() -> None:
-    x, y, _ = records(800)
+    x, y, _ = signal_records(800)
     steps = dp_sgd.calibrated_steps(BASE, PrivacyTarget(epsilon=3, accounting="rdp"), num_records=800)
     plain = dp_sgd.train(
         network(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator()
@@ -257,7 +245,7 @@ def test_without_noise_it_is_plain_descent_and_ascent(mode: str, constraint: str
     share_EG = ((0.5, 0.5),) * num_events
     settings: dict[str, Any] = {"mode": mode, "constraint": constraint, "weight": 1.5, "matrix_learning_rate": 0.4}
     ours = run(base, noisy=False, shares=share_EG, radius=1.2, **settings)
-    x, y, z = records(800)
+    x, y, z = signal_records(800)
     model, matrix_EGC = network(), torch.zeros(num_events, 2, 2, requires_grad=True)
     parameters = list(model.parameters())
     event = y if num_events == 2 else torch.zeros_like(y)
@@ -278,7 +266,7 @@ def test_without_noise_it_is_plain_descent_and_ascent(mode: str, constraint: str
 
 
 def test_equalized_odds_of_one_label_is_demographic_parity() -> None:
-    _, y, z = records(30)
+    _, y, z = signal_records(30)
     config = DpFermiConfig(constraint="equalized_odds")
     one = Cells.of(torch.zeros_like(y), z, config=config, num_classes=1, num_groups=2)
     parity = Cells.of(y, z, config=DpFermiConfig(), num_classes=2, num_groups=2)
@@ -301,7 +289,7 @@ def test_cells_of_each_constraint() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_regulariser_narrows_the_gap(mode: str) -> None:
-    x, _, z = records(3000, seed=5)
+    x, _, z = signal_records(3000, seed=5)
     base = BASE.model_copy(update={"epochs": 30})
     plain, fair = (
         hard_disparity(predict_logits(run(base, noisy=False, weight=weight, mode=mode).model, x), z)
@@ -317,7 +305,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     target = PrivacyTarget(epsilon=2, accounting=accounting)
     config = DpFermiConfig(mode=mode)
     steps = dp_fermi.calibrated_steps(config, BASE, target, num_records=800)
-    _, y, z = records(800)
+    _, y, z = signal_records(800)
     cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
     shares = dp_fermi.release_shares(
         cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0)
@@ -471,7 +459,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
 
 
 def test_the_estimator_follows_scikit_learn_and_forgets_the_groups() -> None:
-    x, y, z = (values.numpy() for values in records(600))
+    x, y, z = (values.numpy() for values in signal_records(600))
     x[:, 1] += 0.1 * x[:, 2]  # the group itself is no feature for a method that protects it alone
     names = np.array(["b", "a"])[z]
     classifier = DpFermiClassifier(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parity_data import weights
 from torch import Tensor, nn
 
 from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
@@ -77,10 +78,6 @@ def train(
         histogram_randomness=private_randomness("seeded", 4),
         generator=torch.Generator().manual_seed(0),
     )
-
-
-def weights(network: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp"])

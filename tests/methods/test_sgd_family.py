@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity_data import signal_records
 from torch import Tensor, nn
 
 from fairpate.methods import dp_sgd, fair_dp_sgd, sgd
@@ -28,21 +29,12 @@ def model() -> nn.Module:
     return build_model(ModelConfig(name="mlp", hidden=(8,)), input_shape=(3,), num_classes=2, generator_seed=0)
 
 
-def records(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The label follows a signal and the group, which is a feature too."""
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.arange(count) % 2
-    signal = torch.randn(count, generator=generator)
-    x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
-    return x, (signal + 1.5 * z - 0.75 > 0).long(), z
-
-
 def weights(trained: Trained) -> Tensor:
     return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
 
 
 def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
-    x, y, _ = records(800)
+    x, y, _ = signal_records(800)
     steps = dp_sgd.plan_steps(CONFIG.model_copy(update=changed), num_records=len(x), noise_multiplier=noise_multiplier)
     return dp_sgd.train(
         model(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator().manual_seed(0)
@@ -50,8 +42,8 @@ def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
 
 
 def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) -> Trained:
-    x, y, _ = records(800)
-    public_x, _, public_z = records(300, seed=1)
+    x, y, _ = signal_records(800)
+    public_x, _, public_z = signal_records(300, seed=1)
     steps = dp_sgd.plan_steps(
         CONFIG.model_copy(update={"epochs": epochs}), num_records=len(x), noise_multiplier=noise_multiplier
     )
@@ -82,7 +74,7 @@ def test_the_events_do_not_know_the_weight(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_regulariser_narrows_the_gap(variant: str) -> None:
-    x, _, z = records(2000, seed=2)
+    x, _, z = signal_records(2000, seed=2)
 
     def gap(trained: Trained) -> float:
         return hard_disparity(predict_logits(trained.model, x), z)
@@ -95,7 +87,7 @@ def test_the_regulariser_narrows_the_gap(variant: str) -> None:
 @pytest.mark.parametrize("hidden", [(8,), ()])
 def test_the_gradient_of_the_regulariser_is_autograds(hidden: tuple[int, ...]) -> None:
     """By hand for a chain of dense layers, by autograd for one that a hook makes opaque: the same numbers."""
-    x, _, z = records(50)
+    x, _, z = signal_records(50)
     name = "mlp" if hidden else "logistic"
     network = build_model(ModelConfig(name=name, hidden=hidden), input_shape=(3,), num_classes=2, generator_seed=0)
     config = FairDpSgdConfig(weight=2.5, temperature=0.5, public_batch_size=50)
@@ -108,7 +100,7 @@ def test_the_gradient_of_the_regulariser_is_autograds(hidden: tuple[int, ...]) -
 
 
 def test_dropout_is_drawn_from_the_generator_alone() -> None:
-    x, y, _ = records(200)
+    x, y, _ = signal_records(200)
     architecture = ModelConfig(name="mlp", hidden=(8,), dropout=0.5)
 
     def run(global_seed: int, seed: int) -> Tensor:
@@ -184,7 +176,7 @@ def test_queries_beside_sampled_steps_are_priced_by_renyi_curves() -> None:
 
 
 def test_plain_sgd_learns_and_promises_nothing() -> None:
-    x, y, _ = records(800)
+    x, y, _ = signal_records(800)
     trained = sgd.train(
         model(), x, y, FitConfig(epochs=15, learning_rate=0.02), generator=torch.Generator().manual_seed(0)
     )
@@ -200,7 +192,7 @@ def test_seeded_noise_says_so() -> None:
 
 
 def test_public_records_of_one_group_or_of_other_lengths_are_refused() -> None:
-    x, _, z = records(10)
+    x, _, z = signal_records(10)
     with pytest.raises(ValueError, match="two groups"):
         fair_dp_sgd.regulariser_gradient(
             PublicPool(x=x, groups=torch.zeros_like(z)), FairDpSgdConfig(), torch.Generator()

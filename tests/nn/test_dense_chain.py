@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from doubled import Doubled
 from torch import Tensor, nn
 
 from fairpate.nn.dense_chain import DenseChain
@@ -114,11 +115,6 @@ def hooked() -> nn.Module:
 def twice() -> nn.Module:
     layer = nn.Linear(8, 8)
     return nn.Sequential(layer, nn.ReLU(), layer)
-
-
-class Doubled(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the parent's name
-        return 2 * super().forward(input)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubled import Doubled
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -214,11 +215,6 @@ def foreign() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 3))
     model.register_parameter("extra", nn.Parameter(torch.zeros(2)))
     return model
-
-
-class Doubled(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the parent's name
-        return 2 * super().forward(input)
 
 
 ALTERED: dict[str, Callable[[], nn.Module]] = {

@@ -8,6 +8,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from discrete_normal import masses
 from scipy import stats
 
 from fairpate.privacy.discrete_gaussian import (
@@ -21,11 +22,6 @@ from fairpate.privacy.discrete_gaussian import (
     log_survival_table,
     sample_discrete_gaussian,
 )
-
-
-def masses(stddev: float, reach: int) -> np.ndarray:
-    weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * stddev**2))
-    return weights / weights.sum()
 
 
 def has_stddev(samples: list[int], stddev: float) -> bool:

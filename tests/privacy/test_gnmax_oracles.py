@@ -8,6 +8,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from discrete_normal import masses
 from mpmath import mpf
 from numpy.testing import assert_allclose
 
@@ -100,18 +101,13 @@ def test_joint_and_threshold_costs_at_fifty_digits(threshold: float, stddev1: fl
         assert_allclose(gnmax.threshold_rdp(votes, **mechanism), np.array(check)[rows], rtol=1e-8)
 
 
-def noise_masses(stddev: float, reach: int) -> np.ndarray:
-    weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * stddev**2))
-    return weights / weights.sum()
-
-
 def argmax_distribution(votes: Histogram, stddev: float) -> np.ndarray:
     """P[noisy argmax = k] for discrete noise, the lowest class winning ties, summed over all noisy values."""
     reach = math.ceil(14 * stddev) + 2
     size = max(votes) + 1 + 2 * reach
     mass = np.zeros((len(votes), size))
     for k, count in enumerate(votes):
-        mass[k, count : count + 2 * reach + 1] = noise_masses(stddev, reach)
+        mass[k, count : count + 2 * reach + 1] = masses(stddev, reach)
     at_most = np.cumsum(mass, axis=1)
     below = at_most - mass
     wins = [
@@ -126,7 +122,7 @@ def argmax_distribution(votes: Histogram, stddev: float) -> np.ndarray:
 def pass_probability(votes: Histogram, threshold: float, stddev: float) -> float:
     reach = math.ceil(14 * stddev) + 2
     passing = np.arange(-reach, reach + 1) + max(votes) >= threshold
-    return float(noise_masses(stddev, reach)[passing].sum())
+    return float(masses(stddev, reach)[passing].sum())
 
 
 def divergence(p: np.ndarray, other: np.ndarray, order: float) -> float:
