@@ -80,8 +80,8 @@ def place(value: float, *, largest: float) -> float:
 
 
 def scale_end(values: Sequence[float]) -> float:
-    """A round number, at least .01, that no defined value passes: where a scale from 0 ends."""
-    largest = max((value for value in values if not math.isnan(value)), default=0.0)
+    """A round number, at least .01, that no finite value passes: where a scale from 0 ends."""
+    largest = max((value for value in values if math.isfinite(value)), default=0.0)
     power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
     return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
 

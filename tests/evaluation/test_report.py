@@ -13,7 +13,7 @@ import pytest
 
 from fairpate.evaluation import charts
 from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, percent
+from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, number, percent, place, scale_end
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.report import (
     GroupOutcomes,
@@ -489,3 +489,13 @@ def test_printed_numbers() -> None:
     assert percent(math.nan) == "undefined"
     assert percent(1.0) == "100\u00a0%"
     assert percent(0.9996) == "100.0\u00a0%"
+    assert [number(value) for value in (0.0, 1234.0, 0.12345, 1234567.8)] == ["0", "1,234", "0.123", "1,234,568"]
+
+
+def test_a_scale_ends_at_a_round_number_that_holds_every_value() -> None:
+    assert scale_end([0.11, math.nan, 0.3]) == 0.3
+    assert scale_end([0.31, math.inf]) == 0.4
+    assert scale_end([]) == scale_end([0.0, math.nan]) == 0.01
+    for value in np.random.default_rng(0).uniform(0.01, 3, 200).tolist():
+        assert value <= scale_end([value]) <= 2 * value
+    assert [place(value, largest=0.4) for value in (-0.1, 0.0, 0.1, 0.4, 0.5)] == [0, 0, 25, 100, 100]
