@@ -45,8 +45,16 @@ from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.fairness.rates import FloatArray
 from fairpate.types import STOPPED_BY_VOTES, GateRule
 
-__all__ = ["GroupOutcomes", "Guarantee", "Outcome", "PrivateReport", "PublicReport", "Voting"]
-__all__ += ["private_report", "public_report"]
+__all__ = [
+    "GroupOutcomes",
+    "Guarantee",
+    "Outcome",
+    "PrivateReport",
+    "PublicReport",
+    "Voting",
+    "private_report",
+    "public_report",
+]
 
 GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",

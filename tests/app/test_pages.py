@@ -1,5 +1,7 @@
 """No page of this project asks another host for anything: each is shown whole on a machine without a network."""
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,14 @@ def test_templates_style_sheets_and_scripts_of_all_pages() -> None:
     for name, text in resources.items():
         page = text if name.endswith("html") else f"<script>{text}</script>"
         assert References(page).found == [], name
+
+
+def test_pages_are_made_by_templates_alone() -> None:
+    """No module writes a tag, where nothing would escape what it puts into it; only drawings are HTML before."""
+    package = TEMPLATES.parent
+    for path in sorted(package.rglob("*.py")):
+        constants = [
+            node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)
+        ]
+        tags = [text for text in constants if isinstance(text, str) and re.search(r"</\w|<\w+ \w+=", text)]
+        assert not tags or path == package / "evaluation" / "charts.py", (path, tags)
