@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
+from fairpate.methods.posthoc_estimators import (
+    OracleLearnerClassifier,
+    PostprocessingClassifier,
+    RandomisedResponseClassifier,
+)
 
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.progress import Reporter
@@ -17,13 +23,7 @@ from fairpate.data import REGISTRY
 from fairpate.data.registry import option_showing_attribute
 from fairpate.estimators import SfPateClassifier
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
 from fairpate.methods.load import configured
-from fairpate.methods.posthoc_estimators import (
-    OracleLearnerClassifier,
-    PostprocessingClassifier,
-    RandomisedResponseClassifier,
-)
 
 REFUSING = (
     ["method=f_ld"],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fairpate.methods.TODO import PateSInConfig
 from sklearn.base import clone
 from two_groups import two_groups
 
@@ -15,7 +16,6 @@ from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
 from fairpate.config import AggregatorConfig, FitConfig, ModelConfig, RayConfig, StudentConfig, TeachersConfig
 from fairpate.estimators import FairPateClassifier, PateClassifier, PateSInClassifier, PateSPreClassifier
-from fairpate.methods.TODO import PateSInConfig
 from fairpate.types import GateRule, MechanismParameters
 
 FIT = FitConfig(epochs=20, batch_size=16, learning_rate=0.02)

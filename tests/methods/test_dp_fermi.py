@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairpate.methods.fair_estimators import DpFermiClassifier
 from parity_data import signal_records, weights
 from sklearn.base import clone
 from torch import Tensor, nn
 
-from fairpate.methods import dp_fermi, dp_sgd
-from fairpate.methods.dp_fermi import Cells, FermiSteps, Shares
-from fairpate.methods.fair_estimators import DpFermiClassifier
-from fairpate.methods.trained import Trained, price, private_randomness
-from fairpate.config import ModelConfig
+from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.fairness.gaps import ermi
+from fairpate.methods import dp_fermi, dp_sgd
+from fairpate.methods.dp_fermi import Cells, DpFermiConfig, FermiSteps, Shares
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.trained import Trained, price, private_randomness
 from fairpate.nn.dpfr import hard_disparity
 from fairpate.nn.fermi import FermiLoss, MatrixGame, PublicPartitions, watched_targets
 from fairpate.nn.models import build_model
@@ -27,9 +28,6 @@ from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import GaussianNoise
 from fairpate.privacy.accountant import PoissonGaussians, epsilon_pld
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.methods.dp_fermi import DpFermiConfig
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.config import PrivacyTarget
 
 BASE = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
 MODES = ["all", "sens_public_batches", "sens_secret_batches"]

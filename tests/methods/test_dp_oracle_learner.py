@@ -10,19 +10,23 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.reductions import EqualizedOdds, ExponentiatedGradient
+from fairpate.methods.posthoc_estimators import OracleLearnerClassifier
 from parity_data import error, odds_gap, records
 from sklearn.base import BaseEstimator
 
+from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import feature_sensitivity, published_num_rounds, published_round_epsilon
-from fairpate.methods.trained import price
+from fairpate.methods.dp_oracle_learner import (
+    DpOracleLearnerConfig,
+    feature_sensitivity,
+    published_num_rounds,
+    published_round_epsilon,
+)
 from fairpate.methods.parity import Cells
 from fairpate.methods.parity_game import cost_differences
-from fairpate.methods.posthoc_estimators import OracleLearnerClassifier
+from fairpate.methods.trained import price
 from fairpate.nn.mixture import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
-from fairpate.config import PrivacyTarget
 
 Floats = npt.NDArray[np.float64]
 X, Y, Z = records(1500, 3)

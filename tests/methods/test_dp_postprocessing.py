@@ -10,20 +10,18 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.postprocessing import ThresholdOptimizer
+from fairpate.methods.posthoc_estimators import PostprocessingClassifier
 from parity_data import error, odds_gap, records
 from sklearn.base import BaseEstimator
 
-from fairpate.methods import dp_postprocessing
-from fairpate.methods.dp_postprocessing import fair_mixing, guarantee, released_counts
-from fairpate.methods.trained import price, private_randomness
-from fairpate.methods.posthoc_estimators import PostprocessingClassifier
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.fairness.gaps import eo_jagielski
+from fairpate.methods import dp_postprocessing
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, guarantee, released_counts
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.trained import price, private_randomness
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.config import PrivacyTarget
 
 Floats = npt.NDArray[np.float64]
 SHARES_GYC = np.array([[[0.28, 0.07], [0.05, 0.20]], [[0.22, 0.03], [0.08, 0.07]]])

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fairpate.methods.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from two_groups import two_groups
 
-from fairpate.methods.estimators import DpSgdClassifier, FairDpSgdClassifier, SgdClassifier
-from fairpate.config import FitConfig, ModelConfig
-from fairpate.config import CalibrationConfig
+from fairpate.config import CalibrationConfig, FitConfig, ModelConfig
 from fairpate.types import GateRule
 
 MODEL = ModelConfig(name="logistic")

@@ -10,23 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from fairpate.methods.fair_estimators import FLdClassifier, PfLdClassifier
 from scipy.stats import norm
 from sklearn.base import clone
 from torch import Tensor, nn
 
+from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.methods import pf_ld, pf_ld_as_printed
-from fairpate.methods.fair_estimators import FLdClassifier, PfLdClassifier
 from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
+from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise, Released
 from fairpate.methods.trained import price
-from fairpate.methods.pf_ld import PfLdNoise, Released
-from fairpate.config import ModelConfig
 from fairpate.nn.guided_gradients import GuidedGradients
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.methods.pf_ld import FldConfig, PfLdConfig
-from fairpate.config import PrivacyTarget
 
 CONSTRAINTS: tuple[MeanConstraint, ...] = ("demographic_parity", "equalized_odds", "accuracy_parity")
 SILENT = PfLdNoise(gradient=0.0, violation=0.0, size=0.0)

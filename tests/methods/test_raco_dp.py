@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairpate.methods.fair_estimators import RacoDpClassifier
 from parity_data import weights
 from torch import Tensor, nn
 
-from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
-from fairpate.methods.fair_estimators import RacoDpClassifier
-from fairpate.methods.trained import price, private_randomness
-from fairpate.methods.noisy_histogram import HistogramSteps
-from fairpate.methods.raco_dp import RacoTrained
-from fairpate.config import ModelConfig
+from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.fairness.rate_constraints import (
     NAMED_CONSTRAINTS,
     Partition,
@@ -25,13 +21,15 @@ from fairpate.fairness.rate_constraints import (
     Term,
     demographic_parity,
 )
+from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.noisy_histogram import HistogramSteps
+from fairpate.methods.raco_dp import RacoDpConfig, RacoTrained
+from fairpate.methods.trained import price, private_randomness
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.config import PrivacyTarget
-from fairpate.methods.raco_dp import RacoDpConfig
 
 NUM_CLASSES, NUM_GROUPS = 3, 2
 

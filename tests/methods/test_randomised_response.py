@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairpate.methods.posthoc_estimators import RandomisedResponseClassifier
 from parity_data import error, odds_gap, records
 from torch import Tensor, nn
 
-from fairpate.methods import randomised_response
-from fairpate.methods.dp_postprocessing import fair_mixing
-from fairpate.methods.trained import price
-from fairpate.methods.posthoc_estimators import RandomisedResponseClassifier
-from fairpate.methods.randomised_response import recovered_counts, recovery, shrinkage
+from fairpate.config import PrivacyTarget
 from fairpate.fairness.rates import joint_table
+from fairpate.methods import randomised_response
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
+from fairpate.methods.randomised_response import RandomisedResponseConfig, recovered_counts, recovery, shrinkage
+from fairpate.methods.trained import price
 from fairpate.nn.mixture import linear_rules, said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import keep_probability
 from fairpate.privacy.laplace import randomise_response as respond
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
-from fairpate.config import PrivacyTarget
-from fairpate.methods.randomised_response import RandomisedResponseConfig
 
 X, Y, Z = records(3000, 4)
 

@@ -10,16 +10,15 @@ import torch
 from parity_data import signal_records
 from torch import Tensor, nn
 
+from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.methods import dp_sgd, fair_dp_sgd, sgd
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
 from fairpate.methods.trained import PublicPool, Trained, price, private_randomness
-from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.dpfr import dpfr, hard_disparity
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
-from fairpate.config import PrivacyTarget
 
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
 VARIANTS = ["as_written", "post"]

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import CalibrationConfig, FitConfig, ModelConfig
 from fairpate.nn.calibrate import calibrate
 from fairpate.nn.fit import fit
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
-from fairpate.config import CalibrationConfig
 
 
 def biased() -> tuple[nn.Module, Tensor, Tensor]:

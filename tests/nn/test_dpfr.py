@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairpate.config import ModelConfig
+from fairpate.config import DpfrConfig, ModelConfig
 from fairpate.nn.dpfr import contrast, dpfr, dpfr_gradient, group_batches, group_gaps, hard_disparity
 from fairpate.nn.models import build_model
-from fairpate.config import DpfrConfig
 
 LOGITS = torch.tensor([[2.0, 0], [0, 1], [1, 0], [0, 3], [0.5, 0], [0, 0.2]], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -14,6 +14,7 @@ from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, stats
 
+from fairpate.config import PrivacyTarget
 from fairpate.methods.trained import price
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import EpsilonAtDelta, Event
@@ -29,7 +30,6 @@ from fairpate.privacy.laplace import (
     release_epsilon_for,
     sample_discrete_laplace,
 )
-from fairpate.config import PrivacyTarget
 
 DELTA = 1e-6
 
