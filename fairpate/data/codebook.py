@@ -101,12 +101,9 @@ class Interval(Section):
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
         """Lower and upper end, each with 0 where it is in the range, else with the side on which the range lies."""
-        low = -math.inf if self.at_least is None else self.at_least
-        high = math.inf if self.at_most is None else self.at_most
-        return (low, 0) if self.above is None else (self.above, 1), (high, 0) if self.below is None else (
-            self.below,
-            -1,
-        )
+        lower = (-math.inf if self.at_least is None else self.at_least, 0)
+        upper = (math.inf if self.at_most is None else self.at_most, 0)
+        return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
 
     @property
     def has_range(self) -> bool:
