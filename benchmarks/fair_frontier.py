@@ -141,7 +141,7 @@ def measure(config: Method, dataset: Dataset, delta: float | None) -> dict[str, 
             seed=config.seed,
         )
     )
-    cost, test = config.price(trained.events), dataset.test
+    cost, test = config.price(trained), dataset.test
     labels = predict_probabilities(trained.model, test.x).argmax(dim=1)
     joint_GYC = joint_table(
         labels.numpy(),

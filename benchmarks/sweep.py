@@ -51,7 +51,7 @@ def main() -> None:
 def measure_overhead(num_cells: int, seconds: float, slots: int) -> None:
     """The same cells in a bare loop and in a sweep: once workers are there, with their start, and with that of Ray."""
     num_cpus = (os.cpu_count() or 1) / slots
-    sweep = _sweep(num_cells, num_seeds=1, settings={"sgd.learning_rate": seconds}, num_cpus=num_cpus)
+    sweep = _sweep(num_cells, num_seeds=1, settings={"dp_sgd.learning_rate": seconds}, num_cpus=num_cpus)
     cells = cells_of(sweep, folder=Path())
     started = time.perf_counter()
     for cell in cells:
@@ -114,8 +114,8 @@ def _sweep(
 
 
 def sleep(cell: Cell, _out: Path, _votes: VoteBatch | None, _torch_threads: int) -> list[Row]:
-    """A cell that takes ``sgd.learning_rate`` seconds."""
-    time.sleep(cell.config.sgd.learning_rate)
+    """A cell that takes ``dp_sgd.learning_rate`` seconds."""
+    time.sleep(cell.config.model_dump()["dp_sgd"]["learning_rate"])
     return [record(cell)]
 
 

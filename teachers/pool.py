@@ -151,7 +151,8 @@ class RayPool:
         import ray
 
         # On a GPU each task has a process of its own, as Ray has it: one used before would stay on the GPU it had.
-        task: Any = ray.remote(**self._needs, max_retries=self._config.max_restarts, num_returns=2)(_compute)
+        options: Any = {**self._needs, "max_retries": self._config.max_restarts, "num_returns": 2}
+        task: Any = ray.remote(**options)(_compute)
         reference, waiting = ray.put(shared), enumerate(items)
         pending: dict[Any, tuple[int, Any]] = {}  # the number of losses: position, and the result
 
