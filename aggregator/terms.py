@@ -21,7 +21,7 @@ class LedgerTerms:
 
     ``publication`` is how the data-dependent cost may be published, fixed before any vote is seen; None: never.
     ``noise`` is the label of the random source. ``ensemble`` names the teachers that vote (a digest of what determines
-    them), so that one ledger never mixes the votes of two ensembles.
+    them), so that one ledger never mixes the votes of two ensembles. ValueError for a mechanism that is not registered.
     """
 
     mechanism: Mechanism
@@ -35,6 +35,11 @@ class LedgerTerms:
     unit: Unit = "record"
     relation: Relation = "add or remove one"
     publication: SmoothRelease | None = None
+
+    def __post_init__(self) -> None:
+        # Another class under a registered name would be stored as what it is not.
+        if mechanism_named(self.mechanism.name, self.mechanism.parameters) != self.mechanism:
+            raise ValueError(f"{type(self.mechanism).__qualname__}: is not the mechanism named {self.mechanism.name}.")
 
     def to_json(self) -> dict[str, Any]:
         """The terms as plain values, the mechanism by name and parameters."""

@@ -71,7 +71,7 @@ class GateRule:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismParameters:
-    """Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
+    """Parameters of Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
 
     ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation of 0 means no noise:
     useful to a test, priced as infinite.

@@ -245,13 +245,15 @@ def test_what_a_ledger_stores_must_name_a_mechanism_and_its_parameters(
         mechanism_named(name, parameters)
 
 
-def test_a_name_is_given_once() -> None:
+def test_a_name_is_given_once_and_no_other_class_goes_by_it() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Impostor(NearestRecords):
         pass
 
     with pytest.raises(ValueError, match="another mechanism already"):
         register(Impostor)
+    with pytest.raises(ValueError, match="Impostor: is not the mechanism named test_nearest_records"):
+        dataclasses.replace(TERMS, mechanism=Impostor(sampling_rate=0.1, noise_stddev_votes=20.0))
 
 
 @pytest.mark.parametrize("terms", [TERMS, TABLE], ids=["near", "table"])
