@@ -18,6 +18,8 @@ from fairpate.methods.definition import Method
 from fairpate.names import nearest
 
 Values = dict[str, Any]
+Names = tuple[str, ...]
+"""A field, as the names of the sections that it is in and its own."""
 
 
 def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
@@ -44,7 +46,8 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
     options = [override.partition("=")[0] for override in overrides]
     for path, value in unread_by([schema], said):
-        given = [option for option in options if option.startswith(f"{path}.")] or [path]
+        dotted = ".".join(path)
+        given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
         faults += refused(path, value) or [f"{option}: {name} does not read it; leave it out." for option in given]
     full = merge(start_of(schema), values)
     for override in overrides:
@@ -61,7 +64,7 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
 def configured_exactly(values: Values, *, method: str) -> Method:
     """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
     schema = find_method(method)
-    unread = [path for path, _ in unread_by([schema], values)]
+    unread = [".".join(path) for path, _ in unread_by([schema], values)]
     if unread:
         raise ConfigError("\n".join(f"{path}: {method} does not read it; leave it out." for path in unread))
     return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
@@ -82,30 +85,28 @@ def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
     }
 
 
-def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted fields that none of ``schemas`` has, with their values."""
+def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
+    """Fields that none of ``schemas`` has, with their values."""
     own = [_fields(schema) for schema in schemas]
     if not all(own):  # any name may stand there, or its own type says which
         return
     for name, value in values.items():
         inner = [fields[name] for fields in own if name in fields]
         if not inner:
-            yield f"{prefix}{name}", value
+            yield (*sections, str(name)), value
         elif isinstance(value, Mapping):
-            yield from unread_by(inner, value, f"{prefix}{name}.")
+            yield from unread_by(inner, value, *sections, name)
 
 
-def refused(path: str, value: Any) -> list[str]:
+def refused(path: Names, value: Any) -> list[str]:
     """Why no method takes ``value`` as its field ``path``; nothing where one does."""
-    *sections, last = path.split(".")
+    *sections, last = path
     known = {other: _fields_in(other, sections) for other in all_methods().values()}
-    having = [other for other, fields in known.items() if last in fields]
-    faults = [
-        f"{path}: unknown field{nearest(last, dict.fromkeys(name for names in known.values() for name in names))}."
-    ]
-    for name in reversed([*sections, last]):
+    names = dict.fromkeys(name for fields in known.values() for name in fields)
+    faults = [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
+    for name in reversed(path):
         value = {name: value}
-    for other in having:
+    for other in (other for other, fields in known.items() if last in fields):
         try:
             parse_config(merge(start_of(other), value), other)
         except ConfigError as error:

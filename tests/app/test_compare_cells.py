@@ -399,15 +399,22 @@ def test_what_no_cell_reads_is_checked_all_the_same() -> None:
     with pytest.raises(ConfigError) as caught:
         cells(
             methods={"sgd": {"grid": {"target.epsilon": [1]}}},
-            settings={"aggregator": {"num_queris": 3}, "dp_sgd.epochs": "many", "aggregatr": 1, "sgd.epoch": 2},
+            settings={
+                "aggregator": {"num_queris": 3},
+                "dp_sgd.epochs": "many",
+                "aggregatr": 1,
+                "sgd.epoch": 2,
+                "student": {"model.width": 3},
+            },
             grid={"target.epsilon": [2, 0], "pf_ld.clip_norm": [-1]},
         )
     faults = str(caught.value).splitlines()
-    assert len(faults) == 7
+    assert len(faults) == 8
     for start, words in (
         ("settings.aggregator.num_queris", "did you mean num_queries"),
         ("settings.dp_sgd.epochs", "valid number"),
         ("settings.aggregatr", "did you mean aggregator"),
+        ("settings.student.model.width", "unknown field; did you mean model"),
         ("settings.sgd.epoch", "did you mean epochs"),
         ("grid.target.epsilon", "(got 0)"),
         ("grid.pf_ld.clip_norm", "greater than 0"),

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from fairpate.app.rundir import determining_values, values_digest
+from fairpate.app.rundir import config_digest, determining_values
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, flat_grid, overlapping
 from fairpate.config import ConfigError, DataConfig, RayConfig, apply_override, merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, find_entry
@@ -136,10 +136,11 @@ def _leave_out(section: Values, place: Sequence[str]) -> None:
     if inner and isinstance(section.get(name), dict):
         _leave_out(section[name], inner)
     elif name == "grid" and isinstance(section.get(name), dict):
-        axes = section[name]
-        earlier = [list(axes)[:number] for number in range(len(axes))]
-        clear = zip(axes, earlier, strict=True)
-        section[name] = {axis: axes[axis] for axis, others in clear if not any(overlapping(axis, o) for o in others)}
+        kept: Values = {}
+        for axis, values in section[name].items():
+            if not any(overlapping(axis, other) for other in kept):
+                kept[axis] = values
+        section[name] = kept
     else:
         section.pop(name, None)
 
@@ -154,7 +155,7 @@ def cells_of(
     """
     faults: Faults = {}
     schemas = _schemas(sweep, faults)
-    faults |= dict.fromkeys([*_unknown_data_sets(sweep, left_out), *_said_elsewhere(sweep), *_unread(sweep, schemas)])
+    faults |= dict.fromkeys([*_unknown_data_sets(sweep, left_out), *_misplaced(sweep, schemas)])
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
@@ -216,95 +217,68 @@ class _Layer:
     values: Mapping[str, Any]
 
 
-def _parts(sweep: SweepConfig) -> Iterator[tuple[list[_Layer], list[str]]]:
-    """What every part of the sweep sets, settings and each value of an axis, and the methods that it is said to."""
-    parts: list[tuple[str, SweepConfig | SweepPart, list[str]]] = [("", sweep, list(sweep.methods))]
+def _settings(part: SweepPart | SweepConfig, place: str) -> _Layer:
+    return _Layer(f"{place}settings", part.settings)
+
+
+def _axes(part: SweepPart | SweepConfig, place: str) -> dict[str, list[_Layer]]:
+    """A layer for each value of each axis."""
+    return {
+        axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
+        for axis, values in part.grid.items()
+    }
+
+
+def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
+    """Fields for which the sweep has words of its own, and what is wrong with those that no cell there reads."""
+    words = _SAID_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
+    parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
     parts += [(f"methods.{name}.", part, [name]) for name, part in sweep.methods.items()]
     for place, part, methods in parts:
-        axes = [
-            _Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value))
-            for axis, values in part.grid.items()
-            for value in values
-        ]
-        yield [_Layer(f"{place}settings", part.settings), *axes], methods
-
-
-def _said_elsewhere(sweep: SweepConfig) -> Iterator[str]:
-    """Fields that would be overwritten: the sweep has words of its own for them."""
-    words = _SAID_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
-    for layers, _ in _parts(sweep):
-        for layer in layers:
+        reading = [schemas[name] for name in methods if name in schemas]
+        alone = place.removeprefix("methods.").removesuffix(".") if place.startswith("methods.") and reading else ""
+        for layer in [_settings(part, place), *itertools.chain(*_axes(part, place).values())]:
             for field in flattened(layer.values):
                 word = words.get(field) or words.get(field.partition(".")[0])
                 if word is not None:
                     yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
-
-
-def _unread(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """What is wrong with fields that no cell reads, and what a method is told that it does not read."""
-    for layers, methods in _parts(sweep):
-        reading = [schemas[name] for name in methods if name in schemas]
-        for layer in layers:
             try:
                 unread = list(unread_by(reading, _nested(layer)))
             except ConfigError:
                 continue  # reported with the cells
-            said_to = methods if layer.place.startswith("methods.") else []
             for path, value in unread:
-                alone = [f"{path}: {method} does not read it; leave it out." for method in said_to if reading]
-                yield from (f"{layer.place}.{fault}" for fault in refused(path, value) or alone)
+                faults = [f"{'.'.join(path)}: {alone} does not read it; leave it out."] if alone else []
+                yield from (f"{layer.place}.{fault}" for fault in refused(path, value) or faults)
 
 
 def _over_seeds(data: str, config: Method, sweep: SweepConfig) -> list[Cell]:
     """The cell of every seed. The seed alone changes, so one validation serves all."""
-    values, cells = determining_values(config), []
-    suffix = "" if config.data.name == data else f"-{data}"
+    suffix, cells = "" if config.data.name == data else f"-{data}", []
     for seed in sweep.seeds:
-        values["seed"] = seed
-        of_seed = config.model_copy(update={"seed": seed})
-        if sweep.split_by_seed:
-            values["data"]["seed"] = seed
-            of_seed = of_seed.model_copy(update={"data": config.data.model_copy(update={"seed": seed})})
-        cells.append(Cell(data=data, config=of_seed, digest=values_digest(values) + suffix))
+        split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data
+        of_seed = config.model_copy(update={"seed": seed, "data": split})
+        cells.append(Cell(data=data, config=of_seed, digest=config_digest(of_seed) + suffix))
     return cells
 
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """What the sweep lays over the start, for every combination of the method's axes."""
+    """What the sweep lays over the start, for every combination of the method's axes.
+
+    The method's own axes replace those of the data set, and these the sweep's, that share a field.
+    """
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, torch_threads=sweep.tasks.torch_threads)
-    settings = [
-        _Layer("settings", sweep.settings),
-        _Layer(f"data_sets.{data}.settings", sweep.data_sets[data].settings),
-        _Layer(f"methods.{method}.settings", sweep.methods[method].settings),
-        _Layer("tasks", {"ray": in_task.model_dump()}),
-    ]
-    axes = _axes(sweep, data, method)
-    for values in itertools.product(*(axis.values for axis in axes)):
-        chosen = zip(axes, values, strict=True)
-        yield [*settings, *(_Layer(axis.place, dict.fromkeys(axis_fields(axis.name), value)) for axis, value in chosen)]
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Fields that take the same values, and the place of the sweep that says so."""
-
-    place: str
-    name: str
-    values: Sequence[Any]
-
-
-def _axes(sweep: SweepConfig, data: str, method: str) -> list[_Axis]:
-    """The axes of a method: its own replace those of the data set, and these the sweep's, that share a field."""
-    axes: list[_Axis] = []
-    for place, grid in (
-        ("grid", sweep.grid),
-        (f"data_sets.{data}.grid", sweep.data_sets[data].grid),
-        (f"methods.{method}.grid", sweep.methods[method].grid),
+    settings, axes = [_Layer("tasks", {"ray": in_task.model_dump()})], dict[str, list[_Layer]]()
+    for place, part in (
+        ("", sweep),
+        (f"data_sets.{data}.", sweep.data_sets[data]),
+        (f"methods.{method}.", sweep.methods[method]),
     ):
-        new = [_Axis(place, name, values) for name, values in grid.items()]
-        axes = [axis for axis in axes if not any(overlapping(axis.name, other.name) for other in new)] + new
-    return axes
+        settings.append(_settings(part, place))
+        own = _axes(part, place)
+        axes = {axis: kept for axis, kept in axes.items() if not any(overlapping(axis, other) for other in own)} | own
+    for chosen in itertools.product(*axes.values()):
+        yield [*settings, *chosen]
 
 
 def _config(

@@ -1,0 +1,59 @@
+"""Files that serve several methods: what is left out, what is checked all the same, what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from fairpate.config import ConfigError
+from fairpate.methods.load import configured, load_method
+
+
+def faults_of(values, *overrides, method=None):
+    with pytest.raises(ConfigError) as caught:
+        configured(values, overrides, method=method)
+    return str(caught.value).splitlines()
+
+
+def test_what_only_other_methods_read_is_left_out_of_a_file_and_refused_as_an_option(tmp_path: Path) -> None:
+    shared = {"teachers": {"num_teachers": 5}, "aggregator": {"gate": {"max_disparity": 0.2}}, "dp_sgd": {"epochs": 2}}
+    assert configured(shared, method="sgd") == configured({}, method="sgd")
+    assert configured(shared, method="dp_sgd").dp_sgd.epochs == 2
+    assert configured(shared, method="pate").teachers.num_teachers == 5
+    assert not hasattr(configured(shared, method="pate").aggregator, "gate")
+    (tmp_path / "run.yaml").write_text("method: fairpate\naggregator: {gate: {max_disparity: 0.2}}\n")
+    assert load_method(tmp_path / "run.yaml").aggregator.gate.max_disparity == 0.2
+    told = faults_of({}, "dp_sgd.epochs=2", "aggregator.gate.max_disparity=0.2", method="pate")
+    assert told == [
+        "dp_sgd: pate does not read it; leave it out.",
+        "aggregator.gate: pate does not read it; leave it out.",
+    ]
+
+
+def test_all_faults_are_told_at_once_whoever_reads_the_field() -> None:
+    values = {
+        "dp_sgd": {"epochs": "many", "epoch": 3},
+        "pf_ld": {"clip_norm": -1},
+        "aggregatr": {},
+        "teachers.num_teachers": 5,
+        "seed": -1,
+        "student": {"model.name": "mlp"},
+    }
+    told = faults_of(values, "sgd.epoch=3", method="sgd")
+    for start, words in (
+        ("dp_sgd.epochs: ", "valid number"),
+        ("dp_sgd.epoch: ", "did you mean epochs"),
+        ("pf_ld.clip_norm: ", "greater than 0"),
+        ("aggregatr: ", "did you mean aggregator"),
+        ("teachers.num_teachers: ", "unknown field"),
+        ("seed: ", "greater than or equal to 0"),
+        ("student.model.name: ", "unknown field"),
+        ("sgd.epoch: ", "did you mean epochs"),
+    ):
+        assert sum(fault.startswith(start) and words in fault for fault in told) == 1, (start, told)
+    assert len(told) == 8
+
+
+def test_a_part_of_a_section_that_another_method_needs_whole_is_taken_where_its_defaults_complete_it() -> None:
+    assert configured({"aggregator": {"gate": {"max_disparity": 0.2}}}, method="dp_sgd").method == "dp_sgd"
+    told = faults_of({"aggregator": {"budget": {"kind": "data_dependent"}}}, method="dp_sgd")
+    assert [fault.partition(":")[0] for fault in told] == ["aggregator.budget"]
