@@ -1,5 +1,6 @@
 """The sweep: what runs, what is kept, what is found again, and who may see what."""
 
+import hashlib
 import io
 import json
 import math
@@ -12,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import ray
 from rich.console import Console
 
+from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
 from fairpate.app.compare.report import summarise_comparison, write_frontier_reports
@@ -25,9 +28,10 @@ from fairpate.app.compare.table import SweepTable
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row, read_rows, write_rows
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectoryError
+from fairpate.app.rundir import RunDirectoryError, check_run_directory
 from fairpate.compare_config import SweepConfig
 from fairpate.config import parse_config
+from fairpate.methods.definition import Method
 from fairpate.types import RunRecord, VoteBatch
 from teachers.pool import PoolError
 
@@ -464,6 +468,26 @@ def test_a_cell_needs_no_ray_and_clears_what_a_dead_worker_began(tmp_path: Path)
     assert row.record.epsilon <= 2
     assert row.minutes > 0
     assert "out" not in row.config
+
+
+def test_a_folder_that_got_votes_is_that_of_the_run_whose_weights_are_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(config: Method, *_: object, **__: object) -> None:
+        check_run_directory(with_pinned_weights(config))
+        raise KeyboardInterrupt
+
+    (tmp_path / "weights.pth").write_bytes(b"weights")
+    monkeypatch.setattr("fairpate.nn.weights.imagenet_file", lambda _: tmp_path / "weights.pth")
+    monkeypatch.setattr("fairpate.app.compare.run.run_method", begun)
+    student = {"student.model": {"name": "resnet18", "weights": "imagenet"}}
+    (cell,) = cells_of(sweep_of(methods=["pate"], grid={}, settings=SMALL | student), folder=Path())
+    votes = VoteBatch(
+        record_ids=("0",), groups_Q=np.zeros(1, dtype=np.int64), votes_QC=np.eye(1, 10, dtype=np.int64), ensemble="e"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, tmp_path / "cell", votes)
+    assert hashlib.sha256(b"weights").hexdigest() in (tmp_path / "cell" / "config.yaml").read_text()
 
 
 def test_progress_is_a_table_on_a_terminal_and_lines_in_a_log() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
 from fairpate.app.compare.table import SweepTable
@@ -110,7 +111,7 @@ def run_cell(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int 
     """Train and measure one cell in ``out``: its row, and the operator's where a price depends on votes."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
-    config = cell.config.model_copy(update={"out": out})
+    config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
     if out.exists() and not RunDirectory(root=out).config.exists():
         shutil.rmtree(out)  # a worker died before it had written what the run is
     if votes is not None:
