@@ -106,11 +106,15 @@ def refused(path: Names, value: Any) -> list[str]:
     faults = [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
     for name in reversed(path):
         value = {name: value}
+    closest = 0
     for other in (other for other, fields in known.items() if last in fields):
         try:
             parse_config(merge(start_of(other), value), other)
         except ConfigError as error:
-            faults = str(error).splitlines()
+            found = str(error).splitlines()
+            depth = max(fault.partition(":")[0].count(".") for fault in found)
+            if depth >= closest:  # of the method that has most of what is said
+                faults, closest = found, depth
         else:
             return []
     return faults

@@ -95,7 +95,7 @@ def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fair
         ("- a\n", ["mapping of sections", "list"]),
         ("[" * 5000, ["nested too deeply"]),
         ("\0", ["cannot be read as YAML"]),
-        ("1: 2\n", ["1: Keys should be strings"]),
+        ("1: 2\n", ["1: unknown field"]),
         ("data:\n", ["data", "valid dictionary"]),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_p
         ("raco_dp: {bond: 0.2}", ["raco_dp.bond", "did you mean bound"]),
         ("raco_dp: {bound: 2}", ["raco_dp.bound", "less than or equal to 1"]),
         ("raco_pd: {bound: 0.2}", ["raco_pd: unknown field", "did you mean raco_dp"]),
-        ("aggregator: {gate: {min_cont: 2}}", ["aggregator.gate", "min_cont"]),
+        ("aggregator: {gate: {min_cont: 2}}", ["aggregator.gate.min_cont: unknown field; did you mean min_count"]),
         ("methods: [sgd]\ndata_sets: [adult]", ["fairpate compare"]),
     ):
         (tmp_path / "all.yaml").write_text(text)
