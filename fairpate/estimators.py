@@ -15,7 +15,7 @@ import inspect
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed(random_state)
-        codes = self._codes(sensitive_features)
-        predicted = self.student_.predict(_features(X), codes, generator=np.random.default_rng(seed))
+        codes, student = self._codes(sensitive_features), self.student_
+        if not len(self.groups_) and sensitive_features is not None:
+            seen_now = tuple(str(name) for name in np.unique(np.asarray(sensitive_features)))
+            student = replace(student, card=replace(student.card, group_names=seen_now))
+        predicted = student.predict(_features(X), codes, generator=np.random.default_rng(seed))
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
         return labels if self.student_.card.idp3 is None else np.ma.masked_array(labels, mask=~predicted.answered)
 

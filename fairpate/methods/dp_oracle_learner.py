@@ -48,12 +48,12 @@ from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
-from fairpate.config import Count, NotNegative, Positive, PrivacyTarget
+from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_shares
 from fairpate.methods.parity_game import GameRules, play, violations_of
 from fairpate.methods.trained import Progress, Trained
-from fairpate.nn.mixture import linear_rules
+from fairpate.nn.mixture import LINEAR, linear_rules
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, release_epsilon_for
@@ -323,6 +323,7 @@ class OracleLearner(PrivateMethod):
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
 
     method: str = "dp_oracle_learner"
+    student: PublishedConfig = PublishedConfig(model=LINEAR)
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     @property

@@ -1,18 +1,11 @@
-"""Methods that protect the sensitive attribute alone refuse it as a feature, in commands, sweeps and estimators."""
+"""Methods that protect the sensitive attribute alone refuse it as a feature, in commands and sweeps."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fairpate.methods.fair_estimators import DpFermiClassifier, FLdClassifier, PfLdClassifier, RacoDpClassifier
-from fairpate.methods.posthoc_estimators import (
-    OracleLearnerClassifier,
-    PostprocessingClassifier,
-    RandomisedResponseClassifier,
-)
 
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.progress import Reporter
@@ -21,8 +14,6 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, parse_config
 from fairpate.data import REGISTRY
 from fairpate.data.registry import option_showing_attribute
-from fairpate.estimators import SfPateClassifier
-from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.load import configured
 
 REFUSING = (
@@ -107,68 +98,3 @@ def test_a_sweep_lists_them_with_its_other_faults() -> None:
     assert "dp_sgd.epochs" in faults[0]
     assert faults[1].startswith("data_sets.color_digits: data.options.colour_as_feature: pf_ld protects")
     assert faults[2].startswith("methods.sf_pate.settings.data.options.colour_as_feature: sf_pate protects")
-
-
-GROUPS = np.array(["b", "a", "c"])[np.arange(60) % 3]
-CLASSIFIERS = (
-    FLdClassifier(),
-    PfLdClassifier(),
-    DpFermiClassifier(mode="sens_public_batches"),
-    PostprocessingClassifier(),
-    OracleLearnerClassifier(),
-    RandomisedResponseClassifier(),
-    SfPateClassifier(),
-)
-ENCODINGS = {
-    "its codes": np.unique(GROUPS, return_inverse=True)[1],
-    "other numbers": np.array([5.0, -1.0, 0.25])[np.arange(60) % 3],
-    "one indicator": GROUPS == "c",
-}
-
-
-def fit(classifier: Any, column: np.ndarray[Any, Any]) -> None:
-    x = np.stack([np.random.default_rng(0).normal(size=60), np.ones(60), column], axis=1)
-    classifier.fit(x, np.where(x[:, 0] > 0, "yes", "no"), sensitive_features=GROUPS)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("classifier", CLASSIFIERS, ids=lambda classifier: type(classifier).__name__)
-def test_an_estimator_is_refused_a_column_that_the_groups_determine(classifier: Any, encoding: str) -> None:
-    refusal = rf"{type(classifier).__name__} protects sensitive_features alone, .* column\(s\) 2 of X; leave them out"
-    with pytest.raises(ValueError, match=refusal):
-        fit(classifier, ENCODINGS[encoding])
-
-
-@pytest.mark.parametrize(
-    "classifier",
-    [
-        FLdClassifier(epochs=1, warmup_epochs=1),
-        DpFermiClassifier(mode="sens_public_batches", epochs=1, batch_size=20, accounting="rdp"),
-        PostprocessingClassifier(epsilon=50, noise="seeded", random_state=0),
-    ],
-    ids=lambda classifier: type(classifier).__name__,
-)
-def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier: Any) -> None:
-    column = ENCODINGS["its codes"].copy()
-    column[7] = (column[7] + 1) % 3
-    fit(classifier, column)
-
-
-@pytest.mark.parametrize(
-    "classifier",
-    [
-        DpFermiClassifier(epochs=1, batch_size=20, accounting="rdp"),
-        RacoDpClassifier(epochs=1, batch_size=20, accounting="rdp"),
-        PostprocessingClassifier(
-            base="dp_sgd",
-            epsilon=50,
-            noise="seeded",
-            random_state=0,
-            dp_sgd_config=DpSgdConfig(epochs=1, batch_size=20),
-            accounting="rdp",
-        ),
-    ],
-    ids=lambda classifier: type(classifier).__name__,
-)
-def test_estimators_that_protect_whole_records_may_see_the_group(classifier: Any) -> None:
-    fit(classifier, ENCODINGS["its codes"])

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairpate.methods.fair_estimators import DpFermiClassifier
 from parity_data import signal_records, weights
+from priced import priced
 from sklearn.base import clone
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.estimators import DpFermiClassifier
 from fairpate.fairness.gaps import ermi
 from fairpate.methods import dp_fermi, dp_sgd
 from fairpate.methods.dp_fermi import Cells, DpFermiConfig, FermiSteps, Shares
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.trained import Trained, price, private_randomness
+from fairpate.methods.trained import Trained, private_randomness
 from fairpate.nn.dpfr import hard_disparity
 from fairpate.nn.fermi import FermiLoss, MatrixGame, PublicPartitions, watched_targets
 from fairpate.nn.models import build_model
@@ -29,7 +30,7 @@ from fairpate.nn.private_fit import GaussianNoise
 from fairpate.privacy.accountant import PoissonGaussians, epsilon_pld
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 
-BASE = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
+BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 MODES = ["all", "sens_public_batches", "sens_secret_batches"]
 
 
@@ -238,7 +239,7 @@ def test_a_weight_of_zero_is_dp_sgd_with_the_same_noise() -> None:
 @pytest.mark.parametrize("constraint", ["demographic_parity", "equalized_odds"])
 def test_without_noise_it_is_plain_descent_and_ascent(mode: str, constraint: str) -> None:
     """Full batches, no clipping: against the two updates written out with autograd, whatever the mode."""
-    base = DpSgdConfig(epochs=15, batch_size=800, clip_norm=1e6, learning_rate=0.8, momentum=0.0, noise="seeded")
+    base = DpSgdConfig(epochs=15, batch_size=800, clip_norm=1e6, learning_rate=0.8, momentum=0.0)
     num_events = 1 if constraint == "demographic_parity" else 2
     share_EG = ((0.5, 0.5),) * num_events
     settings: dict[str, Any] = {"mode": mode, "constraint": constraint, "weight": 1.5, "matrix_learning_rate": 0.4}
@@ -308,7 +309,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     shares = dp_fermi.release_shares(
         cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0)
     )
-    cost = price([steps.event, *shares.events], target)
+    cost = priced([steps.event, *shares.events], target)
     assert 1.98 < cost.epsilon <= 2
     unit = ("record", "add or remove one") if mode == "all" else ("sensitive attribute", "replace one")
     assert (cost.unit, cost.relation, cost.accounting) == (*unit, accounting)
@@ -332,7 +333,7 @@ def test_the_events_say_what_each_mode_does() -> None:
     assert isinstance(hidden, SecretBatchAttributeGaussians)
     assert (hidden.count, hidden.sampling_rate) == (32, 0.125)
     assert len(run(shares=((0.5, 0.5),)).events) == 1
-    assert price(run(weight=0.0, mode="sens_public_batches").events, PrivacyTarget()).epsilon == 0
+    assert priced(run(weight=0.0, mode="sens_public_batches").events, PrivacyTarget()).epsilon == 0
 
 
 def test_replacing_a_record_takes_more_noise() -> None:
@@ -342,7 +343,7 @@ def test_replacing_a_record_takes_more_noise() -> None:
         for relation in ("add or remove one", "replace one")
     )
     assert replaced.steps.noise_multiplier > 1.3 * added.steps.noise_multiplier
-    assert price([replaced.event], PrivacyTarget(relation="replace one")).relation == "replace one"
+    assert priced([replaced.event], PrivacyTarget(relation="replace one")).relation == "replace one"
 
 
 def test_the_published_noise_costs_what_the_sheet_says() -> None:
@@ -357,7 +358,7 @@ def test_the_published_noise_costs_what_the_sheet_says() -> None:
     assert steps.steps.num_steps in (7200, 7201)
     assert steps.matrix_noise_multiplier == pytest.approx(steps.steps.noise_multiplier)
     assert epsilon_pld([one], target_delta=target.delta) == pytest.approx(0.852, rel=2e-3)
-    assert price([steps.event], target).epsilon == pytest.approx(1.227, rel=2e-3)
+    assert priced([steps.event], target).epsilon == pytest.approx(1.227, rel=2e-3)
     assert steps.epsilon_as_published == 1
     with pytest.raises(ValueError, match="as_published"):
         dp_fermi.calibrated_steps(config, BASE, PrivacyTarget(epsilon=200), num_records=800)
@@ -443,7 +444,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     x = torch.randint(0, 256, (40, 2, 28, 28), generator=generator, dtype=torch.uint8)
     y, z = torch.arange(40) % 5, torch.arange(40) % 3
     config = DpFermiConfig(mode=mode, constraint="equalized_odds", averaged_share=0.5, share_noise=1.0)
-    base = DpSgdConfig(epochs=1, batch_size=20, noise="seeded", max_records=7)
+    base = DpSgdConfig(epochs=1, batch_size=20, max_records=7)
     steps = dp_fermi.calibrated_steps(config, base, PrivacyTarget(epsilon=8, accounting="rdp"), num_records=40)
     model = build_model(ModelConfig(name="lenet"), input_shape=(2, 28, 28), num_classes=5, generator_seed=0)
     before = weights(model)
@@ -461,17 +462,21 @@ def test_the_estimator_follows_scikit_learn_and_forgets_the_groups() -> None:
     x[:, 1] += 0.1 * x[:, 2]  # the group itself is no feature for a method that protects it alone
     names = np.array(["b", "a"])[z]
     classifier = DpFermiClassifier(
-        model=ModelConfig(name="logistic"), epochs=4, batch_size=100, noise="seeded", accounting="rdp", random_state=0
+        model=ModelConfig(name="logistic"),
+        dp_sgd={"epochs": 4, "batch_size": 100},
+        noise="seeded",
+        target={"accounting": "rdp"},
+        random_state=0,
     )
     fitted = clone(classifier).fit(x, y, sensitive_features=names)
     assert fitted.groups_.tolist() == ["a", "b"]
-    assert fitted.shares_.shape == (1, 2)
-    assert not hasattr(fitted, "_group_codes")
+    assert fitted.trained_.shares_EG.shape == (1, 2)
+    assert not any(np.array_equal(value, names) for value in vars(fitted).values() if isinstance(value, np.ndarray))
     assert fitted.privacy_.epsilon <= 3
     np.testing.assert_array_equal(fitted.predict(x), clone(classifier).fit(x, y, sensitive_features=names).predict(x))
-    attribute = clone(classifier).set_params(mode="sens_public_batches").fit(x, y, sensitive_features=names)
+    attribute = clone(classifier).set_params(dp_fermi__mode="sens_public_batches").fit(x, y, sensitive_features=names)
     assert attribute.privacy_.unit == "sensitive attribute"
     with pytest.raises(ValueError, match="sensitive_features"):
         classifier.fit(x, y)
-    with pytest.raises(ValueError, match="one group per record"):
+    with pytest.raises(ValueError, match="one of sensitive_features per record"):
         classifier.fit(x, y, sensitive_features=names[:5])

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.reductions import EqualizedOdds, ExponentiatedGradient
-from fairpate.methods.posthoc_estimators import OracleLearnerClassifier
 from parity_data import error, odds_gap, records
+from priced import priced
 from sklearn.base import BaseEstimator
 
 from fairpate.config import PrivacyTarget
+from fairpate.estimators import OracleLearnerClassifier
 from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import (
     DpOracleLearnerConfig,
@@ -24,7 +25,6 @@ from fairpate.methods.dp_oracle_learner import (
 )
 from fairpate.methods.parity import Cells
 from fairpate.methods.parity_game import cost_differences
-from fairpate.methods.trained import price
 from fairpate.nn.mixture import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
@@ -185,7 +185,7 @@ def test_all_releases_are_priced_within_the_target(release: str, count: int, acc
         num_groups=2,
         source=SeededSource(0),
     )
-    cost = price(trained.events, target)
+    cost = priced(trained.events, target)
     assert 1.98 < cost.epsilon <= 2
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     assert [event.count for event in trained.events] == ([1, 1, count] if release == "once" else [1, count])
@@ -222,7 +222,7 @@ def test_the_papers_rounds_and_noise() -> None:
 def test_the_printed_accounting_promises_nothing() -> None:
     trained = train(8.0, noise_rule="as_published", num_rounds=6)
     assert trained.epsilon_as_published == 8
-    assert price(trained.events, PrivacyTarget(epsilon=8, delta=1e-6)).epsilon == math.inf
+    assert priced(trained.events, PrivacyTarget(epsilon=8, delta=1e-6)).epsilon == math.inf
     assert trained.round_epsilon == published_round_epsilon(epsilon=8, delta=1e-6, num_rounds=6)
     assert trained.round_epsilon == pytest.approx(8 / (4 * math.sqrt(6 * math.log(1e6))))
 
@@ -249,7 +249,10 @@ def test_what_cannot_be_learned_is_refused() -> None:
 def test_the_estimator_needs_no_group_at_prediction() -> None:
     x, names = X.numpy(), np.array(["no", "yes"])[Y.numpy()]
     estimator = OracleLearnerClassifier(
-        epsilon=math.inf, num_rounds=20, learning_rate=0.5, dual_bound=2.0, noise="seeded", random_state=1
+        epsilon=math.inf,
+        dp_oracle_learner={"num_rounds": 20, "learning_rate": 0.5, "dual_bound": 2.0},
+        noise="seeded",
+        random_state=1,
     )
     estimator.fit(x, names, sensitive_features=np.array(["a", "b"])[Z.numpy()])
     probabilities = estimator.predict_proba(x)
@@ -259,7 +262,7 @@ def test_the_estimator_needs_no_group_at_prediction() -> None:
     np.testing.assert_array_equal(drawn[probabilities[:, 1] == 0], "no")
     assert odds_gap(probabilities[:, 1], Y, Z) < 0.06
     assert estimator.privacy_.epsilon == math.inf
-    with pytest.raises(ValueError, match="two classes, got 3"):
+    with pytest.raises(ValueError, match="learns two classes, records has 3"):
         estimator.fit(x[:3], ["a", "b", "c"], sensitive_features=[0, 1, 1])
     with pytest.raises(ValueError, match="one label and one of sensitive_features"):
         estimator.fit(x, names, sensitive_features=[0, 1])

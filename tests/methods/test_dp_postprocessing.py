@@ -10,16 +10,17 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.postprocessing import ThresholdOptimizer
-from fairpate.methods.posthoc_estimators import PostprocessingClassifier
 from parity_data import error, odds_gap, records
+from priced import priced
 from sklearn.base import BaseEstimator
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
+from fairpate.estimators import PostprocessingClassifier
 from fairpate.fairness.gaps import eo_jagielski
 from fairpate.methods import dp_postprocessing
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, guarantee, released_counts
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.trained import price, private_randomness
+from fairpate.methods.trained import private_randomness
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
 
@@ -210,11 +211,11 @@ def trained(base: str, epsilon: float, **changes: Any) -> tuple[Any, PrivacyTarg
 
 def test_a_base_without_privacy_protects_the_attribute_and_a_private_one_the_record() -> None:
     plain, target = trained("sgd", 2.0)
-    cost = price(plain.events, target)
+    cost = priced(plain.events, target)
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     assert 1.99 < cost.epsilon <= 2
     private, target = trained("dp_sgd", 2.0, count_share=0.25)
-    cost = price(private.events, target)
+    cost = priced(private.events, target)
     assert (cost.unit, cost.relation) == ("record", "add or remove one")
     assert 1.5 < cost.epsilon <= 2
     assert [event.epsilon for event in private.events[1:]] == [0.5]
@@ -227,8 +228,9 @@ def test_the_estimator_mixes_by_group_and_says_how_often() -> None:
     names = np.array(["no", "yes"])[y]
     estimator = PostprocessingClassifier(
         epsilon=math.inf,
-        max_gap=0.02,
-        fit_config=FitConfig(epochs=5, learning_rate=0.05),
+        model=ModelConfig(name="logistic"),
+        dp_postprocessing={"max_gap": 0.02},
+        sgd=FitConfig(epochs=5, learning_rate=0.05),
         noise="seeded",
         random_state=0,
     )

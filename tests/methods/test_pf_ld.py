@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from fairpate.methods.fair_estimators import FLdClassifier, PfLdClassifier
+from priced import priced
 from scipy.stats import norm
 from sklearn.base import clone
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.estimators import FLdClassifier, PfLdClassifier
 from fairpate.methods import pf_ld, pf_ld_as_printed
 from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise, Released
-from fairpate.methods.trained import price
 from fairpate.nn.guided_gradients import GuidedGradients
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness, SeededRandomness
@@ -105,7 +105,7 @@ def test_what_is_off_costs_nothing() -> None:
     target = PrivacyTarget(accounting="rdp")
 
     def cost(**settings: Any) -> float:
-        return price(pf_ld.pf_ld_events(PfLdConfig(epochs=7, **settings), noise, 1000), target).epsilon
+        return priced(pf_ld.pf_ld_events(PfLdConfig(epochs=7, **settings), noise, 1000), target).epsilon
 
     def alone(*events: AttributeGaussians) -> float:
         return accountant.epsilon(events, target_delta=target.delta).epsilon
@@ -265,7 +265,7 @@ def test_noise_meets_the_target_as_one_gaussian_mechanism_on_public_batches(grou
     assert 0.995 < gaussian_epsilon(mu, target.delta) <= 1.0
     assert squares["violation"] / mu**2 == pytest.approx(0.3)
     assert squares["size"] / mu**2 == pytest.approx(0.05 if group_sizes is None else 0.0)
-    cost = price(pf_ld.pf_ld_events(config, noise, 1000), target)
+    cost = priced(pf_ld.pf_ld_events(config, noise, 1000), target)
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     assert cost.epsilon == pytest.approx(gaussian_epsilon(mu, target.delta), rel=2e-3)
 
@@ -275,7 +275,7 @@ def test_secret_batches_are_charged_step_by_step_by_the_mixture_bound() -> None:
     events = pf_ld.pf_ld_events(config, PfLdNoise(gradient=3.0, violation=4.0, size=5.0), 1000)
     assert events[0] == SecretBatchAttributeGaussians(count=30, attribute_noise_multiplier=3.0, sampling_rate=0.1)
     noise = pf_ld.calibrated_noise(config, PrivacyTarget(epsilon=1.0, accounting="rdp"), num_records=1000)
-    cost = price(pf_ld.pf_ld_events(config, noise, 1000), PrivacyTarget(accounting="rdp")).epsilon
+    cost = priced(pf_ld.pf_ld_events(config, noise, 1000), PrivacyTarget(accounting="rdp")).epsilon
     assert 0.99 < cost <= 1.0
 
 
@@ -308,7 +308,7 @@ def test_the_printed_form_promises_nothing_and_says_what_its_paper_would() -> No
         randomness=OsRandomness(),
         generator=torch.Generator().manual_seed(0),
     )
-    assert price(done.events, target).epsilon == math.inf
+    assert priced(done.events, target).epsilon == math.inf
     assert done.epsilon_as_published == pytest.approx(3.0, rel=0.01)
     assert not np.array_equal(weights(model), weights(network()))
 
@@ -443,7 +443,7 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
 def test_estimators_are_clonable_and_state_their_unit() -> None:
     x, y, z = (values.numpy() for values in records(300, groups=2))
     names = np.array(["no", "yes"])[y]
-    private = PfLdClassifier(epsilon=2.0, epochs=5, batch_size=300, noise="seeded", random_state=0)
+    private = PfLdClassifier(epsilon=2.0, pf_ld={"epochs": 5, "batch_size": 300}, noise="seeded", random_state=0)
     fitted = clone(private).fit(x, names, sensitive_features=z)
     assert set(fitted.predict(x)) <= {"no", "yes"}
     assert fitted.predict_proba(x).shape == (300, 2)
@@ -451,7 +451,7 @@ def test_estimators_are_clonable_and_state_their_unit() -> None:
     assert 1.99 < fitted.privacy_.epsilon <= 2.0
     again = clone(private).fit(x, names, sensitive_features=z)
     assert np.array_equal(fitted.predict_proba(x), again.predict_proba(x))
-    open_to_all = FLdClassifier(epochs=2, random_state=0).fit(x, names, sensitive_features=z)
+    open_to_all = FLdClassifier(f_ld={"epochs": 2}, random_state=0).fit(x, names, sensitive_features=z)
     assert open_to_all.privacy_.epsilon == math.inf
     with pytest.raises(ValueError, match="give sensitive_features"):
         clone(private).fit(x, names)

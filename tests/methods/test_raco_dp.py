@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairpate.methods.fair_estimators import RacoDpClassifier
 from parity_data import weights
+from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.estimators import RacoDpClassifier
 from fairpate.fairness.rate_constraints import (
     NAMED_CONSTRAINTS,
     Partition,
@@ -25,7 +26,7 @@ from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.noisy_histogram import HistogramSteps
 from fairpate.methods.raco_dp import RacoDpConfig, RacoTrained
-from fairpate.methods.trained import price, private_randomness
+from fairpate.methods.trained import private_randomness
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import PrivateSteps
@@ -177,7 +178,7 @@ def test_multipliers_stay_in_their_set_under_noise() -> None:
 def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
     x, _, z = records(3000)
     y = (torch.rand(3000, generator=torch.Generator().manual_seed(1)) < torch.sigmoid(2 * x[:, 0] + 3 * z - 1.5)).long()
-    base = DpSgdConfig(epochs=10, batch_size=300, learning_rate=0.5, clip_norm=4.0, noise="seeded")
+    base = DpSgdConfig(epochs=10, batch_size=300, learning_rate=0.5, clip_norm=4.0)
     target = PrivacyTarget(epsilon=3.0, accounting="rdp")
 
     def gap(**settings: Any) -> float:
@@ -185,7 +186,7 @@ def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
         planned = noisy_histogram.calibrated_steps(base, config, target, num_records=len(x))
         network = model(num_classes=2)
         trained = train(network, (x, y, z), planned, **config.model_dump())
-        assert price(trained.events, target).epsilon <= 3.0
+        assert priced(trained.events, target).epsilon <= 3.0
         hard = torch.eye(2)[predict_logits(network, x).argmax(dim=1)]
         constraints = raco_dp.constraints_of(config, num_classes=2, num_groups=2)
         return max(constraints.evaluate(hard.numpy(), y.numpy(), z.numpy()).values())
@@ -213,7 +214,7 @@ def test_one_sample_is_amplified_once_and_the_published_number_is_too_small(
 def test_the_split_keeps_the_budget(share: float) -> None:
     target, config = PrivacyTarget(epsilon=1.5, accounting="rdp"), RacoDpConfig(histogram_share=share)
     planned = noisy_histogram.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
-    assert 1.47 < price([planned.event], target).epsilon <= 1.5
+    assert 1.47 < priced([planned.event], target).epsilon <= 1.5
     ratio = planned.gradient.noise_multiplier**-2 / planned.laplace_scale**-2
     assert ratio == pytest.approx((1 - share) / share)
     assert planned.size_floor == pytest.approx(0.01 * 256)
@@ -238,10 +239,9 @@ def test_what_cannot_be_promised_or_kept_is_refused() -> None:
 
 ESTIMATOR: dict[str, Any] = {
     "model": ModelConfig(name="logistic"),
-    "epochs": 5,
-    "batch_size": 60,
+    "dp_sgd": {"epochs": 5, "batch_size": 60, "clip_norm": 1.0},
     "noise": "seeded",
-    "accounting": "rdp",
+    "target": {"accounting": "rdp"},
     "random_state": 0,
 }
 
@@ -249,8 +249,10 @@ ESTIMATOR: dict[str, Any] = {
 def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     x, y, z = (values.numpy() for values in records(600, num_classes=2))
     groups = np.array(["b", "a"])[z]
-    named = RacoDpClassifier(**ESTIMATOR, bound=0.1).fit(x, y, sensitive_features=groups)
-    given = RacoDpClassifier(**ESTIMATOR, constraints=demographic_parity(num_groups=2, num_classes=2, bound=0.1))
+    named = RacoDpClassifier(**ESTIMATOR, raco_dp={"bound": 0.1}).fit(x, y, sensitive_features=groups)
+    given = RacoDpClassifier(
+        **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=2, num_classes=2, bound=0.1)}
+    )
     given.fit(x, y, sensitive_features=groups)
     np.testing.assert_array_equal(named.predict_proba(x), given.predict_proba(x))
     assert named.privacy_.unit == "record"
@@ -261,11 +263,16 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
         num_classes=2,
         constraints=(RateConstraint(name="a is accepted", terms=(term,), bound=-0.9),),
     )
-    accepted = RacoDpClassifier(**ESTIMATOR, constraints=own, dual_learning_rate=3.0, clip_norm=5.0)
+    accepted = RacoDpClassifier(**ESTIMATOR, raco_dp={"constraints": own, "dual_learning_rate": 3.0})
+    accepted.set_params(dp_sgd__clip_norm=5.0)
     accepted.fit(x, y, sensitive_features=groups)
     share = accepted.predict(x)[groups == "a"].mean()
     assert share > 0.8
     assert named.predict(x)[groups == "a"].mean() < share
-    assert accepted.report_.names == ("a is accepted",)
+    assert accepted.trained_.report.names == ("a is accepted",)
+    with pytest.raises(ValueError, match="over 2 groups, got 3"):
+        RacoDpClassifier(
+            **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=3, num_classes=2, bound=0.1)}
+        ).fit(x, y, sensitive_features=groups)
     with pytest.raises(ValueError, match="give sensitive_features"):
         RacoDpClassifier(**ESTIMATOR).fit(x, y)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairpate.methods.posthoc_estimators import RandomisedResponseClassifier
 from parity_data import error, odds_gap, records
+from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import PrivacyTarget
+from fairpate.estimators import RandomisedResponseClassifier
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import randomised_response
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
 from fairpate.methods.randomised_response import RandomisedResponseConfig, recovered_counts, recovery, shrinkage
-from fairpate.methods.trained import price
 from fairpate.nn.mixture import linear_rules, said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import keep_probability
@@ -115,7 +115,7 @@ def test_the_learner_sees_reports_alone_and_the_corrected_bound() -> None:
         assert seen["max_gap"] == pytest.approx(0.1 * (2 * share - 1))
         assert trained.events[0].epsilon == epsilon
         assert trained.mixing_GCC is None
-        cost = price(trained.events, PrivacyTarget(epsilon=1, delta=1e-6))
+        cost = priced(trained.events, PrivacyTarget(epsilon=1, delta=1e-6))
         assert cost.epsilon == pytest.approx(epsilon, rel=1e-5)
         assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     train(1.0, learner, max_gap=0.1, corrects_bound=False)
@@ -167,11 +167,12 @@ def test_what_cannot_be_reported_or_recovered_is_refused() -> None:
 
 def test_the_estimator_of_both_forms() -> None:
     x, names, groups = X.numpy(), np.array(["no", "yes"])[Y.numpy()], np.array(["a", "b"])[Z.numpy()]
-    one = RandomisedResponseClassifier(epsilon=2.0, num_rounds=10, noise="seeded", random_state=0)
+    settings: dict[str, Any] = {"epsilon": 2.0, "model": {"name": "logistic"}, "noise": "seeded", "random_state": 0}
+    one = RandomisedResponseClassifier(**settings, randomised_response={"num_rounds": 10})
     one.fit(x, names, sensitive_features=groups)
     assert one.predict(x).shape == (3000,)
     assert one.privacy_.epsilon == pytest.approx(2.0, abs=1e-3)
-    two = RandomisedResponseClassifier(epsilon=2.0, form="two_step", num_rounds=10, noise="seeded", random_state=0)
+    two = RandomisedResponseClassifier(**settings, randomised_response={"form": "two_step", "num_rounds": 10})
     two.fit(x, names, sensitive_features=groups)
     with pytest.raises(ValueError, match="sensitive_features"):
         two.predict(x)

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 import torch
 from parity_data import signal_records
+from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.methods import dp_sgd, fair_dp_sgd, sgd
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
-from fairpate.methods.trained import PublicPool, Trained, price, private_randomness
+from fairpate.methods.trained import PublicPool, Trained, private_randomness
 from fairpate.nn.dpfr import dpfr, hard_disparity
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
 
-CONFIG = DpSgdConfig(epochs=4, batch_size=100, noise="seeded", learning_rate=1.0)
+CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 VARIANTS = ["as_written", "post"]
 
 
@@ -139,7 +140,7 @@ def test_noise_meets_the_target_under_its_own_relation_and_accountant(target: Pr
         sampling_rate=steps.sampling_rate,
         relation=target.record_relation,
     )
-    cost = price([event], target)
+    cost = priced([event], target)
     expected = epsilon_pld([event], target_delta=1e-5)
     if target.accounting == "rdp":
         expected = epsilon([event], target_delta=1e-5).epsilon
@@ -162,15 +163,15 @@ def test_replacing_a_record_takes_more_noise_and_renyi_curves_do_not_price_it() 
 
 def test_events_under_another_relation_are_not_priced() -> None:
     with pytest.raises(ValueError, match="replace one"):
-        price(run_dp_sgd().events, PrivacyTarget(relation="replace one"))
+        priced(run_dp_sgd().events, PrivacyTarget(relation="replace one"))
     with pytest.raises(ValueError, match="Expected events"):
-        price([], PrivacyTarget())
+        priced([], PrivacyTarget())
 
 
 def test_queries_beside_sampled_steps_are_priced_by_renyi_curves() -> None:
     queries = NoisyArgmaxes(count=10, noise_stddev_votes=40.0)
     sampled = PoissonGaussians(count=20, noise_multiplier=2.0, sampling_rate=0.1)
-    cost = price([queries, sampled], PrivacyTarget(accounting="pld"))
+    cost = priced([queries, sampled], PrivacyTarget(accounting="pld"))
     assert (cost.epsilon, cost.accounting) == (epsilon([queries, sampled], target_delta=1e-5).epsilon, "rdp")
 
 
@@ -181,7 +182,7 @@ def test_plain_sgd_learns_and_promises_nothing() -> None:
     )
     assert (trained.model(x).argmax(dim=1) == y).float().mean() > 0.95
     for accounting in ("rdp", "pld"):
-        assert price(trained.events, PrivacyTarget(accounting=accounting)).epsilon == math.inf
+        assert priced(trained.events, PrivacyTarget(accounting=accounting)).epsilon == math.inf
     assert "not private" in trained.noise
 
 

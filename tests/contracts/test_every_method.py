@@ -1,0 +1,137 @@
+"""What holds for every registered method: its price, its repetition, and an estimator that is the command's own run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixed_results import SMALL, TARGET, two_labels
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from fairpate import estimators
+from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
+from fairpate.app.rundir import read_json, read_statement
+from fairpate.data import Dataset
+from fairpate.estimators import FairClassifier, dataset_of
+from fairpate.methods import all_methods, class_names, method_names
+from fairpate.methods.definition import Method
+from fairpate.methods.load import configured
+from student.predict import load_student
+
+METHODS = list(method_names())
+VALUES = {**SMALL, **TARGET, "student": {**SMALL["student"], "idp3": None}}  # type: ignore[dict-item]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return two_labels()
+
+
+def arrays(dataset: Dataset) -> dict[str, Any]:
+    private, public = dataset.private, dataset.public
+    return {
+        "X": private.x.numpy(),
+        "y": private.y.numpy(),
+        "sensitive_features": private.z.numpy(),
+        "public_X": public.x.numpy(),
+        "public_sensitive_features": public.z.numpy(),
+    }
+
+
+def estimator_of(config: Method) -> FairClassifier:
+    parameters = FairClassifier(config.method).get_params(deep=False)
+    sections = {name: getattr(config, name) for name in type(config).model_fields if name in parameters}
+    return FairClassifier(**sections | {"method": config.method, "random_state": config.seed})
+
+
+def own_class(name: str) -> Any:
+    return getattr(estimators, f"{class_names()[name]}Classifier")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_estimator_has_the_weights_and_the_price_of_the_command(
+    name: str, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, twice, on the same records."""
+    monkeypatch.setattr("fairpate.app.votes.is_ray_worker", lambda: True)  # teachers in this process
+    given = arrays(digits)
+    # A record's teacher follows from its content here; the digits' own names are others.
+    groups = given["sensitive_features"] if find(name).reads_groups else None
+    records, *_ = dataset_of(**{**given, "sensitive_features": groups})
+    dataset = dataclasses.replace(records, test=digits.test)
+    config = configured(VALUES, [f"out={tmp_path / 'run'}"], method=name)
+    run = run_method(config, Reporter(quiet=True), dataset)
+    published = load_student(run.student)
+
+    fitted = estimator_of(config).fit(**given)
+    stored, ours = published.network.state_dict(), fitted.network_.state_dict()
+    assert stored.keys() == ours.keys()
+    assert all(torch.equal(ours[key], value) for key, value in stored.items())
+    assert dataclasses.replace(published.card, model=fitted.student_.card.model) == fitted.student_.card
+
+    statement = read_statement(run)
+    assert fitted.privacy_.epsilon == (np.inf if statement.epsilon is None else statement.epsilon)
+    assert (fitted.privacy_.unit, fitted.privacy_.delta) == (statement.unit, statement.delta)
+    assert [dataclasses.asdict(event) for event in fitted.events_] == list(statement.events)  # type: ignore[call-overload]
+    assert fitted.noise_ == statement.noise
+    assert read_json(run.record)["method"] == name
+    assert np.isinf(fitted.privacy_.epsilon) == (not config.is_private)
+
+    again = clone(fitted).fit(**given)
+    options = {"sensitive_features": given["sensitive_features"]}
+    np.testing.assert_array_equal(
+        again.predict_proba(given["X"], **options), fitted.predict_proba(given["X"], **options)
+    )
+    np.testing.assert_array_equal(fitted.predict(given["X"], **options), again.predict(given["X"], **options))
+    np.testing.assert_allclose(fitted.predict_proba(given["X"], **options).sum(axis=1), 1, atol=1e-5)
+    assert fitted.classes_.tolist() == [0, 1]
+    assert fitted.n_features_in_ == digits.private.x[0].numel()
+    assert "spending" not in vars(fitted.trained_) or fitted.trained_.spending is None  # the operator's
+
+
+def find(name: str) -> type[Method]:
+    return all_methods()[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
+    kind, schema = own_class(name), find(name)
+    signature = inspect.signature(kind).parameters
+    sections = {field for field in schema.model_fields if field not in ("method", "out", "seed", "data")}
+    assert sections | {"delta", "model", "idp3", "calibration", "random_state"} <= signature.keys()
+    assert ("epsilon" in signature) == ("epsilon" in type(schema().target).model_fields)
+    assert ("folder" in signature) == schema.asks_teachers
+    for fresh in (kind(), FairClassifier(name)):
+        assert fresh.get_params(deep=False).keys() == signature.keys() | _own(fresh)
+        assert clone(fresh).get_params() == fresh.get_params()
+        with pytest.raises(NotFittedError):
+            fresh.predict([[0.0]])
+        changed = fresh.set_params(target__delta=1e-7, student__model__name="logistic", random_state=4)
+        assert changed is fresh
+        assert changed.get_params()["target__delta"] == 1e-7
+        assert changed.get_params()["student__model__name"] == "logistic"
+        assert "'delta': 1e-07" in repr(changed)
+        assert clone(changed).get_params() == changed.get_params()
+        config = changed._configuration()
+        assert (config.target.delta, config.student.model.name, config.seed) == (1e-7, "logistic", 4)
+        with pytest.raises(ValueError, match="Invalid parameter 'nonsense'"):
+            fresh.set_params(nonsense__weight=1)
+    assert repr(kind()) == f"{kind.__name__}()"
+    assert schema.title in kind.__doc__
+    assert pickle.loads(pickle.dumps(kind())).get_params() == kind().get_params()  # noqa: S301 - ours
+    with pytest.raises(TypeError, match="no parameter 'nonsense'"):
+        kind(nonsense=1)
+    default = kind(random_state=0)._configuration()
+    assert default == configured({}, method=name), "the command's defaults"
+
+
+def _own(estimator: FairClassifier) -> set[str]:
+    return {"method"} if type(estimator) is FairClassifier else set()

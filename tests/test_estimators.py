@@ -1,0 +1,330 @@
+"""The estimators: what each reads, asks for, refuses and promises; tests/contracts holds what is common to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from priced import priced
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from two_groups import two_groups
+
+from fairpate.app.odometer import Odometer
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import read_labels
+from fairpate.config import CalibrationConfig, ConfigError, FitConfig, PrivacyTarget
+from fairpate.estimators import (
+    DpFermiClassifier,
+    DpSgdClassifier,
+    FairClassifier,
+    FairDpSgdClassifier,
+    FairPateClassifier,
+    FLdClassifier,
+    OracleLearnerClassifier,
+    PateClassifier,
+    PateSInClassifier,
+    PfLdClassifier,
+    PostprocessingClassifier,
+    RacoDpClassifier,
+    RandomisedResponseClassifier,
+    SfPateClassifier,
+    SgdClassifier,
+)
+from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
+from fairpate.methods.pf_ld import FldConfig
+from fairpate.types import GateRule
+
+LOGISTIC = {"name": "logistic"}
+PRIVATE: dict[str, Any] = {
+    "model": LOGISTIC,
+    "dp_sgd": {"epochs": 8, "batch_size": 100},
+    "noise": "seeded",
+    "target": {"accounting": "rdp"},
+    "random_state": 0,
+}
+SGD, DP_SGD, FAIR_DP_SGD = ESTIMATORS = (
+    SgdClassifier(model=LOGISTIC, sgd=FitConfig(epochs=10, learning_rate=0.02), random_state=0),
+    DpSgdClassifier(**PRIVATE),
+    FairDpSgdClassifier(**PRIVATE, fair_dp_sgd={"weight": 0.3, "temperature": 0.5}),
+)
+X, Y, Z = two_groups(1000, 0)
+PUBLIC_X, _, PUBLIC_Z = two_groups(300, 1)
+PUBLIC: dict[str, Any] = {"public_X": PUBLIC_X, "public_sensitive_features": PUBLIC_Z}
+FIT = FitConfig(epochs=20, batch_size=16, learning_rate=0.02)
+ASKING: dict[str, Any] = {
+    "epsilon": 40.0,
+    "teachers": {"num_teachers": 40, "model": LOGISTIC, "fit": FIT},
+    "aggregator": {"mechanism": {"threshold": 20, "threshold_stddev_votes": 4, "noise_stddev_votes": 3}},
+    "noise": "seeded",
+    "student": {"model": LOGISTIC, "fit": FIT},
+    "random_state": 0,
+}
+FAIR = FldConfig(warmup_epochs=5, epochs=30, batch_size=500, optimizer="sgd", learning_rate=0.5, dual_step=1.0)
+MANY_X, MANY_Y, MANY_Z = two_groups(2000, 0)
+by_name = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairpate.app.votes.is_ray_worker", lambda: True)
+
+
+def gap(says_yes: npt.ArrayLike, groups: npt.NDArray[Any]) -> float:
+    said = np.asarray(says_yes)
+    return abs(float(said[groups == "a"].mean() - said[groups == "b"].mean()))
+
+
+@by_name
+def test_it_learns_and_another_seed_learns_otherwise(estimator: Any) -> None:
+    fitted = clone(estimator).fit(X, Y, sensitive_features=Z, **PUBLIC)
+    assert fitted.classes_.tolist() == ["no", "yes"]
+    probabilities = fitted.predict_proba(X)
+    np.testing.assert_array_equal(fitted.predict(X), fitted.classes_[probabilities.argmax(axis=1)])
+    assert fitted.score(X, Y) > 0.85
+    other = clone(estimator).set_params(random_state=5).fit(X, Y, **PUBLIC)
+    assert not np.array_equal(other.predict_proba(X), probabilities)
+
+
+def test_the_price_keeps_the_target_and_names_its_terms() -> None:
+    target = PrivacyTarget(relation="replace one", epsilon=7.0)
+    fitted = clone(DP_SGD).set_params(target=target, epsilon=1.5, delta=1e-6).fit(X, Y)
+    assert 1.4 < fitted.privacy_.epsilon <= 1.5
+    assert (fitted.privacy_.delta, fitted.privacy_.unit) == (1e-6, "record")
+    assert fitted.privacy_.relation == fitted.events_[0].relation == "replace one"
+    assert fitted.privacy_ == priced(fitted.events_, fitted.config_.target)
+    assert fitted.noise_ == "seeded: not private"
+    assert clone(SGD).fit(X, Y).privacy_.epsilon == np.inf
+
+
+def test_no_release_is_counted_and_noise_is_fresh_unless_it_is_seeded() -> None:
+    before = Odometer().totals(delta=1e-5)
+    first, second = (clone(DP_SGD).set_params(noise="os_entropy").fit(X, Y).predict_proba(X) for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert Odometer().totals(delta=1e-5) == before
+
+
+def test_groups_of_private_records_are_not_read_where_public_ones_do() -> None:
+    with_groups = clone(FAIR_DP_SGD).fit(X, Y, sensitive_features=Z, **PUBLIC).predict_proba(X)
+    shuffled = clone(FAIR_DP_SGD).fit(X, Y, sensitive_features=Z[::-1], **PUBLIC).predict_proba(X)
+    np.testing.assert_array_equal(with_groups, shuffled)
+
+
+@by_name
+def test_the_reject_option_masks_and_asks_for_groups(estimator: Any) -> None:
+    pool = PUBLIC if estimator is FAIR_DP_SGD else {}
+    fitted = clone(estimator).set_params(idp3=GateRule(max_disparity=0.05, min_count=20)).fit(X, Y, **pool)
+    labels = fitted.predict(X, sensitive_features=Z)
+    assert 0.3 < labels.count() / len(labels) < 1
+    answered = ~np.ma.getmaskarray(labels)
+    assert gap((labels.data == "yes")[answered], Z[answered]) < 0.06
+    with pytest.raises(ValueError, match="sensitive_features"):
+        fitted.predict(X)
+    open_to_all = clone(fitted).set_params(idp3=GateRule(max_disparity=np.inf, min_count=0)).fit(X, Y, **PUBLIC)
+    assert open_to_all.predict(X, sensitive_features=Z).count() == len(X)
+    with pytest.raises(ValueError, match="among"):
+        open_to_all.predict(X, sensitive_features=np.full(len(X), "c"))
+
+
+@by_name
+def test_calibration_is_open_to_all_and_zero_epochs_are_none(estimator: Any) -> None:
+    plain = clone(estimator).fit(X, Y, **PUBLIC)
+    untouched = clone(estimator).set_params(calibration=CalibrationConfig(epochs=0)).fit(X, Y, **PUBLIC)
+    np.testing.assert_array_equal(untouched.predict_proba(X), plain.predict_proba(X))
+    settings = CalibrationConfig(weight=5.0, learning_rate=0.03, batch_size=64)
+    calibrated = clone(estimator).set_params(calibration=settings).fit(X, Y, **PUBLIC)
+    assert calibrated.events_ == plain.events_
+    assert gap(calibrated.predict(X) == "yes", Z) < 0.7 * gap(plain.predict(X) == "yes", Z)
+    with pytest.raises(ValueError, match="calibration needs public records"):
+        clone(DP_SGD).set_params(calibration=settings).fit(X, Y)
+
+
+def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
+    images = np.random.default_rng(0).integers(256, size=(60, 1, 8, 8), dtype=np.uint8)
+    fitted = clone(DP_SGD).set_params(dp_sgd__batch_size=30).fit(images, np.arange(60) % 3)
+    assert fitted.predict(images).shape == (60,)
+    with pytest.raises(ValueError, match=r"features of shape \(N, \*\(1, 8, 8\)\)"):
+        fitted.predict(images[:, :, :4])
+    for estimator, given, message in (
+        (FAIR_DP_SGD, {}, "fair_dp_sgd needs public records"),
+        (FAIR_DP_SGD, {"public_X": X}, "together"),
+        (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "one group each"),
+        (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public ones of the same shape"),
+        (RacoDpClassifier(**PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
+        (RacoDpClassifier(**PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),
+        (clone(DP_SGD).set_params(epsilon=-1.0), {}, r"target\.epsilon: .* greater than 0"),
+        (clone(DP_SGD).set_params(dp_sgd__batch_size=5000), {}, r"dp_sgd\.batch_size <= 1000"),
+        (clone(DP_SGD).set_params(dp_sgd={"batch_sise": 1}), {}, r"dp_sgd\.batch_sise: unknown field; did you mean"),
+        (clone(DP_SGD).set_params(student={"fit": {}}), {}, r"student\.fit: dp_sgd does not read it"),
+        (clone(DP_SGD).set_params(target=3), {}, "target: "),
+        (clone(DP_SGD).set_params(random_state=-1), {}, "seed: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clone(estimator).fit(X, Y, **given)
+    for x, y in ((X[:0], Y[:0]), (X[:, 0], Y), (X, Y[:5])):
+        with pytest.raises(ValueError, match=r"Expected (records|one label)"):
+            clone(DP_SGD).fit(x, y)
+
+
+def test_a_search_goes_over_settings_of_sections_and_over_methods() -> None:
+    grid = {"dp_fermi__weight": np.array([0.0, 1.0]), "dp_sgd__epochs": np.arange(1, 3)}
+    search = GridSearchCV(DpFermiClassifier(**PRIVATE), grid, cv=2, error_score="raise")
+    search.fit(X, Y, sensitive_features=Z)
+    assert search.best_estimator_.config_.dp_fermi.weight == search.best_params_["dp_fermi__weight"]
+    methods = GridSearchCV(FairClassifier("dp_sgd", **PRIVATE), {"method": ["dp_sgd", "raco_dp"]}, cv=2)
+    assert methods.fit(X, Y, sensitive_features=Z).best_estimator_.config_.method == methods.best_params_["method"]
+
+
+class HalfRate(DpSgd):
+    """A method from outside the package."""
+
+    title = "DP-SGD at half the learning rate"
+    method: str = "half_rate"
+    dp_sgd: DpSgdConfig = DpSgdConfig(learning_rate=0.25)
+
+
+def test_a_method_from_outside_the_package_is_a_classifier() -> None:
+    own = FairClassifier(method=f"{__name__}:HalfRate", **PRIVATE).fit(X, Y)
+    same = clone(DP_SGD).set_params(dp_sgd__learning_rate=0.25).fit(X, Y)
+    np.testing.assert_array_equal(own.predict_proba(X), same.predict_proba(X))
+    with pytest.raises(ConfigError, match=r"no method 'dp_sdg'; did you mean dp_sgd"):
+        FairClassifier("dp_sdg")
+
+
+def test_a_randomised_prediction_is_drawn_from_its_expectation() -> None:
+    rules = {"max_gap": 0.02}
+    mixing = PostprocessingClassifier(
+        epsilon=9.0, model=LOGISTIC, dp_postprocessing=rules, noise="seeded", random_state=0
+    )
+    mixing.fit(MANY_X[:, :1], MANY_Y, sensitive_features=MANY_Z)
+    options = {"sensitive_features": MANY_Z}
+    expected = mixing.predict_proba(MANY_X[:, :1], **options)
+    draws = [mixing.predict(MANY_X[:, :1], **options, random_state=seed) == "yes" for seed in range(40)]
+    assert len({draw.tobytes() for draw in draws}) > 1
+    np.testing.assert_array_equal(mixing.predict(MANY_X[:, :1], **options, random_state=3) == "yes", draws[3])
+    assert np.mean(draws) == pytest.approx(expected[:, 1].mean(), abs=0.01)
+    with pytest.raises(ValueError, match="sensitive_features"):
+        mixing.predict_proba(MANY_X[:, :1])
+
+
+@pytest.mark.usefixtures("in_this_process")
+class TestTeachers:
+    @pytest.mark.parametrize("name", ["FairPate", "Pate", "PateSIn", "PateSPre"])
+    def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:
+        from fairpate import estimators
+
+        pool = {key: values[:200] for key, values in PUBLIC.items()}
+        model = getattr(estimators, f"{name}Classifier")(**ASKING)
+        if name in ("FairPate", "PateSPre"):
+            model.set_params(aggregator__gate={"max_disparity": 0.05, "min_count": 5})
+        model.fit(MANY_X, MANY_Y, **pool)
+        assert 30 < model.privacy_.epsilon <= 40
+        assert (model.privacy_.unit, model.privacy_.relation) == ("record", "add or remove one")
+        assert model.events_[0].count == 200
+        assert model.trained_.queries.submitted == 200
+        assert model.score(MANY_X, MANY_Y) > 0.7
+
+    def test_parity_in_the_loss_narrows_the_gap_that_pate_leaves(self) -> None:
+        plain = PateClassifier(**ASKING).fit(MANY_X, MANY_Y, **PUBLIC)
+        fair = PateSInClassifier(**ASKING, pate_s_in={"weight": 3.0}).fit(MANY_X, MANY_Y, **PUBLIC)
+        gaps = [gap(model.predict(PUBLIC_X) == "yes", PUBLIC_Z) for model in (fair, plain)]
+        assert gaps[0] < 0.5 * gaps[1]
+
+    def test_the_folder_keeps_the_ledger_and_the_labels(self, tmp_path: Path) -> None:
+        model = FairPateClassifier(**ASKING, folder=tmp_path / "run")
+        model.set_params(aggregator__gate=GateRule(max_disparity=0.05, min_count=5)).fit(MANY_X, MANY_Y, **PUBLIC)
+        run = RunDirectory(root=tmp_path / "run")
+        assert run.ledger.is_file()
+        labelled = read_labels(run.labels)
+        counts = np.zeros((2, 2), dtype=int)
+        np.add.at(counts, (labelled.groups, labelled.labels), 1)
+        assert counts.sum(axis=1).min() > 5
+        rates = counts[:, 1] / counts.sum(axis=1)
+        assert abs(rates[0] - rates[1]) < 0.15
+
+    def test_public_records_are_asked_for_and_equal_records_told_apart(self) -> None:
+        with pytest.raises(ValueError, match="pate needs public records"):
+            PateClassifier(**ASKING).fit(X, Y)
+        twice = {"X": np.concatenate([MANY_X, MANY_X[:5]]), "y": np.concatenate([MANY_Y, MANY_Y[:5]])}
+        assert PateClassifier(**ASKING).fit(**twice, **PUBLIC).score(MANY_X, MANY_Y) > 0.7
+
+    @pytest.mark.parametrize("variant", ["sf_s", "sf_t"])
+    def test_the_attribute_is_what_sf_pate_protects(self, variant: str) -> None:
+        model = SfPateClassifier(**ASKING, f_ld=FAIR, sf_pate={"variant": variant})
+        model.set_params(aggregator__num_queries=300).fit(MANY_X, MANY_Y, sensitive_features=MANY_Z, **PUBLIC)
+        assert (model.privacy_.unit, model.privacy_.relation) == ("sensitive attribute", "replace one")
+        assert 30 < model.privacy_.epsilon <= 40
+        assert model.events_[0].count == 300
+
+    def test_multipliers_narrow_the_gap_that_none_leave(self) -> None:
+        """Without a multiplier the model follows the group's feature: the classes differ by about a third."""
+        model = SfPateClassifier(**ASKING, f_ld=FAIR).set_params(aggregator__num_queries=400)
+        gaps = []
+        for step in (0.0, 1.0):
+            model.set_params(f_ld__dual_step=step).fit(MANY_X, MANY_Y, sensitive_features=MANY_Z)
+            gaps.append(gap(model.predict(PUBLIC_X) == "yes", PUBLIC_Z))
+        assert gaps[0] > 0.25
+        assert gaps[1] < 0.5 * gaps[0]
+        with pytest.raises(ValueError, match="sf_pate needs public records"):
+            model.set_params(sf_pate__variant="sf_t").fit(X, Y, sensitive_features=Z)
+        with pytest.raises(ValueError, match="give sensitive_features"):
+            model.fit(X, Y)
+
+
+GROUPS = np.array(["b", "a", "c"])[np.arange(60) % 3]
+FEW: dict[str, Any] = {"dp_sgd": {"epochs": 1, "batch_size": 20}, "target": {"accounting": "rdp"}}
+PUBLIC_BATCHES = DpFermiClassifier(dp_fermi={"mode": "sens_public_batches"}, **FEW)
+BY_ROUNDING = PostprocessingClassifier(epsilon=50, noise="seeded", random_state=0, model=LOGISTIC)
+REFUSING = (
+    FLdClassifier(),
+    PfLdClassifier(),
+    PUBLIC_BATCHES,
+    BY_ROUNDING,
+    OracleLearnerClassifier(),
+    RandomisedResponseClassifier(model=LOGISTIC),
+    SfPateClassifier(),
+)
+ENCODINGS = {
+    "its codes": np.unique(GROUPS, return_inverse=True)[1],
+    "other numbers": np.array([5.0, -1.0, 0.25])[np.arange(60) % 3],
+    "one indicator": GROUPS == "c",
+}
+
+
+def fit_beside(classifier: Any, column: npt.NDArray[Any]) -> None:
+    x = np.stack([np.random.default_rng(0).normal(size=60), np.ones(60), column], axis=1)
+    clone(classifier).fit(x, np.where(x[:, 0] > 0, "yes", "no"), sensitive_features=GROUPS)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("classifier", REFUSING, ids=lambda classifier: type(classifier).__name__)
+def test_an_estimator_is_refused_a_column_that_the_groups_determine(classifier: Any, encoding: str) -> None:
+    with pytest.raises(ValueError, match=r"protects sensitive_features alone, .* column\(s\) 2 of X; leave them out"):
+        fit_beside(classifier, ENCODINGS[encoding])
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [FLdClassifier(f_ld={"epochs": 1, "warmup_epochs": 1}), PUBLIC_BATCHES, BY_ROUNDING],
+    ids=lambda classifier: type(classifier).__name__,
+)
+def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier: Any) -> None:
+    column = ENCODINGS["its codes"].copy()
+    column[7] = (column[7] + 1) % 3
+    fit_beside(classifier, column)
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [
+        DpFermiClassifier(**FEW),
+        RacoDpClassifier(**FEW),
+        clone(BY_ROUNDING).set_params(dp_postprocessing__base="dp_sgd", **FEW),
+    ],
+    ids=lambda classifier: type(classifier).__name__,
+)
+def test_estimators_that_protect_whole_records_may_see_the_group(classifier: Any) -> None:
+    fit_beside(classifier, ENCODINGS["its codes"])
