@@ -60,17 +60,13 @@ ASKING: dict[str, Any] = {
     "teachers": {"num_teachers": 40, "model": LOGISTIC, "fit": FIT},
     "aggregator": {"mechanism": {"threshold": 20, "threshold_stddev_votes": 4, "noise_stddev_votes": 3}},
     "noise": "seeded",
+    "ray": {"num_actors": 0},
     "student": {"model": LOGISTIC, "fit": FIT},
     "random_state": 0,
 }
 FAIR = FldConfig(warmup_epochs=5, epochs=30, batch_size=500, optimizer="sgd", learning_rate=0.5, dual_step=1.0)
 MANY_X, MANY_Y, MANY_Z = two_groups(2000, 0)
 by_name = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairpate.app.votes.is_ray_worker", lambda: True)
 
 
 def gap(says_yes: npt.ArrayLike, groups: npt.NDArray[Any]) -> float:
@@ -210,7 +206,6 @@ def test_a_randomised_prediction_is_drawn_from_its_expectation() -> None:
         mixing.predict_proba(MANY_X[:, :1])
 
 
-@pytest.mark.usefixtures("in_this_process")
 class TestTeachers:
     @pytest.mark.parametrize("name", ["FairPate", "Pate", "PateSIn", "PateSPre"])
     def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:

@@ -57,11 +57,8 @@ def own_class(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_estimator_has_the_weights_and_the_price_of_the_command(
-    name: str, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, digits: Dataset, tmp_path: Path) -> None:
     """Bit by bit, twice, on the same records."""
-    monkeypatch.setattr("fairpate.app.votes.is_ray_worker", lambda: True)  # teachers in this process
     given = arrays(digits)
     # A record's teacher follows from its content here; the digits' own names are others.
     groups = given["sensitive_features"] if find(name).reads_groups else None
