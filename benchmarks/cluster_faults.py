@@ -363,7 +363,7 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
             pool: Any = InProcessPool()
         else:
             stack.enter_context(start_ray(config))
-            pool = RayPool(config)
+            pool = stack.enter_context(RayPool(config))
         ensemble = train_ensemble(split, teachers, num_classes=2, seed=0, checkpoint_dir=folder, pool=pool)
         votes = collect_votes(ensemble, x[:32], pool=pool)
         if not alone:

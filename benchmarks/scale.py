@@ -270,8 +270,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = RayConfig(num_actors=options.actors)
-    with start_ray(config):
-        taken = run(sorted(options.teachers), sorted(options.queries), RayPool(config), repeats=options.repeats)
+    with start_ray(config), RayPool(config) as pool:
+        taken = run(sorted(options.teachers), sorted(options.queries), pool, repeats=options.repeats)
     console = Console(width=120)
     console.print(table_of(taken))
     console.print(fits_of(taken))

@@ -186,18 +186,18 @@ def main() -> None:
     with start_ray(RayConfig()):
         start = time.perf_counter()
         num_actors = len(os.sched_getaffinity(0))
-        pool = RayPool(RayConfig(num_cpus=HALF_CPU, num_actors=num_actors))
-        list(pool.run(_nothing, None, range(2 * num_actors)))
-        start_s = time.perf_counter() - start
-        ray.get([_warm_task.remote() for _ in range(num_actors)], timeout=600)
-        for case in _cases(options.teachers, options.cnn_teachers):
-            tasks_s, loop_s, pool_s = measure_training(case, pool, options.repeats)
-            seconds = (f"{value:.2f}" for value in (tasks_s, loop_s, pool_s))
-            ratios = (f"{value / pool_s:.2f}" for value in (tasks_s, loop_s))
-            table.add_row(str(case.num_teachers), case.name, str(case.epochs), *seconds, *ratios)
+        with RayPool(RayConfig(num_cpus=HALF_CPU, num_actors=num_actors)) as pool:
+            list(pool.run(_nothing, None, range(2 * num_actors)))
+            start_s = time.perf_counter() - start
+            ray.get([_warm_task.remote() for _ in range(num_actors)], timeout=600)
+            for case in _cases(options.teachers, options.cnn_teachers):
+                tasks_s, loop_s, pool_s = measure_training(case, pool, options.repeats)
+                seconds = (f"{value:.2f}" for value in (tasks_s, loop_s, pool_s))
+                ratios = (f"{value / pool_s:.2f}" for value in (tasks_s, loop_s))
+                table.add_row(str(case.num_teachers), case.name, str(case.epochs), *seconds, *ratios)
     console = Console()
     console.print(table)
-    console.print(f"Starting {num_actors} workers: {start_s:.1f} s, once, not in the table.")
+    console.print(f"Starting {num_actors} actors: {start_s:.1f} s, once, not in the table.")
     apart_s, wide_s = measure_inference(options.teachers, options.repeats)
     console.print(
         f"Votes of {options.teachers} logistic teachers on 2,000 queries: one by one {apart_s * 1e3:.1f} ms, "
@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """An item that starts a worker."""
+    """An item that starts an actor."""
 
 
 if __name__ == "__main__":

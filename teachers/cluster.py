@@ -45,8 +45,8 @@ def open_pool(config: RayConfig) -> Iterator[Pool]:
         finally:
             torch.set_num_threads(threads)
         return
-    with start_ray(config):
-        yield RayPool(config)
+    with start_ray(config), RayPool(config) as pool:
+        yield pool
 
 
 @contextmanager

@@ -173,7 +173,7 @@ def collect_votes(
 ) -> VoteArray:
     """``votes_QC``: how many teachers choose each class for each query; every row sums to T. Private.
 
-    Workers count and add up; only the total comes here.
+    Workers count and add up; one total per worker comes here.
     """
     report = _Counter(ensemble.blocks, on_progress)
     ballot = _Ballot(

@@ -80,8 +80,7 @@ def main() -> None:
     teachers = TeachersConfig(
         num_teachers=NUM_TEACHERS, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1), block_size=1
     )
-    with start_ray(config), tempfile.TemporaryDirectory() as folder:
-        pool = RayPool(config)
+    with start_ray(config), RayPool(config) as pool, tempfile.TemporaryDirectory() as folder:
         for _ in pool.run(meet, folder, [0, 1]):
             pass  # both actors are there
         before, witness = stores(), WitnessPool(pool)

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 
-import teachers.pool
+import teachers.cluster
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
@@ -25,8 +25,9 @@ TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)
 
 
 @pytest.fixture(scope="module")
-def one_actor(ray_session: None) -> RayPool:
-    return RayPool(ONE_ACTOR, stall_timeout_s=60)
+def one_actor(ray_session: None) -> Iterator[RayPool]:
+    with RayPool(ONE_ACTOR, stall_timeout_s=60) as pool:
+        yield pool
 
 
 class KillingPool:
@@ -70,8 +71,9 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(ray_session: 
         ensemble = train_ensemble(split, config, num_classes=2, seed=1, checkpoint_dir=tmp_path / directory, **options)
         return collect_votes(ensemble, x, **options)
 
-    (tmp_path / "killed").mkdir()
-    disturbed = votes("disturbed", pool=KillingPool(RayPool(TWO_ACTORS, stall_timeout_s=60), tmp_path / "killed"))
+    with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
+        (tmp_path / "killed").mkdir()
+        disturbed = votes("disturbed", pool=KillingPool(pool, tmp_path / "killed"))
     assert len(list((tmp_path / "killed").iterdir())) == 2
     np.testing.assert_array_equal(disturbed, votes("quiet"))
     for quiet in (tmp_path / "quiet").iterdir():
@@ -105,44 +107,98 @@ def test_a_remote_error_keeps_its_cause(one_actor: RayPool) -> None:
 
 
 def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None) -> None:
-    pool = RayPool(ONE_ACTOR, stall_timeout_s=60)
-    with pytest.raises(PoolError, match=r"lost more than ray\.max_restarts=1 times"):
+    with (
+        RayPool(ONE_ACTOR, stall_timeout_s=60) as pool,
+        pytest.raises(PoolError, match=r"lost 2 times, more than ray\.max_restarts=1"),
+    ):
         list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
 
 
 def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
-    with pytest.raises(PoolError, match="within 1 s, 1 blocks"):
-        list(RayPool(ONE_ACTOR, stall_timeout_s=1.0).run(lambda *_: time.sleep(120), None, [0]))
+    config = ONE_ACTOR.model_copy(update={"wait_for_nodes_s": 60})
+    with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, 1 blocks"):
+        list(pool.run(lambda *_: time.sleep(120), None, [0]))
 
 
-def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teachers.pool, "_TOTALS_PER_MERGE", 2)
+class LatePool(RayPool):
+    """A pool that hears of the newest of its results first."""
 
+    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
+        if self._starting or not pending:
+            return super()._wait_for_one(pending)
+        settled, _ = ray.wait(list(pending), num_returns=len(pending), timeout=60)
+        return settled[-1]
+
+
+def test_a_sum_is_the_same_in_whatever_order_ray_tells(ray_session: None) -> None:
+    with LatePool(ONE_ACTOR) as pool:
+        done: list[int] = []
+        total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
+    assert done != sorted(done)
+    assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
+
+
+def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None) -> None:
     def counts(num_values: int, item: int, device: str) -> np.ndarray:
         time.sleep(0.02)
         return np.full(num_values, item, dtype=np.uint16)
 
-    pool = RayPool(RayConfig(num_actors=3, num_cpus=0.3))
-    for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
+    with RayPool(RayConfig(num_actors=3, num_cpus=0.3)) as pool:
+        for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
+            done: list[int] = []
+            total = pool.sum(counts, num_values, range(20), done.append)
+            assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
+            np.testing.assert_array_equal(total, np.full(num_values, 190))
+            np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
+        with pytest.raises(ValueError, match="at least one item"):
+            pool.sum(counts, 1, [], done.append)
+
+
+class LosingPool(RayPool):
+    """A pool whose first actor dies when the first ``num_told`` of its results were told."""
+
+    num_told = 0
+
+    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
+        settled = super()._wait_for_one(pending)
+        if settled in pending:
+            self.num_told -= 1
+            if self.num_told == 0:
+                ray.kill(self._ready[0])
+        return settled
+
+
+@pytest.mark.parametrize("num_told", [2, 6])  # on its way, and all added up
+def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None, num_told: int) -> None:
+    with LosingPool(ONE_ACTOR) as pool:
+        pool.num_told = num_told
         done: list[int] = []
-        total = pool.sum(counts, num_values, range(20), done.append)
-        assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
-        np.testing.assert_array_equal(total, np.full(num_values, 190))
-        np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
-    with pytest.raises(ValueError, match="at least one item"):
-        pool.sum(counts, 1, [], done.append)
+        total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), done.append)
+    assert (total.tolist(), set(done)) == ([21, 21, 21], set(range(6)))
+
+
+def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(one_actor: RayPool) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one_actor.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), interrupt)
+    total = one_actor.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), lambda _: None)
+    assert total.tolist() == [3, 3]
 
 
 def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session: None) -> None:
     num_cpus = int(ray.cluster_resources()["CPU"])
-    growing = RayPool(RayConfig(num_actors=num_cpus + 3, wait_for_nodes_s=60))
-    assert len(dict(growing.run(lambda *_: 0, None, range(9)))) == 9
+    with RayPool(RayConfig(num_actors=num_cpus + 3, wait_for_nodes_s=60)) as pool:
+        assert len(dict(pool.run(lambda *_: 0, None, range(9)))) == 9
     nowhere = RayConfig(num_cpus=1000, wait_for_nodes_s=0.5)
-    with pytest.raises(PoolError, match=r"place within 0\.5 s: .*=1000 .*wait_for_nodes_s"):
-        list(RayPool(nowhere).run(lambda *_: 0, None, [0]))
+    with RayPool(nowhere) as pool, pytest.raises(PoolError, match=r"place within 0\.5 s: .*=1000 .*wait_for_nodes_s"):
+        list(pool.run(lambda *_: 0, None, [0]))
 
 
-def test_an_impossible_worker_is_refused(ray_session: None) -> None:
+def test_a_closed_pool_and_an_impossible_worker_are_refused(ray_session: None) -> None:
+    with pytest.raises(PoolError, match="closed"):
+        list(RayPool(ONE_ACTOR).run(lambda *_: 0, None, [0]))
     with pytest.raises(PoolError, match=r"1 actors of ray\.num_cpus=1000 .* do not fit: .* room for 0; lower"):
         RayPool(RayConfig(num_cpus=1000))
 
