@@ -38,9 +38,8 @@ SMALL = [
     "teachers.fit.epochs=2",
     "aggregator.num_queries=40",
     "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
-    "ray.num_actors=1",
+    "ray.num_actors=0",
 ]
-pytestmark = pytest.mark.usefixtures("ray_session")
 PATE_FAMILY = ("pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate")
 ATTRIBUTE_METHODS = ("pf_ld", "sf_pate", "dp_postprocessing", "randomised_response")
 ATTRIBUTE_ONLY = (*ATTRIBUTE_METHODS, "f_ld", "dp_oracle_learner")
