@@ -30,6 +30,7 @@ from fairpate.config import (
     DataConfig,
     apply_override,
     parse_config,
+    read_yaml,
 )
 from fairpate.files import check_output_file, check_output_folder
 from fairpate.types import UsageError, UserError
@@ -491,12 +492,12 @@ def _data_config(name: str, options: list[str] | None, data_dir: Path | None) ->
 
 def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
     """The configuration, with ``weights`` for all of its models that can start from a file."""
-    from fairpate.methods.load import load_method
+    from fairpate.methods.load import load_method, merged
 
-    config = load_method(path, overrides, method=method)
     if weights is None:
-        return config
-    named = {name: part.model.name for name in ("teachers", "student") if (part := getattr(config, name, None))}
+        return load_method(path, overrides, method=method)
+    said = merged({} if path is None else read_yaml(path), overrides, method=method)
+    named = {name: _model_name(said[name]) for name in ("teachers", "student") if name in said}
     starting = [section for section, name in named.items() if name in BACKBONES]
     if not starting:
         raise ConfigError(
@@ -505,6 +506,12 @@ def _load(path: Path | None, overrides: list[str], method: str | None, weights: 
         )
     files = [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
     return load_method(path, [*overrides, *files], method=method)
+
+
+def _model_name(section: Any) -> str:
+    """As it stands there, before anything is checked."""
+    model = section.get("model") if isinstance(section, dict) else None
+    return str(model.get("name")) if isinstance(model, dict) else "none"
 
 
 def _with_places(config: Method, *, out: Path | None, data_dir: Path | None) -> Method:

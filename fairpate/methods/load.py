@@ -35,13 +35,8 @@ def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str
 
 def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
     """As :func:`load_method`, from the values of a file."""
-    said: Values = {}
-    for override in overrides:
-        apply_override(said, override)
-    named = (method, said.get("method"), values.get("method"), DEFAULT)
-    name = next(name for name in named if name is not None)
-    if not isinstance(name, str):
-        raise ConfigError(f"method: expected a name, got {name!r}.")
+    said = _said(overrides)
+    name = _name(values, said, method)
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
     options = [override.partition("=")[0] for override in overrides]
@@ -49,11 +44,8 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
         dotted = ".".join(path)
         given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
         faults += refused(path, value) or [f"{option}: {name} does not read it; leave it out." for option in given]
-    full = merge(start_of(schema), values)
-    for override in overrides:
-        apply_override(full, override)
     try:
-        config = parse_config(read_of(schema, full) | {"method": name}, schema)
+        config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
         faults.append(str(error))
     if faults:
@@ -68,6 +60,31 @@ def configured_exactly(values: Values, *, method: str) -> Method:
     if unread:
         raise ConfigError("\n".join(f"{path}: {method} does not read it; leave it out." for path in unread))
     return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
+
+
+def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> Values:
+    """What the method reads: its defaults, a file's ``values`` over them, ``overrides`` on top; nothing is checked."""
+    schema = find_method(_name(values, _said(overrides), method))
+    full = merge(start_of(schema), values)
+    for override in overrides:
+        apply_override(full, override)
+    return read_of(schema, full)
+
+
+def _said(overrides: Sequence[str]) -> Values:
+    said: Values = {}
+    for override in overrides:
+        apply_override(said, override)
+    return said
+
+
+def _name(values: Values, said: Values, method: str | None) -> str:
+    """Of the method: as it is asked for, as an option says, as the file says, or the default."""
+    named = (method, said.get("method"), values.get("method"), DEFAULT)
+    name = next(name for name in named if name is not None)
+    if not isinstance(name, str):
+        raise ConfigError(f"method: expected a name, got {name!r}.")
+    return name
 
 
 def start_of(schema: type[Method]) -> Values:

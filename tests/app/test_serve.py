@@ -37,8 +37,8 @@ from teachers.voters import Voters
 
 @pytest.fixture(scope="module")
 def finished(small_config, tmp_path_factory, ray_session):
-    """A run whose noise follows from a target; in its folder the service goes on."""
-    config = small_config(tmp_path_factory.mktemp("served") / "run", "target.epsilon=40", "ray.num_actors=1")
+    """A run in whose folder the service goes on."""
+    config = small_config(tmp_path_factory.mktemp("served") / "run", "ray.num_actors=1")
     return run_method(config, Reporter(quiet=True)), config
 
 
@@ -212,6 +212,20 @@ def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, 
     assert code == 2
     assert "below 300" in errors
     assert not out.exists()
+
+
+def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, small_config, tmp_path):
+    """Released labels again, and nothing beyond: its queries took the whole target."""
+    teachers = f"storage={finished[0].teachers}"
+    config = small_config(tmp_path / "run", teachers, "target.epsilon=40", "ray.num_actors=1")
+    run = run_method(config, Reporter(quiet=True))
+    backend = open_backend(run.root, config)
+    try:
+        assert backend.session.budget_status().queries_posed == 80
+        assert backend.session.room(1) == 0
+        assert backend.ledger.terms.budget.epsilon == 40
+    finally:
+        backend.close()
 
 
 def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_config, tmp_path):
