@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
@@ -41,7 +42,7 @@ from fairpate.app.rundir import (
 )
 from fairpate.app.summary import summarise
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.data import find_entry, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.evaluation.page import epsilon_text
@@ -232,6 +233,24 @@ def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(finishe
     folder, _ = finished
     assert pq.read_table(out / "public/labels.parquet").equals(pq.read_table(folder.labels))
     assert read_json(out / "public/statement.json") == read_json(folder.statement)
+
+
+def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_session):
+    alone, config = finished
+    update = {"out": tmp_path / "run", "ray": RayConfig(num_actors=2, num_cpus=0.5)}
+    with_ray = run(config.model_copy(update=update))
+    for path in [*sorted(alone.teachers.iterdir()), alone.votes, alone.labels, alone.statement, alone.metrics]:
+        assert (with_ray.root / path.relative_to(alone.root)).read_bytes() == path.read_bytes(), path
+    one, other = (load_student(folder.student).network.state_dict() for folder in (alone, with_ray))
+    assert all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+def test_a_run_without_actors_imports_no_ray(small_overrides, tmp_path):
+    settings = [argument for value in small_overrides for argument in ("--set", value)]
+    watched = "import sys; from fairpate.app.cli import main; main(); sys.exit('ray' in sys.modules)"
+    command = [sys.executable, "-c", watched, "run", "--out", str(tmp_path / "run"), *settings]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_ledger_that_is_gone_or_of_an_older_day_is_not_replaced(finished, tmp_path):
