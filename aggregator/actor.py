@@ -100,7 +100,7 @@ class AggregatorActor:
         try:
             self._backend = _open_patiently(lambda: open_backend(*arguments))
             self._server = HttpServer(self._backend, settings)
-        except UserError as error:  # kept for whoever asks, for Ray would print a traceback of it
+        except UserError as error:  # kept for the caller, for Ray would print a traceback of it
             self._failure = str(error)
 
     def is_serving(self) -> bool:

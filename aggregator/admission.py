@@ -1,4 +1,5 @@
-"""Which queries to pose next, decided from what is public, so that the gate refuses fewer of them after they are paid.
+"""Which queries to submit next, decided from what is public, so that the gate refuses fewer of them after they are
+paid.
 
 A label that the gate rejects costs what an answer costs, because the votes were drawn. Whether it will be rejected
 can be guessed beforehand: a model of the labels already released predicts the next one, and the gate's counters are
@@ -23,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 def admit_queries(
     probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int, uncertain_first: bool
 ) -> list[int]:
-    """Rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to pose them.
+    """Rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
 
     ``gate`` counts what was released; it is used up: each admitted candidate is counted in it as if answered with its
     likeliest label. Candidates are looked at in their order, or those with the least likely likeliest label first, and

@@ -146,7 +146,7 @@ def _add_analyst_routes(
 ) -> None:
     bodies = wire.bodies_for(pool)
 
-    async def pose(request: Request, body: Any) -> Response:
+    async def submit(request: Request, body: Any) -> Response:
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
@@ -155,9 +155,9 @@ def _add_analyst_routes(
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return _json({"replies": rows, "budget_crossed_at": crossed})
 
-    pose.__annotations__["body"] = bodies.queries
+    submit.__annotations__["body"] = bodies.queries
     failures: dict[int | str, dict[str, Any]] = {status: {"model": wire.Faults} for status in (429, 503)}
-    app.post("/v1/queries", response_model=wire.Replies, responses=failures)(pose)
+    app.post("/v1/queries", response_model=wire.Replies, responses=failures)(submit)
 
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": wire.Faults}})
     async def look_up(key: Key) -> Response:
@@ -216,7 +216,9 @@ def _add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None
     async def publication() -> Response:
         """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
         try:
-            price, posed = await writer.call(lambda session: (session.publish(), writer.books.ledger.num_reservations))
+            price, submitted = await writer.call(
+                lambda session: (session.publish(), writer.books.ledger.num_reservations)
+            )
         except PublicationError as error:
             raise FaultError(409, "publication", "refused", str(error)) from error
         epsilon = sanitised_epsilon(price, target_delta=target_delta)
@@ -225,7 +227,7 @@ def _add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None
                 "epsilon_sanitised": epsilon,
                 "order": price.release.order,
                 "delta": target_delta,
-                "queries_posed": posed,
+                "queries_submitted": submitted,
             }
         )
 
@@ -253,8 +255,8 @@ def budget_json(status: BudgetStatus) -> dict[str, Any]:
         "epsilon_limit": status.epsilon_limit,
         "delta": status.delta,
         "max_queries": status.max_queries,
-        "queries_posed": status.queries_posed,
-        "epsilon_data_independent": strict(status.epsilon_data_independent),
+        "queries_submitted": status.queries_submitted,
+        "epsilon_submitted": strict(status.epsilon_submitted),
         "closed": status.closed,
     }
 
@@ -266,10 +268,10 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
-        "epsilon_fixed_beforehand": strict(epsilon_fixed_beforehand(terms)),
-        "epsilon_data_independent": strict(status.epsilon_data_independent),
+        "epsilon": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon_submitted": strict(status.epsilon_submitted),
         "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
-        "queries_posed": status.queries_posed,
+        "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,

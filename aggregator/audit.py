@@ -38,7 +38,7 @@ class VerifiedLedger:
     refused: int
     open: int
     publications: int
-    epsilon_data_independent: float
+    epsilon_submitted: float
     delta: float
     budget: str
     noise: str
@@ -69,7 +69,7 @@ def verify(path: Path) -> VerifiedLedger:
         refused=verdicts["confidence"] + verdicts["fairness"] + verdicts["free"],
         open=verdicts["open"],
         publications=len(state.publications),
-        epsilon_data_independent=epsilon_data_independent(
+        epsilon_submitted=epsilon_data_independent(
             terms, num_queries=len(state.keys), num_publications=len(state.publications)
         ),
         delta=terms.budget.delta,

@@ -3,10 +3,10 @@
 A limit on the data-independent price is a Renyi filter (see :mod:`fairpate.privacy.filters`) at one order, the one that
 admits most queries, known before the first: each charge is fixed before it is made, so stopping at the limit is sound
 although analysts choose their queries adaptively. What is then guaranteed is the limit. The price of the queries that
-were posed is the guarantee only where their number was fixed beforehand: a number that depends on answers is one that a
-filter for that number might never have stopped at. A limit on the number of queries is as sound, and says nothing of
-publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a function of
-private votes and therefore leaks, which no arithmetic here can fix.
+were submitted is the guarantee only where their number was fixed beforehand: a number that depends on answers is one
+that a filter for that number might never have stopped at. A limit on the number of queries is as sound, and says
+nothing of publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a
+function of private votes and therefore leaks, which no arithmetic here can fix.
 
 Reservations count in full, refused, free and crashed ones included, and so does every publication of the price of
 votes. What an analyst may see is in :class:`BudgetStatus`.
@@ -40,15 +40,16 @@ _ORDERS_A = np.array(DEFAULT_ORDERS)
 class BudgetStatus:
     """The public side of a budget: its limits, and what is spent of it data-independently.
 
-    ``closed``: no new query has room. Under ``data_dependent`` that, and ``queries_posed`` with it, follows from votes.
+    ``closed``: no new query has room. Under ``data_dependent`` that, and ``queries_submitted`` with it, follows from
+    votes.
     """
 
     kind: BudgetKind
     epsilon_limit: float | None
     delta: float
     max_queries: int | None
-    queries_posed: int
-    epsilon_data_independent: float
+    queries_submitted: int
+    epsilon_submitted: float
     closed: bool
 
 
@@ -64,7 +65,7 @@ class BudgetFilter(Protocol):
         ...
 
     def admit_publication(self) -> bool:
-        """Whether publishing the price of votes fits; if so it comes next."""
+        """Whether publishing the data-dependent privacy cost fits; if so it comes next."""
         ...
 
 

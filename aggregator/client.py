@@ -122,7 +122,7 @@ class AggregatorClient:
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def publish(self) -> Publication:
-        """Publish the price of the votes so far, which charges the budget; needs the operator's token."""
+        """Publish the data-dependent privacy cost so far; charges the budget, needs the operator's token."""
         return self._request("POST", "/v1/operator/publication", Publication)
 
     def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:

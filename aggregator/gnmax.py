@@ -140,9 +140,9 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
         won_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
         return won_Q
 
-    def as_published_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
+    def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """The published code charges nothing where the gate refused a label."""
-        return accountant.as_published_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
+        return accountant.as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
 
     def check_publication(self, release: SmoothRelease, *, num_classes: int) -> None:
         """As :func:`fairpate.privacy.smooth_sensitivity.check_monotonicity`."""

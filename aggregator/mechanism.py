@@ -121,7 +121,7 @@ class Mechanism(ABC):
         """Whether all voters voted that must. ValueError unless these are counts for at least two classes."""
         return check_votes(votes_QC, num_teachers=num_teachers)
 
-    def as_published_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
+    def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
         """The Renyi curve (A,) that the code published with the paper would charge, for comparison only.
 
         ``rejected_Q``: labels that the gate refused. The realised price where that code is not known to differ.

@@ -49,8 +49,8 @@ class ServiceMetrics:
     def render(self, status: BudgetStatus) -> bytes:
         """The exposition, with the budget as it is now."""
         if status.kind != "data_dependent":
-            self._set("fairpate_queries_posed", "Queries charged.", status.queries_posed)
-            self._set("fairpate_epsilon_data_independent", "Spent.", strict(status.epsilon_data_independent))
+            self._set("fairpate_queries_posed", "Queries charged.", status.queries_submitted)
+            self._set("fairpate_epsilon_submitted", "Spent.", strict(status.epsilon_submitted))
         return generate_latest(self._registry)
 
     def _set(self, name: str, text: str, value: float | None) -> None:

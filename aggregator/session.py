@@ -2,7 +2,8 @@
 
 Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable before its first
 noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads that ask at the same time
-share blocks, so that they share the two waits for the disk: whoever comes to the ledger first writes for all that wait.
+share blocks, so that they share the two waits for the disk: the first thread to reach the ledger writes for all that
+wait.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class VotesUnavailableError(RuntimeError):
 
 
 class PublicationError(UserError):
-    """The price of the votes cannot be published; the message says why."""
+    """The data-dependent privacy cost cannot be published; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +112,15 @@ class AggregatorSession:
     def estimate(self, num_new_queries: int) -> BudgetStatus:
         """The budget as it would be after that many new queries, whether or not all of them have room."""
         terms, filter_ = self._ledger.terms, self._filter
-        posed = self._ledger.num_reservations + num_new_queries
+        submitted = self._ledger.num_reservations + num_new_queries
         return BudgetStatus(
             kind=terms.budget.kind,
             epsilon_limit=terms.budget.epsilon,
             delta=terms.budget.delta,
             max_queries=terms.budget.max_queries,
-            queries_posed=posed,
-            epsilon_data_independent=epsilon_data_independent(
-                terms, num_queries=posed, num_publications=len(self._ledger.publications)
+            queries_submitted=submitted,
+            epsilon_submitted=epsilon_data_independent(
+                terms, num_queries=submitted, num_publications=len(self._ledger.publications)
             ),
             closed=filter_.room(num_new_queries + 1) <= num_new_queries,
         )
@@ -313,17 +314,17 @@ def answer_queries(
 
 
 def _collect(queries: Sequence[Query], replies: Sequence[Reply]) -> SessionResult:
-    posed = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
-    answered = [(query, reply.label) for query, reply in posed if reply.label is not None]
+    submitted = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
+    answered = [(query, reply.label) for query, reply in submitted if reply.label is not None]
     labelled = LabelledSet(
         record_ids=tuple(query.record_id for query, _ in answered),
         labels=np.array([label for _, label in answered], dtype=np.int64),
         groups=np.array([query.group for query, _ in answered], dtype=np.int64),
     )
     return SessionResult(
-        replies=tuple(_published(query, reply) for query, reply in posed),
+        replies=tuple(_published(query, reply) for query, reply in submitted),
         labelled=labelled,
-        over_budget=len(replies) - len(posed),
+        over_budget=len(replies) - len(submitted),
     )
 
 

@@ -162,13 +162,13 @@ def _parse_json(text: str) -> list[Question]:
 
 
 def _budget_line(name: str, budget: Budget) -> str:
-    spent = "unbounded" if budget.epsilon_data_independent is None else f"{budget.epsilon_data_independent:.3f}"
+    spent = "unbounded" if budget.epsilon_submitted is None else f"{budget.epsilon_submitted:.3f}"
     limit = "no limit" if budget.epsilon_limit is None else f"limit {budget.epsilon_limit:g}"
     queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
     closed = "; closed" if budget.closed else ""
     return (
         f"{name:<10} epsilon {spent} ({limit}, delta {budget.delta:g}, {budget.kind}), "
-        f"{budget.queries_posed}{queries} queries{closed}"
+        f"{budget.queries_submitted}{queries} queries{closed}"
     )
 
 

@@ -72,8 +72,8 @@ class Budget(_Body):
     epsilon_limit: float | None
     delta: float
     max_queries: int | None
-    queries_posed: int
-    epsilon_data_independent: float | None
+    queries_submitted: int
+    epsilon_submitted: float | None
     closed: bool
 
 
@@ -89,17 +89,18 @@ class Estimate(_Body):
 class Statement(_Body):
     """The privacy claim for everything answered so far, and the public facts of this service.
 
-    Analysts choose and end their queries in view of replies: the guarantee is `epsilon_fixed_beforehand`, the limit
-    that held before the first query (null where there is none). `epsilon_data_independent` prices those posed so far.
+    Analysts choose and end their queries in view of replies: the guarantee is `epsilon`, the limit
+    that held before the first query (null where there is none). `epsilon_submitted` prices those submitted so
+    far.
     """
 
     unit: str
     relation: str
     delta: float
-    epsilon_fixed_beforehand: float | None
-    epsilon_data_independent: float | None
+    epsilon: float | None
+    epsilon_submitted: float | None
     epsilon_sanitised: float | None
-    queries_posed: int
+    queries_submitted: int
     noise: str
     tuning_accounted: bool
     num_teachers: int
@@ -141,12 +142,12 @@ class PageOfLedger(_Body):
 
 
 class Publication(_Body):
-    """What may be published of the price of the votes: a limit that holds with 95 % confidence over its own noise."""
+    """What may be published of the data-dependent privacy cost: a limit with 95 % confidence over its own noise."""
 
     epsilon_sanitised: float
     order: float
     delta: float
-    queries_posed: int
+    queries_submitted: int
 
 
 class LedgerEntry(_Body):

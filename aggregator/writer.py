@@ -110,15 +110,15 @@ class Snapshot:
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """The budget as it would be after that many new queries, whether or not all of them have room."""
-        budget, posed = self.terms.budget, self.num_charges + num_new_queries
+        budget, submitted = self.terms.budget, self.num_charges + num_new_queries
         return BudgetStatus(
             kind=budget.kind,
             epsilon_limit=budget.epsilon,
             delta=budget.delta,
             max_queries=budget.max_queries,
-            queries_posed=posed,
-            epsilon_data_independent=epsilon_data_independent(
-                self.terms, num_queries=posed, num_publications=self.num_publications
+            queries_submitted=submitted,
+            epsilon_submitted=epsilon_data_independent(
+                self.terms, num_queries=submitted, num_publications=self.num_publications
             ),
             closed=self.room <= num_new_queries,
         )

@@ -48,7 +48,7 @@ FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")
 LOST = "Blocks lost with their worker, computed again: "
 
 
-class BrokenPromiseError(Exception):
+class BrokenGuaranteeError(Exception):
     """What must never happen did."""
 
 
@@ -71,12 +71,12 @@ class Run:
         self._reader.start()
 
     def wait(self) -> int:
-        """Its exit status. BrokenPromiseError if it does not end."""
+        """Its exit status. BrokenGuaranteeError if it does not end."""
         try:
             status = self._process.wait(timeout=RUN_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise BrokenPromiseError(f"still running after {RUN_LIMIT_S:g} s: {self.lines[-3:]}") from None
+            raise BrokenGuaranteeError(f"still running after {RUN_LIMIT_S:g} s: {self.lines[-3:]}") from None
         self._reader.join()
         return status
 
@@ -163,7 +163,7 @@ def _cut(seconds: float) -> Callable[[Node], None]:
     def inject(node: Node) -> None:
         node.cut()
         time.sleep(seconds)
-        node.mend()
+        node.repair()
 
     return inject
 
@@ -230,19 +230,19 @@ def inject(fault: Fault, run: Run, victim: Node) -> None:
     run.start()
     run.wait()
     if again := [name for name, stamp in before.items() if run.blocks.get(name) != stamp]:
-        raise BrokenPromiseError(f"stored blocks were written again: {again}")
+        raise BrokenGuaranteeError(f"stored blocks were written again: {again}")
 
 
 def judge(run: Run, truth: Mapping[str, str], tally: Tally) -> None:
-    """How the run ended. BrokenPromiseError for anything but the same result or a refusal in one line."""
+    """How the run ended. BrokenGuaranteeError for anything but the same result or a refusal in one line."""
     status = run.wait()
     if status == 0:
         result = run.result()
         if wrong := sorted(name for name in truth.keys() | result.keys() if truth.get(name) != result.get(name)):
-            raise BrokenPromiseError(f"not the result of the undisturbed run: {wrong}")
+            raise BrokenGuaranteeError(f"not the result of the undisturbed run: {wrong}")
         tally.identical += 1
     elif any(line.startswith("Traceback") for line in run.lines):
-        raise BrokenPromiseError(f"exit {status} with a traceback: {run.lines[-3:]}")
+        raise BrokenGuaranteeError(f"exit {status} with a traceback: {run.lines[-3:]}")
     else:
         tally.refused += 1
         print(f"  refused: {run.lines[-1]}", file=sys.stderr)
@@ -263,7 +263,7 @@ def campaign(
                 inject(FAULTS[name], run, cluster.workers[(turn + number) % len(cluster.workers)])
                 judge(run, truth, tally)
                 shutil.rmtree(run.folder)
-            except (BrokenPromiseError, ClusterError) as error:
+            except (BrokenGuaranteeError, ClusterError) as error:
                 tally.broken.append(str(error))
                 print(f"  BROKEN: {name}: {error}", file=sys.stderr)
             finally:
@@ -309,7 +309,7 @@ def undisturbed(folder: Path, cluster: Cluster | None = None) -> dict[str, str]:
     run = make_run(folder, cluster)
     run.start()
     if run.wait() != 0:
-        raise BrokenPromiseError(f"a run without faults failed: {run.lines[-5:]}")
+        raise BrokenGuaranteeError(f"a run without faults failed: {run.lines[-5:]}")
     return run.result()
 
 
@@ -383,13 +383,13 @@ def _spilled_bytes() -> int:
 
 
 def sizes(truth: Mapping[str, str], folder: Path, *, namespaces: bool) -> None:
-    """The same run on one, two and four workers. BrokenPromiseError if one differs."""
+    """The same run on one, two and four workers. BrokenGuaranteeError if one differs."""
     for num_workers in (1, 2, 4):
         with Cluster(num_workers, namespaces=namespaces) as cluster:
             same = undisturbed(folder / f"workers-{num_workers}", cluster) == truth
         print(f"{num_workers} workers: {'identical' if same else 'DIFFERENT'}", file=sys.stderr)
         if not same:
-            raise BrokenPromiseError(f"{num_workers} workers give another result")
+            raise BrokenGuaranteeError(f"{num_workers} workers give another result")
 
 
 def join_late(cluster: Cluster, truth: Mapping[str, str], folder: Path) -> Tally:
@@ -456,7 +456,7 @@ def main() -> None:
             tallies["head lost while training"] = lose_head(options.workers, truth, folder, namespaces=namespaces)
     print(markdown(tallies))
     if any(tally.broken for tally in tallies.values()):
-        raise SystemExit("A promise was broken; see above.")
+        raise SystemExit("A guarantee was broken; see above.")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ file notes every draw before it is made. After every kill the ledger is read, an
 - a copy of the ledger from which files were removed or cut short opens and lacks anything,
 - the ledger does not verify, or the service does not answer again within the time limit.
 
-The operating system survives a kill, so what is tested is the order of writes and not the disk's own promises.
+The operating system survives a kill, so what is tested is the order of writes and not the disk's own guarantees.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TERMS = LedgerTerms(
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
-class BrokenPromiseError(Exception):
+class BrokenGuaranteeError(Exception):
     """What must never happen did."""
 
 
@@ -167,7 +167,7 @@ def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float) -> No
                 break
             except QueryError:
                 if time.monotonic() > started_s + RESTART_LIMIT_S or not server.is_alive():
-                    raise BrokenPromiseError("The service did not come back.") from None
+                    raise BrokenGuaranteeError("The service did not come back.") from None
                 time.sleep(0.01)
     campaign.restarts_s.append(time.monotonic() - started_s)
 
@@ -255,20 +255,20 @@ def _table_votes(questions: Sequence[Question]) -> IntArray:
 def check(campaign: Campaign) -> None:
     """Read the ledger as the kill left it, and hold it against what clients heard and the witness saw."""
     if campaign.broken:
-        raise BrokenPromiseError("; ".join(campaign.broken))
+        raise BrokenGuaranteeError("; ".join(campaign.broken))
     if not campaign.ledger.exists():
         if campaign.heard:
-            raise BrokenPromiseError("The ledger is gone.")
+            raise BrokenGuaranteeError("The ledger is gone.")
         return
     rows = audit.rows(campaign.ledger)
     settled = _settled(rows)
     for key, said in campaign.heard.items():
         if settled.get(key) != said:
-            raise BrokenPromiseError(f"{key} was answered {said}, and the ledger holds {settled.get(key)}")
+            raise BrokenGuaranteeError(f"{key} was answered {said}, and the ledger holds {settled.get(key)}")
     charged = Counter(row.key for row in rows)
     for key, times in campaign.draws.items():
         if times > charged[key]:
-            raise BrokenPromiseError(f"{key} was drawn {times} times and charged {charged[key]} times")
+            raise BrokenGuaranteeError(f"{key} was drawn {times} times and charged {charged[key]} times")
 
 
 def check_losses(campaign: Campaign, generator: random.Random) -> None:
@@ -295,14 +295,16 @@ def check_losses(campaign: Campaign, generator: random.Random) -> None:
         return
     campaign.losses["nothing lost"] += 1
     if audit.rows(copy / campaign.ledger.name) != before:
-        raise BrokenPromiseError(f"Without {[file.name for file in lost]} the ledger opens and has forgotten charges.")
+        raise BrokenGuaranteeError(
+            f"Without {[file.name for file in lost]} the ledger opens and has forgotten charges."
+        )
 
 
 def _settled(rows: Sequence[audit.Row]) -> dict[str, tuple[str, int | None]]:
     settled: dict[str, tuple[str, int | None]] = {}
     for row in rows:
         if row.key in settled and row.verdict != "open":
-            raise BrokenPromiseError(f"{row.key} has two outcomes")
+            raise BrokenGuaranteeError(f"{row.key} has two outcomes")
         if row.verdict != "open":
             settled[row.key] = ("answered" if row.verdict == "answer" else "refused", row.label)
     return settled
@@ -320,7 +322,7 @@ def summary(campaign: Campaign) -> dict[str, Any]:
         "restart, median seconds": round(statistics.median(campaign.restarts_s), 3),
         "restart, longest seconds": round(max(campaign.restarts_s), 3),
         **{f"files taken: {found}": count for found, count in sorted(campaign.losses.items())},
-        "promises broken": len(campaign.broken),
+        "guarantees broken": len(campaign.broken),
     }
 
 

@@ -159,7 +159,7 @@ def measure(config: Method, dataset: Dataset, delta: float | None) -> dict[str, 
         "unit": cost.unit,
         "relation": cost.relation,
         "accounting": cost.accounting,
-        "epsilon_as_published": trained.epsilon_as_published,
+        "epsilon_as_in_paper": trained.epsilon_as_in_paper,
     }
 
 
@@ -201,8 +201,8 @@ def report(options: argparse.Namespace) -> None:
     tables: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in read(options.file):
         if "failed" not in line:
-            promise = (line["unit"], line["relation"], line["accounting"])
-            tables[(line["method"], tuple(line["overrides"]), promise)].append(line)
+            guarantee = (line["unit"], line["relation"], line["accounting"])
+            tables[(line["method"], tuple(line["overrides"]), guarantee)].append(line)
     for (method, overrides, (unit, relation, accounting)), lines in tables.items():
         print(f"\n{method} {' '.join(overrides)}: {relation} {unit}, priced by {accounting}")
         for text in rows(lines):

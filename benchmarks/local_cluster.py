@@ -107,7 +107,7 @@ class Node:
         """Nothing reaches the node or leaves it."""
         self._link("down")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """The network is back."""
         self._link("up")
 

@@ -41,7 +41,7 @@ COLUMNS = {
     "label_accuracy": "label accuracy",
     "answered": "answered",
     "epsilon_data_dependent": "epsilon, data-dependent",
-    "epsilon_as_published": "as published",
+    "epsilon_as_in_paper": "as published",
     "minutes": "minutes",
 }
 
@@ -97,7 +97,7 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
         "label_accuracy": _label_accuracy(run, config) if run.labels.exists() else math.nan,
         "answered": math.nan if statement.queries is None else statement.queries.answered,
         "epsilon_data_dependent": costs.get("epsilon_data_dependent", math.nan),
-        "epsilon_as_published": costs.get("epsilon_as_published", math.nan),
+        "epsilon_as_in_paper": costs.get("epsilon_as_in_paper", math.nan),
     }
 
 

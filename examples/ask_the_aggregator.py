@@ -32,14 +32,14 @@ def main() -> None:
         price = client.estimate(numbers)
         print(f"{price.new_queries} of {len(numbers)} queries are new")
         for name, budget in (("now", price.now), ("afterwards", price.afterwards)):
-            print(f"  epsilon {name}: {budget.epsilon_data_independent}")
+            print(f"  epsilon {name}: {budget.epsilon_submitted}")
         if price.afterwards.closed:
             print("The budget has no room for all of them; the service will stop at the first that does not fit.")
 
         replies = [reply for batch in client.ask_many(numbers) for reply in batch.replies]
         again = [reply for batch in client.ask_many(numbers) for reply in batch.replies]
         print(f"asked again: {'the same replies' if again == replies else 'other replies'}, nothing charged")
-        print(f"queries charged so far: {client.budget().queries_posed}")
+        print(f"queries charged so far: {client.budget().queries_submitted}")
 
         for status, count in Counter(reply.status for reply in replies).items():
             print(f"  {status:<12} {count}")

@@ -201,7 +201,7 @@ class BudgetConfig(Section):
 
 
 class PublicationConfig(Section):
-    """How the price of the votes is published, by smooth sensitivity; fixed before any vote, never tuned on them."""
+    """How the data-dependent privacy cost is published, by smooth sensitivity; fixed before any vote."""
 
     order: float = Field(gt=1, le=LARGEST, description="Renyi order of the published price.")
     beta: Positive = Field(description="Discount per record; order < 1 / (2 beta).")
@@ -233,7 +233,9 @@ class AggregatorConfig(Section):
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
     )
-    publication: PublicationConfig | None = Field(None, description="null: the price of the votes stays private.")
+    publication: PublicationConfig | None = Field(
+        None, description="null: the data-dependent privacy cost stays private."
+    )
 
     @model_validator(mode="after")
     def _admission_chooses(self) -> AggregatorConfig:

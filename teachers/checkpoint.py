@@ -3,7 +3,7 @@
 A block is found again only for the same shards, model, training, seed and library, so a resumed run trains what is
 missing and nothing else. Its own digest is stored beside the tensors, and an object that is cut short or altered
 counts as missing. Teachers memorise their shards, so local folders and files are for their owner only; a location may
-as well be a URI, and whoever reaches it, driver or worker, saves and loads there.
+as well be a URI, and any process that reaches it, driver or worker, saves and loads there.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Co
 
 
 def _missing(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
-    """The blocks that are to be trained. Whoever writes checkpoints also reads them to see whether they are intact."""
+    """The blocks that are to be trained. What writes checkpoints also reads them, to see which are intact."""
     readers = InProcessPool() if storage is None else workers
     found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     return [position for position in range(len(blocks)) if not found[position]]

@@ -1,4 +1,4 @@
-"""The estimators: what each reads, asks for, refuses and promises; tests/contracts holds what is common to them."""
+"""The estimators: what each reads, asks for, refuses and guarantees; tests/contracts holds what is common to them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, store: ObjectStore) -
 
 
 @pytest.mark.parametrize("content", [b"", b"content", LARGE], ids=["empty", "small", "large"])
-def test_what_was_written_is_read(folder: str, content: bytes) -> None:
+def test_what_was_in_paper_is_read(folder: str, content: bytes) -> None:
     location = join(folder, "object")
     assert not exists(location)
     with pytest.raises(FileNotFoundError):

@@ -1,4 +1,5 @@
-"""The privacy-and-fairness card of a published student: what it promises, how it treats groups, what it must not claim.
+"""The privacy-and-fairness card of a published student: what it guarantees, how it treats groups, what it must not
+claim.
 
 Everything is read from the public part of a run directory, from what the run recorded of its data set, and from the
 public entry of that; the private part is not opened, and of the configuration only the data set's options and the

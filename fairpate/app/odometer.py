@@ -307,7 +307,8 @@ class Meter:
 class LedgerMeter:
     """Holds room in the odometer for what a ledger may charge next; :class:`Ledger` calls it before each charge.
 
-    ``planned`` queries are counted as soon as one is posed: where released labels decide how many are, fewer tell too.
+    ``planned`` queries are counted as soon as one is submitted: where released labels decide how many are, fewer tell
+    too.
     """
 
     def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False, planned: int = 0) -> None:

@@ -8,7 +8,7 @@ votes every number here is private, the choice among plans included: no epsilon 
 Plans are ranked by ``worth``, how many noiseless labels the answers stand for: of Q labels that are right with
 probability p among C classes, Q ((p - 1/C) / (1 - 1/C))^2, the information left by uniform label noise to first order.
 
-Not known here: how consensus falls when more teachers share the same records; whoever assumes one says it for every
+Not known here: how consensus falls when more teachers share the same records; the caller states it for every
 number of teachers. Shapes: R rows of a profile, C classes, A orders, K nodes of a quadrature.
 """
 

@@ -182,7 +182,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
 
     Where a service asked too, only the ledger's budget was fixed before the first query.
     """
-    outcomes, submitted = spending.outcomes_Q, spending.posed(0, len(spending.charges_Q))
+    outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     planned: tuple[accountant.Event, ...] = (_planned(spending, plan), *spending.publications)
     spent = accountant.epsilon([submitted, *spending.publications], target_delta=plan.delta).epsilon
     bound = epsilon_fixed_beforehand(spending.terms)

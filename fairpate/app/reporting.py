@@ -35,10 +35,10 @@ _MAX_COURSE_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a ledger spent, query by query; all of it but :meth:`posed` is for the operator alone.
+    """What a ledger spent, query by query; all of it but :meth:`submitted` is for the operator alone.
 
     ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
-    a crash left open. ``published`` is what may be known of the price of the votes, if it is not out of date.
+    a crash left open. ``published`` is what may be known of the data-dependent privacy cost, if it is not out of date.
     """
 
     charges_Q: Sequence[Sequence[Charge]]
@@ -67,7 +67,7 @@ class Spending:
         """How many queries were charged, those that a crash left open included."""
         return sum(len(charges) for charges in self.charges_Q)
 
-    def posed(self, start: int, stop: int) -> Event:
+    def submitted(self, start: int, stop: int) -> Event:
         """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
@@ -81,7 +81,7 @@ class Spending:
         ]
         return self.terms.mechanism.realised(self._votes(touched))
 
-    def as_published(self, start: int, stop: int) -> FloatArray:
+    def as_in_paper(self, start: int, stop: int) -> FloatArray:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
         ended = [
             (charges[-1].reservation.votes, charges[-1].outcome.verdict)
@@ -89,7 +89,7 @@ class Spending:
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
         rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
-        return self.terms.mechanism.as_published_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
+        return self.terms.mechanism.as_in_paper_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
 
     def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
         return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
@@ -136,7 +136,7 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
         rejected_fairness=queries.rejected_fairness,
         refused_free=queries.refused_free,
         epsilon_course_Q=_course(
-            spending, lambda a, b: accountant.rdp([spending.posed(a, b)]), accountant.rdp(spending.publications)
+            spending, lambda a, b: accountant.rdp([spending.submitted(a, b)]), accountant.rdp(spending.publications)
         ),
         outcomes=_outcomes_by_group(spending, headline),
         answered_GC=_answers_by_group(spending),
@@ -144,21 +144,22 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
 
 
 def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
-    posed = range(len(spending.charges_Q))
-    events: list[accountant.Event] = [spending.drawn(0, len(posed)), *spending.publications]
+    submitted = range(len(spending.charges_Q))
+    events: list[accountant.Event] = [spending.drawn(0, len(submitted)), *spending.publications]
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
     return PrivateReport(
         public=public,
         rdp_order=best.order,
         rdp_Q=[
-            float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0]) for query in posed
+            float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
+            for query in submitted
         ],
         epsilon_data_dependent_course_Q=_course(
             spending,
             lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)]),
             accountant.rdp(spending.publications),
         ),
-        epsilon_as_published_course_Q=_course(spending, spending.as_published),
+        epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper),
         plurality_votes_Q=[max(charges[-1].reservation.votes) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
     )
@@ -166,19 +167,19 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
     """What was really spent: the operator may know it and nobody may publish it."""
-    delta, posed = spending.target_delta, len(spending.charges_Q)
-    events: list[accountant.Event] = [spending.drawn(0, posed), *spending.publications]
+    delta, submitted = spending.target_delta, len(spending.charges_Q)
+    events: list[accountant.Event] = [spending.drawn(0, submitted), *spending.publications]
     price = accountant.epsilon_data_dependent(events, target_delta=delta)
-    as_published_A = spending.as_published(0, posed)
+    as_in_paper_A = spending.as_in_paper(0, submitted)
     return {
         "unit": unit,
         "relation": relation,
         "delta": delta,
         "epsilon_data_independent": accountant.epsilon(
-            [spending.posed(0, posed), *spending.publications], target_delta=delta
+            [spending.submitted(0, submitted), *spending.publications], target_delta=delta
         ).epsilon,
         "epsilon_data_dependent": price.epsilon,
-        "epsilon_as_published": accountant.epsilon_of_curve(as_published_A, DEFAULT_ORDERS, target_delta=delta)[0],
+        "epsilon_as_in_paper": accountant.epsilon_of_curve(as_in_paper_A, DEFAULT_ORDERS, target_delta=delta)[0],
         "order": price.order,
     }
 
@@ -190,15 +191,15 @@ def _course(
 
     ``before_A`` is spent from the start: a publication that was planned.
     """
-    posed = len(spending.charges_Q)
-    ends = np.unique(np.linspace(1, posed, min(posed, _MAX_COURSE_POINTS)).round().astype(int))
+    submitted = len(spending.charges_Q)
+    ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS)) if before_A is None else before_A
     epsilons, start = [], 0
     for end in ends.tolist():
         curve_A = curve_A + price(start, end)
         epsilons.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
         start = end
-    course: list[float] = np.interp(np.arange(1, posed + 1), ends, epsilons).tolist()
+    course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     return course
 
 

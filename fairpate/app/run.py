@@ -281,7 +281,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
         events=tuple(asdict(event) for event in trained.events),  # type: ignore[call-overload]
         queries=trained.queries,
         not_protected=_NOT_PROTECTED[cost.unit],
-        epsilon_as_in_paper=trained.epsilon_as_published,
+        epsilon_as_in_paper=trained.epsilon_as_in_paper,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         remarks=(

@@ -1,6 +1,6 @@
 """What a data set holds, as plain records for a table, a report or JSON.
 
-Counts are exact and cover private records too: they are for whoever may see the data, and never belong under
+Counts are exact and cover private records too: they are for those who may see the data, and never belong under
 `public/`.
 """
 

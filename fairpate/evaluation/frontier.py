@@ -3,7 +3,7 @@
 No objective is fixed beforehand. A configuration is a point in up to four objectives, all minimised: epsilon,
 disparity, error (1 - accuracy) and the share refused (1 - coverage). A point dominates another that it is nowhere
 worse than and somewhere better than; the Pareto set is what nothing dominates. Epsilon is compared rounded up to
-hundredths, as it is promised: noise that is calibrated to 1 costs a little less, by method, and that is no merit.
+hundredths, as it is guaranteed: noise that is calibrated to 1 costs a little less, by method, and that is no merit.
 
 Points are compared only within a panel: one data set, one unit of privacy, one relation, one delta. An undefined
 objective (NaN) leaves a point out of every set that uses the objective, and such points are returned, not dropped.
@@ -145,7 +145,7 @@ class Dominance:
 def summary(values_SO: FloatArray) -> FloatArray:
     """A configuration's point from its runs: the mean of each objective, but the *largest* epsilon.
 
-    A promise has to hold for every run. NaN in one run makes the objective NaN: averaging the other runs would
+    A guarantee has to hold for every run. NaN in one run makes the objective NaN: averaging the other runs would
     favour what fails on some seeds. ``values_SO`` may carry leading axes.
     """
     mean_O: FloatArray = values_SO.mean(axis=-2)
@@ -203,7 +203,7 @@ def matrix(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArr
     return np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
 
 
-def promised(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
+def guaranteed(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
     """:func:`matrix` with every epsilon rounded up to hundredths."""
     values_NO = matrix(points, objectives)
     if "epsilon" in objectives:
@@ -213,7 +213,7 @@ def promised(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatA
 
 
 def rounded_up(epsilon: float) -> float:
-    """An epsilon as it is promised and compared: rounded up to hundredths."""
+    """An epsilon as it is guaranteed and compared: rounded up to hundredths."""
     return float(np.ceil(epsilon * _EPSILON_STEPS - 1e-9)) / _EPSILON_STEPS
 
 
@@ -228,7 +228,7 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     """The Pareto set of one panel's points. ValueError for points of several panels: those are never mixed."""
     require_one_panel(points)
     have, lacking = defined(points, objectives)
-    mask_N = pareto_mask(promised(have, objectives))
+    mask_N = pareto_mask(guaranteed(have, objectives))
     return Frontier(
         objectives=tuple(objectives),
         members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
@@ -272,7 +272,7 @@ def require_one_panel(points: Sequence[Point]) -> None:
 def _dominance(
     winner: str, loser: str, series: Mapping[str, Sequence[Point]], objectives: Sequence[Objective]
 ) -> Dominance:
-    better_NO, worse_MO = promised(series[winner], objectives), promised(series[loser], objectives)
+    better_NO, worse_MO = guaranteed(series[winner], objectives), guaranteed(series[loser], objectives)
     nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
     somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
     beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)

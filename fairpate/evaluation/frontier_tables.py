@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from fairpate.evaluation.frontier import OBJECTIVES, Baselines, Dominance, Point, by_series, dominance, promised
+from fairpate.evaluation.frontier import OBJECTIVES, Baselines, Dominance, Point, by_series, dominance, guaranteed
 from fairpate.evaluation.frontier_charts import TITLES, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import counted, epsilon_text, percent
@@ -64,7 +64,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
 
 
 def _rank(setting: Setting, point: Point) -> list[float]:
-    rank: list[float] = promised([point], (FIRST[setting], "error"))[0].tolist()
+    rank: list[float] = guaranteed([point], (FIRST[setting], "error"))[0].tolist()
     return rank
 
 

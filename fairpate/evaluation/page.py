@@ -67,7 +67,7 @@ def power_of_ten(exponent: int) -> str:
 
 
 def course(epsilon_Q: Sequence[float], *, max_points: int = 240) -> list[tuple[float, float]]:
-    """(queries posed, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
+    """(queries submitted, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
     num_queries = len(epsilon_Q)
     num_steps = min(num_queries, max_points)
     steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]

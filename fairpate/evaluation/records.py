@@ -150,7 +150,7 @@ class PrivateReport:
     Every array follows the order of the submitted queries and depends on the votes.
     ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
     data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_published_course_Q`` leaves out rejections by the fairness gate.
+    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate.
     ``plurality_votes_Q`` counts the teachers behind the most popular label.
     """
 
@@ -158,20 +158,20 @@ class PrivateReport:
     rdp_order: float
     rdp_Q: Sequence[float]
     epsilon_data_dependent_course_Q: Sequence[float]
-    epsilon_as_published_course_Q: Sequence[float]
+    epsilon_as_in_paper_course_Q: Sequence[float]
     plurality_votes_Q: Sequence[int]
     outcomes_Q: Sequence[Outcome]
 
     def __post_init__(self) -> None:
         if self.public.voting is None:
             raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
-        posed = self.public.voting.queries_submitted
+        submitted = self.public.voting.queries_submitted
         for field in (
             "rdp_Q",
             "epsilon_data_dependent_course_Q",
-            "epsilon_as_published_course_Q",
+            "epsilon_as_in_paper_course_Q",
             "plurality_votes_Q",
             "outcomes_Q",
         ):
-            if len(getattr(self, field)) != posed:
-                raise ValueError(f"Expected {field} to have {posed} entries, got {len(getattr(self, field))}.")
+            if len(getattr(self, field)) != submitted:
+                raise ValueError(f"Expected {field} to have {submitted} entries, got {len(getattr(self, field))}.")

@@ -110,7 +110,7 @@ def private_report(report: PrivateReport) -> str:
     courses = (
         voting.epsilon_course_Q,
         report.epsilon_data_dependent_course_Q,
-        report.epsilon_as_published_course_Q,
+        report.epsilon_as_in_paper_course_Q,
     )
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     return render(

@@ -4,7 +4,7 @@ The paper's tables show one configuration per method in three settings: *fair* t
 *private* the smallest epsilon, *accurate* the highest accuracy. Left alone, the first two reward models that answer
 nobody or everybody alike, so a configuration has to keep a stated coverage and stay within a stated distance of the
 best accuracy, and may not be degenerate (one class for everyone); these thresholds are ours, the paper leaves them
-open. Epsilons are ranked as they are promised.
+open. Epsilons are ranked as they are guaranteed.
 
 A demand is met by what a configuration measured over its seeds. That choice looked at test records: its cost in
 privacy is not part of any epsilon, and the chosen configuration will look better here than on fresh data.
@@ -25,8 +25,8 @@ from fairpate.evaluation.frontier import (
     Point,
     defined,
     frontier,
+    guaranteed,
     matrix,
-    promised,
     rounded_up,
 )
 from fairpate.evaluation.hypervolume import hypervolume, reference_point
@@ -89,8 +89,9 @@ class Demand:
 class Offer:
     """A configuration against a demand.
 
-    ``missed`` holds the relative excess of each demand that is not met, that of epsilon as it is promised; ``distance``
-    is the largest of them, 0 when all are met. ``seeds_met`` counts the seeds whose own run meets all of it.
+    ``missed`` holds the relative excess of each demand that is not met, that of epsilon as it is guaranteed;
+    ``distance`` is the largest of them, 0 when all are met. ``seeds_met`` counts the seeds whose own run meets all of
+    it.
     """
 
     point: Point
@@ -168,7 +169,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     if not eligible:
         return None
     first = FIRST[setting]
-    first_N = promised(eligible, [first])[:, 0]
+    first_N = guaranteed(eligible, [first])[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
     return min(level, key=lambda point: [round(point.value(name), 9) for name in _THEN])
@@ -203,7 +204,7 @@ def _is_covered(point: Point, rule: SelectionRule) -> bool:
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
     """Least error of a panel among configurations that keep the rule's coverage; inf if there is none.
 
-    Those that promise nothing count only where no other is left.
+    Those that guarantee nothing count only where no other is left.
     """
     covered = [point for point in points if _is_covered(point, rule) and not math.isnan(point.value("error"))]
     protected = [point for point in covered if math.isfinite(point.value("epsilon"))]

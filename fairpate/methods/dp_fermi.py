@@ -27,7 +27,7 @@ Group shares enter every step. They are declared, or released once under a noise
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
-  hold. ``noise_rule`` ``as_published`` takes its closed form for the noise; the price stays the accountant's.
+  hold. ``noise_rule`` ``as_in_paper`` takes its closed form for the noise; the price stays the accountant's.
 - Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product.
 - Per-record clipping replaces a Lipschitz constant that nobody knows; the code divides before it clips.
 - The mean of the last iterates may be returned, where the theory draws one. Momentum, as DP-SGD has it here.
@@ -91,8 +91,8 @@ class DpFermiConfig(Section):
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
-    noise_rule: Literal["accounted", "as_published"] = Field(
-        "accounted", description="as_published: the paper's closed form, which costs more than the target."
+    noise_rule: Literal["accounted", "as_in_paper"] = Field(
+        "accounted", description="as_in_paper: the paper's closed form, which costs more than the target."
     )
 
 
@@ -148,7 +148,7 @@ class Shares:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What whoever reads the result must know."""
+        """What a reader of the result must know."""
         if not self.floored:
             return ()
         pairs = ", ".join(f"group {group} of event {event}" for event, group in self.floored)
@@ -159,13 +159,13 @@ class Shares:
 class FermiSteps:
     """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are.
 
-    ``epsilon_as_published`` is what the paper would claim for them, where its noise was asked for.
+    ``epsilon_as_in_paper`` is what the paper would claim for them, where its noise was asked for.
     """
 
     steps: PrivateSteps
     matrix_noise_multiplier: float
     event: Event
-    epsilon_as_published: float | None = None
+    epsilon_as_in_paper: float | None = None
 
 
 def release_shares(cells: Cells, config: DpFermiConfig, *, relation: Relation, randomness: PrivateRandomness) -> Shares:
@@ -202,14 +202,14 @@ def calibrated_steps(
 ) -> FermiSteps:
     """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
 
-    What the release of shares costs is set aside. ``noise_rule`` ``as_published`` takes the paper's noise instead,
+    What the release of shares costs is set aside. ``noise_rule`` ``as_in_paper`` takes the paper's noise instead,
     whatever it costs. ValueError for a target out of reach, or one that the paper's formula is not meant for.
     """
     plan = _plan(config, base, num_records=num_records)
-    if config.noise_rule == "as_published":
+    if config.noise_rule == "as_in_paper":
         joint = published_noise_multiplier(target, plan) / math.sqrt(2)
         steps = _with_noise(plan, config, base, target, joint, ratio=1.0)
-        return replace(steps, epsilon_as_published=target.epsilon)
+        return replace(steps, epsilon_as_in_paper=target.epsilon)
 
     def steps_of(joint: float) -> FermiSteps:
         return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
@@ -237,7 +237,7 @@ def published_noise_multiplier(target: PrivacyTarget, steps: PrivateSteps) -> fl
     if target.epsilon > 2 * log_inverse or steps.num_steps < least_steps:
         raise ValueError(
             f"Expected epsilon <= {2 * log_inverse:.3g} and at least {math.ceil(least_steps)} steps for noise_rule "
-            f"as_published, got {target.epsilon} and {steps.num_steps}."
+            f"as_in_paper, got {target.epsilon} and {steps.num_steps}."
         )
     return steps.sampling_rate * math.sqrt(2 * steps.num_steps * log_inverse) / target.epsilon
 
@@ -284,7 +284,7 @@ def train(
         events=(steps.event, *shares.events),
         noise=randomness.label,
         remarks=shares.remarks,
-        epsilon_as_published=steps.epsilon_as_published,
+        epsilon_as_in_paper=steps.epsilon_as_in_paper,
     )
 
 

@@ -15,16 +15,16 @@ others', and one changed z moves these by 2 in L1, or by 1 with two groups.
 **Price.** ``num_rounds`` answers of each side and the cell sizes, composed by the accountant; the noise of a round is
 calibrated to (epsilon, delta).
 
-**Less noise for the same promise**, both by default. ``release`` once: X' C1 is a sum over cells of price times the
+**Less noise for the same guarantee**, both by default. ``release`` once: X' C1 is a sum over cells of price times the
 cell's feature sum, so those sums alone, released once, answer every round; only the auditor is then paid by the round.
 ``num_directions``: what needs no z in beta1 - beta0 is computed from all features without noise; prices tilt it within
 the leading principal directions of X, which are public. With ``every_round`` and all directions it is the paper's.
 
 Deviations from the paper:
-- Its accounting, ``noise_rule`` as_published: epsilon' = epsilon / (4 sqrt(T ln(1 / delta))) of a round holds the
+- Its accounting, ``noise_rule`` as_in_paper: epsilon' = epsilon / (4 sqrt(T ln(1 / delta))) of a round holds the
   first term of advanced composition at epsilon / 2; the second, left out, exceeds the rest for large epsilon. Noise
-  scales and costs use exact cell shares, which are private: nothing is promised, the accountant says inf, and
-  ``epsilon_as_published`` is the paper's number.
+  scales and costs use exact cell shares, which are private: nothing is guaranteed, the accountant says inf, and
+  ``epsilon_as_in_paper`` is the paper's number.
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity beside equalized odds; several groups against a reference.
 - T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
@@ -76,8 +76,8 @@ class DpOracleLearnerConfig(ParityConfig):
     feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
     failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
-    noise_rule: Literal["accounted", "as_published"] = Field(
-        "accounted", description="as_published: the paper's noise and epsilon; nothing is promised."
+    noise_rule: Literal["accounted", "as_in_paper"] = Field(
+        "accounted", description="as_in_paper: the paper's noise and epsilon; nothing is guaranteed."
     )
 
 
@@ -112,7 +112,7 @@ def train(
     if not config.reference_group < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
-    build = _as_published if config.noise_rule == "as_published" else _composed
+    build = _as_in_paper if config.noise_rule == "as_in_paper" else _composed
     sides = build(features, cells, config, target, rules, source)
     played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
     coefficients_RD = np.stack(played.answers)
@@ -124,7 +124,7 @@ def train(
         mean_multipliers=played.mean_multipliers,
         shares_GE=sides.shares_GE,
         round_epsilon=sides.round_epsilon,
-        epsilon_as_published=target.epsilon if config.noise_rule == "as_published" else None,
+        epsilon_as_in_paper=target.epsilon if config.noise_rule == "as_in_paper" else None,
     )
 
 
@@ -258,7 +258,7 @@ class _Released:
         return np.insert(noisy, self._reference, totals - noisy.sum(axis=0), axis=0)
 
 
-def _as_published(
+def _as_in_paper(
     features: FloatArray,
     cells: Cells,
     config: DpOracleLearnerConfig,
@@ -329,7 +329,7 @@ class OracleLearner(PrivateMethod):
     @property
     def is_private(self) -> bool:
         """The paper's noise depends on private counts: it guarantees nothing."""
-        return self.dp_oracle_learner.noise_rule != "as_published"
+        return self.dp_oracle_learner.noise_rule != "as_in_paper"
 
     @property
     def protects_attribute_only(self) -> bool:

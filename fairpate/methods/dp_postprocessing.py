@@ -22,7 +22,7 @@ Deviations from the paper:
   odds.
 - A cell whose released share is below ``min_share`` is an error: a rate over it means nothing.
 - ``slack=False`` leaves the slack out: fairer, still solvable, without the paper's bound on the error.
-- A private Yhat, for a promise on whole records: only released counts are read, never their number N.
+- A private Yhat, for a guarantee on whole records: only released counts are read, never their number N.
 
 Shapes: N records, G groups, C classes, Y true labels (= C), K constraints.
 """

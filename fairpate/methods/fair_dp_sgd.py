@@ -2,16 +2,16 @@
 
 With r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.dpfr`), the expected batch size L and a Poisson sample:
 
-    as_written:  g = (sum_i clip(g_i + lambda r) + noise) / L
+    as_in_paper:  g = (sum_i clip(g_i + lambda r) + noise) / L
     post:        g = (sum_i clip(g_i) + noise) / L + lambda r
 
-r depends on theta, which earlier steps released, and on public records. So as_written is DP-SGD on other per-example
+r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD on other per-example
 gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
 lambda = 0 is DP-SGD bit for bit. The public records, groups included, must really be public. That the norm stays at C
 however long r is takes more care than in DP-SGD: :mod:`fairpate.nn.shifted_fit`.
 
 Deviations from the paper:
-- ``post`` is not the printed algorithm, and is the default: in ``as_written`` one vector eats every record's clipping
+- ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector eats every record's clipping
   budget, and the regulariser's strength follows the size of the sample.
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
 - The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
@@ -44,7 +44,7 @@ from fairpate.types import Relation
 class FairDpSgdConfig(DpfrConfig):
     """How DP-SGD is regularised."""
 
-    variant: Literal["as_written", "post"] = Field(
+    variant: Literal["as_in_paper", "post"] = Field(
         "post", description="Added to every gradient before clipping, as printed; or once, after the noise."
     )
     public_batch_size: Count = Field(64, description="Public records drawn for each step.")
@@ -74,7 +74,7 @@ def train(
         relation=relation,
         on_progress=on_progress,
         public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
-        before_clipping=config.variant == "as_written",
+        before_clipping=config.variant == "as_in_paper",
     )
 
 

@@ -17,7 +17,7 @@ one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1
 C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
 record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
 
-Deviations from the paper, which is kept in :mod:`fairpate.methods.pf_ld_as_printed`:
+Deviations from the paper, which is kept in :mod:`fairpate.methods.pf_ld_as_in_paper`:
 - Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
 - The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
@@ -112,7 +112,7 @@ class PfLdConfig(FldConfig):
     batches: Literal["public", "poisson"] = Field(
         "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
     )
-    form: Literal["corrected", "as_printed"] = Field("corrected", description="`as_printed` promises nothing.")
+    form: Literal["corrected", "as_in_paper"] = Field("corrected", description="`as_in_paper` guarantees nothing.")
 
     @model_validator(mode="after")
     def _shares_leave_a_rest(self) -> PfLdConfig:
@@ -528,7 +528,7 @@ class PfLd(PrivateMethod):
     @property
     def is_private(self) -> bool:
         """The paper's form releases exact violations and undercharges the rest."""
-        return self.pf_ld.form != "as_printed"
+        return self.pf_ld.form != "as_in_paper"
 
     @property
     def protects_attribute_only(self) -> bool:
@@ -541,15 +541,15 @@ class PfLd(PrivateMethod):
 
     def train(self, training: Training) -> Trained:
         """With noise on violations and gradients."""
-        from fairpate.methods import pf_ld_as_printed  # which builds on this file
+        from fairpate.methods import pf_ld_as_in_paper  # which builds on this file
 
         config, size = self.pf_ld, len(training.dataset.private)
         given = arguments(training, groups=True) | {"config": config, "randomness": self.randomness()}
         with training.reporter.stage(self.method) as advance:
             given |= {"parity": parity_of(config, training.dataset), "on_progress": advance}
-            if config.form == "as_printed":
-                noise = pf_ld_as_printed.published_noise(config, self.target, num_records=size)
-                return pf_ld_as_printed.train_as_printed(**given, noise=noise, target=self.target)
+            if config.form == "as_in_paper":
+                noise = pf_ld_as_in_paper.published_noise(config, self.target, num_records=size)
+                return pf_ld_as_in_paper.train_as_in_paper(**given, noise=noise, target=self.target)
             return train_pf_ld(**given, noise=calibrated_noise(config, self.target, num_records=size))
 
 

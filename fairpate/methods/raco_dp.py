@@ -15,7 +15,7 @@ A record moves H by 1 in L1 and the sum by C in L2, on the same sample: one even
 
 Deviations from the paper and its code:
 - The paper amplifies Laplace and Gaussian noise separately and adds: too cheap, as both read one sample.
-  :func:`epsilon_as_published` is that number, for comparison.
+  :func:`epsilon_as_in_paper` is that number, for comparison.
 - The relation is adding or removing a record, which its sensitivities are for; it writes replacing one.
 - Sizes have a public floor: with noise they may be negative. Its code charges nothing for group sizes that it releases.
 - Every entry of H has noise of its own, and there are no padded rows.
@@ -192,8 +192,8 @@ class Lagrangian:
         )
 
 
-def epsilon_as_published(steps: HistogramSteps, *, target_delta: float) -> float:
-    """What the paper's accounting says, in Renyi curves: each noise amplified by itself. Not a promise."""
+def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
+    """What the paper's accounting says, in Renyi curves: each noise amplified by itself. Not a guarantee."""
     noises = (
         subsampled.gaussian_log_moments(steps.gradient.noise_multiplier),
         subsampled.laplace_log_moments(steps.laplace_scale),

@@ -1,7 +1,7 @@
 """What a frozen backbone sees in a picture: a fixed public function of that picture, computed once.
 
-Training the last layer only is logistic regression on these features; whoever trains many heads on one backbone reads
-every picture once, whatever the number of heads and epochs.
+Training the last layer only is logistic regression on these features; a caller that trains many heads on one backbone
+reads every picture once, whatever the number of heads and epochs.
 """
 
 from __future__ import annotations

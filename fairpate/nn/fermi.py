@@ -9,7 +9,7 @@ so that all the model learns of it is a *pull* on its predictions: lambda (scale
 The gradient of the matrices is linear in the sums of predictions by cell, which the loss hands over as it sees them.
 
 Two trainings: one hides whole records, one their group alone. Both draw noise of multipliers that they are given; what
-these promise is for their caller to say.
+these guarantee is for their caller to say.
 
 Shapes: N records, B of a batch, E events, G groups, Q = E G cells, C classes, K = C + Q.
 """

@@ -7,7 +7,7 @@ prediction, say. On one Poisson sample a step releases
     the sum of the clipped gradients of  cross entropy + <price[q], row>  over the records, with Gaussian noise
 
 where the prices are any function of the first release. A record moves H by exactly 1 in L1, whatever the model, and
-the second sum by at most ``clip_norm`` once H is out. Both see the same sample: whoever calls this reports them as one
+the second sum by at most ``clip_norm`` once H is out. Both see the same sample: the caller reports them as one
 event. Knows neither what the prices mean nor any epsilon. The noise is floating-point, see
 :mod:`fairpate.nn.private_fit`.
 

@@ -2,7 +2,7 @@
 
 One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, an empty
 batch included; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients;
-the sum is divided by the constant ``expected_batch_size``, never by the realised one. Whoever calls this reports that
+the sum is divided by the constant ``expected_batch_size``, never by the realised one. The caller reports that
 event to the accountant: nothing here knows an epsilon.
 
 The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,

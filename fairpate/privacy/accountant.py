@@ -43,7 +43,7 @@ DEFAULT_ORDERS: tuple[float, ...] = (
 
 
 class Event(Protocol):
-    """Something that touched private data, with the promise it is priced under."""
+    """Something that touched private data, with the guarantee it is priced under."""
 
     @property
     def unit(self) -> Unit:
@@ -98,7 +98,7 @@ class NoisyArgmaxes(_TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmaxQueries(_TeacherEvent):
-    """``count`` Confident-GNMax queries posed, both steps charged for each: holds for any votes."""
+    """``count`` Confident-GNMax queries submitted, both steps charged for each: holds for any votes."""
 
     count: int
     threshold: float
@@ -111,7 +111,7 @@ class ConfidentGnmaxQueries(_TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidentGnmaxVotes(_TeacherEvent):
-    """Confident-GNMax queries with the votes they drew: every row is one query posed, answered or not.
+    """Confident-GNMax queries with the votes they drew: every row is one query submitted, answered or not.
 
     Priced at the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole votes, shape (Q, C).
     """
@@ -239,7 +239,7 @@ def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> Fl
 def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
     """``rdp`` for the operator: events may hold private votes, and then the curve must not be published."""
     orders = np.asarray(orders_A, dtype=np.float64)
-    _common_promise(events)
+    _common_guarantee(events)
     total_A = np.zeros(len(orders))
     for event in events:
         total_A += _checked_price(event, event_rdp(event, orders))
@@ -293,7 +293,7 @@ def epsilon_data_dependent(
     conversion: Conversion = "improved",
 ) -> EpsilonAtDelta:
     """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
-    unit, relation = _common_promise(events)
+    unit, relation = _common_guarantee(events)
     orders = np.asarray(DEFAULT_ORDERS if orders_A is None else orders_A, dtype=np.float64)
     curve_A = rdp_data_dependent(events, orders)
     value, order = epsilon_of_curve(curve_A, orders, target_delta=target_delta, conversion=conversion)
@@ -330,7 +330,7 @@ def epsilon_of_curve(
 
 @singledispatch
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
-    """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is promised.
+    """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is guaranteed.
 
     Register one per event type that has it; an unknown type is a TypeError.
     """
@@ -365,7 +365,7 @@ def epsilon_pld(
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     _require_data_independent(events)
-    _common_promise(events)
+    _common_guarantee(events)
     return _epsilon_pld(tuple(events), target_delta, interval) if events else 0.0
 
 
@@ -387,7 +387,7 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
     raise ValueError(f"Expected accounting 'rdp' or 'pld', got {accounting!r}.")
 
 
-def as_published_rdp(
+def as_in_paper_rdp(
     event: ConfidentGnmaxVotes,
     *,
     fairness_rejected_Q: npt.ArrayLike | None = None,
@@ -428,12 +428,12 @@ def _checked_price(event: Event, rdp_A: FloatArray) -> FloatArray:
     return rdp_A
 
 
-def _common_promise(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:
+def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:
     _require_known(events)
-    promises = {(event.unit, event.relation) for event in events}
-    if len(promises) > 1:
-        raise ValueError(f"Expected events under one unit and relation, got {sorted(promises)}; price them apart.")
-    return promises.pop() if promises else (None, None)
+    guarantees = {(event.unit, event.relation) for event in events}
+    if len(guarantees) > 1:
+        raise ValueError(f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart.")
+    return guarantees.pop() if guarantees else (None, None)
 
 
 def _require_known(events: Sequence[Event]) -> None:

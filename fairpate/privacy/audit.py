@@ -1,8 +1,9 @@
 """What an attacker who saw one run proves about epsilon, at a level of confidence.
 
 Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv 2305.08846, Theorem 5.2): M
-canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; whoever
-guesses the coins, for as many canaries as it likes, is right about no more of them than randomised response at epsilon
+canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; an attacker
+who guesses the coins, for as many canaries as it likes, is right about no more of them than randomised response at
+epsilon
 would allow, up to a term in delta. Too many right guesses refute the epsilon. The guesser may be as bad as it likes:
 a low bound proves nothing, a bound above the claim proves a fault.
 

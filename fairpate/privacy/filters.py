@@ -36,8 +36,8 @@ _UNLIMITED = 2.0**62
 class RenyiFilter:
     """Admits charges while the total converts to at most ``target_epsilon`` at ``target_delta``.
 
-    Sound for adaptively posed queries if every charge is the same curve or zero, or if ``orders_A`` is a single order;
-    see the module. ``orders_A``: distinct orders > 1, kept as a tuple. ValueError for a negative or undefined
+    Sound for adaptively submitted queries if every charge is the same curve or zero, or if ``orders_A`` is a single
+    order; see the module. ``orders_A``: distinct orders > 1, kept as a tuple. ValueError for a negative or undefined
     ``target_epsilon``, unless 0 < target_delta < 1, and for orders that are not finite or not above 1.
     """
 

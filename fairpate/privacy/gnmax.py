@@ -104,8 +104,8 @@ def confident_gnmax_rdp(
         max over w = v - 1, v, v + 1 of  ln( p(v)^a p(w)^(1-a) e^((a-1) g) + (1-p(v))^a (1-p(w))^(1-a) ) / (a - 1)
 
     Never above ``confident_gnmax_rdp_data_independent``, nor above threshold and argmax priced apart.
-    ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query posed, answered or not, whatever
-    becomes of its label. Errors as ``log_q`` and ``threshold_rdp``.
+    ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query submitted, answered or not,
+    whatever becomes of its label. Errors as ``log_q`` and ``threshold_rdp``.
     """
     query = _ConfidentQuery(threshold, threshold_stddev_votes, noise_stddev_votes, tail)
     orders, original_A = _increasing(_checked_orders(orders_A))

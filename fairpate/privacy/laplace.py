@@ -47,7 +47,7 @@ _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per re
 class PureReleases:
     """``count`` releases, each ``epsilon``-DP for one ``unit`` under ``relation``: whatever the mechanism.
 
-    ``epsilon`` may be ``inf``: nothing is promised.
+    ``epsilon`` may be ``inf``: nothing is guaranteed.
     """
 
     data_dependent: ClassVar[bool] = False
@@ -96,8 +96,8 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    promised = DifferentialPrivacyParameters(event.epsilon, 0.0)
-    return pld.from_privacy_parameters(promised, interval).self_compose(event.count)
+    guaranteed = DifferentialPrivacyParameters(event.epsilon, 0.0)
+    return pld.from_privacy_parameters(guaranteed, interval).self_compose(event.count)
 
 
 @event_pld.register
@@ -112,7 +112,7 @@ def _(event: LaplaceReleases, interval: float) -> LossDistribution | None:
 
 
 def pure_epsilon(events: Sequence[object]) -> float:
-    """The plain sum of pure promises, which holds at every delta; ``inf`` unless all ``events`` are such promises."""
+    """The plain sum of pure guarantees, which holds at every delta; ``inf`` unless all ``events`` are pure."""
     if not all(isinstance(event, PureReleases) for event in events):
         return math.inf
     return math.fsum(event.count * event.epsilon for event in events if isinstance(event, PureReleases) and event.count)

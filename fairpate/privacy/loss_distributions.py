@@ -10,7 +10,7 @@ a record
 Both are non-negative multiples of D, so that a base which dominates gives a sample that does. The curves are joined by
 the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380).
 
-None stands for the loss distribution of what promises nothing. Not known here: events, units, who is protected.
+None stands for the loss distribution of what guarantees nothing. Not known here: events, units, who is protected.
 """
 
 from __future__ import annotations

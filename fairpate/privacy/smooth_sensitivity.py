@@ -7,9 +7,9 @@ and so moves at most one vote of every query at once; sensitivities are therefor
 added over queries.
 
 **Which cost.** The sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each
-charged for every query posed: valid by composition, since withholding an argmax that ran is post-processing, and looser
-than the joint cost ``gnmax.confident_gnmax_rdp``, whose smooth sensitivity nobody has worked out. Both are the cost of
-queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
+charged for every query submitted: valid by composition, since withholding an argmax that ran is post-processing, and
+looser than the joint cost ``gnmax.confident_gnmax_rdp``, whose smooth sensitivity nobody has worked out. Both are the
+cost of queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
 
 **Which tail.** With ``tail="discrete"`` the tail of a difference of two discrete Gaussians is bounded by a continuous
 one moved by less than a vote. The bound keeps the continuous form in which every step below is proved.
@@ -158,7 +158,7 @@ def sanitised_rdp(
     source: NoiseSource,
     tail: Tail = "discrete",
 ) -> SanitisedRdp:
-    """Publish the cost of ``votes_QC``, every row a query posed, shape (Q, C); record and charge ``release`` first.
+    """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
 
     ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
     """

@@ -43,14 +43,14 @@ def test_queries_are_answered_once_and_looked_up_for_ever(http):
     assert {reply["status"] for reply in first} == {"answered", "refused"}
     assert replies(http.post("/v1/queries", json=ids(range(20)))) == first
     assert [http.get(f"/v1/queries/{reply['key']}").json() for reply in first] == first
-    assert http.get("/v1/budget").json()["queries_posed"] == 20
+    assert http.get("/v1/budget").json()["queries_submitted"] == 20
 
 
 def test_a_record_s_own_features_are_the_same_query_as_its_number(http):
     posted = {"features": POOL.features[4].tolist(), "group": POOL.group_names[POOL.groups_N[4]]}
     by_number, by_features = replies(http.post("/v1/queries", json={"queries": [{"id": 4}, posted]}))
     assert by_number == by_features
-    assert http.get("/v1/budget").json()["queries_posed"] == 1
+    assert http.get("/v1/budget").json()["queries_submitted"] == 1
 
 
 def test_other_spellings_of_the_same_numbers_are_one_query(http):
@@ -131,7 +131,7 @@ def test_bad_input_names_field_value_and_remedy(http, body, field, value, remedy
     assert fault["field"].endswith(field)
     assert value in fault["value"]
     assert remedy in fault["remedy"]
-    assert http.get("/v1/budget").json()["queries_posed"] == 0
+    assert http.get("/v1/budget").json()["queries_submitted"] == 0
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -210,7 +210,7 @@ def test_the_operator_sees_reasons_and_the_price_that_depends_on_votes(http):
     page = http.get("/v1/operator/ledger?start=100&limit=1000", headers=AS_OPERATOR).json()
     assert (page["total"], len(page["entries"])) == (150, 50)
     assert [entry["key"] for entry in page["entries"]] == [reply["key"] for reply in asked[100:]]
-    assert 0 < page["epsilon_data_dependent"] < http.get("/v1/budget").json()["epsilon_data_independent"]
+    assert 0 < page["epsilon_data_dependent"] < http.get("/v1/budget").json()["epsilon_submitted"]
     assert "votes" not in json.dumps(page)
 
 
@@ -224,7 +224,7 @@ def test_a_quota_counts_new_queries_only(service):
         assert int(refused.headers["Retry-After"]) > 0
         assert "2 new queries now" in refused.json()["errors"][0]["remedy"]
         assert "Retry-After" not in http.post("/v1/queries", json=ids(range(20, 31))).headers
-        assert http.get("/v1/budget").json()["queries_posed"] == 8
+        assert http.get("/v1/budget").json()["queries_submitted"] == 8
         replies(http.post("/v1/queries", json=ids(range(12)), headers=AS_OPERATOR))
 
 
@@ -244,7 +244,7 @@ def test_a_quota_counts_charges_however_many_ask_for_the_same_at_once(service):
             asked = list(clients.map(lambda _: http.post("/v1/queries", json=ids(range(10))), range(12)))
         assert {response.status_code for response in asked} == {200}
         assert len({response.text for response in asked}) == 1
-        assert http.get("/v1/budget").json()["queries_posed"] == 10
+        assert http.get("/v1/budget").json()["queries_submitted"] == 10
         refused = http.post("/v1/queries", json=ids(range(11, 22)))  # eleven where ten are left
         assert "10 new queries now" in refused.json()["errors"][0]["remedy"]
         assert http.post("/v1/queries", json=ids(range(100, 110))).json()["budget_crossed_at"] == 5
@@ -310,7 +310,7 @@ def test_racing_clients_get_one_answer_and_never_pass_the_budget(service):
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
         views = list(clients.map(ask, range(8)))
     with httpx.Client(base_url=url, timeout=120) as http:
-        assert http.get("/v1/budget").json()["queries_posed"] == 100
+        assert http.get("/v1/budget").json()["queries_submitted"] == 100
         final = {r["key"]: r for r in replies(http.post("/v1/queries", json=ids(range(150))))}
     assert sum(reply["status"] != "over_budget" for reply in final.values()) == 100
     for view in views:
@@ -322,11 +322,11 @@ def test_an_analyst_who_repeats_and_perturbs_pays_for_every_new_content(http):
     record = {"features": FEATURES, "group": "red"}
     repeated = {json.dumps(replies(http.post("/v1/queries", json={"queries": [record]}))) for _ in range(50)}
     assert len(repeated) == 1
-    assert http.get("/v1/budget").json()["queries_posed"] == 1
+    assert http.get("/v1/budget").json()["queries_submitted"] == 1
     near = [[[0.5 + 1e-6 * step, *FEATURES[0][1:]], FEATURES[1]] for step in range(1, 21)]
     answers = replies(http.post("/v1/queries", json={"queries": [{"features": x, "group": "red"} for x in near]}))
     assert len({answer["key"] for answer in answers}) == 20
-    assert http.get("/v1/budget").json()["queries_posed"] == 21
+    assert http.get("/v1/budget").json()["queries_submitted"] == 21
 
 
 def test_near_copies_average_noise_away_and_each_of_them_is_paid_for(service):
@@ -342,12 +342,12 @@ def test_near_copies_average_noise_away_and_each_of_them_is_paid_for(service):
         record = {"features": FEATURES, "group": "red"}
         same = {str(replies(http.post("/v1/queries", json={"queries": [record]}))) for _ in range(150)}
         assert len(same) == 1
-        assert http.get("/v1/budget").json()["queries_posed"] == 1
+        assert http.get("/v1/budget").json()["queries_submitted"] == 1
         near = [{"features": [[step / 64, 0, 0], [0, 0, 0]], "group": "red"} for step in range(150)]
         labels = [reply["label"] for reply in replies(http.post("/v1/queries", json={"queries": near}))]
         assert len(set(labels)) > 1
         assert labels.count(0) > 75
-        assert http.get("/v1/budget").json()["queries_posed"] == 151
+        assert http.get("/v1/budget").json()["queries_submitted"] == 151
 
 
 @pytest.mark.parametrize(
@@ -403,8 +403,8 @@ def test_a_published_price_is_for_operators_to_ask_and_for_everybody_to_read(htt
     told = http.post("/v1/operator/publication", headers=AS_OPERATOR).json()
     statement = http.get("/v1/statement").json()
     assert statement["epsilon_sanitised"] == told["epsilon_sanitised"] > 0
-    assert told["queries_posed"] == statement["queries_posed"]
-    assert statement["epsilon_fixed_beforehand"] > statement["epsilon_data_independent"]
+    assert told["queries_submitted"] == statement["queries_submitted"]
+    assert statement["epsilon"] > statement["epsilon_submitted"]
     assert http.post("/v1/operator/publication", headers=AS_OPERATOR).json() == told
     http.post("/v1/queries", json={"queries": [{"id": n} for n in range(290, 300)]})
     assert http.get("/v1/statement").json()["epsilon_sanitised"] is None

@@ -34,8 +34,8 @@ def path(tmp_path):
 def test_a_verified_ledger_is_told_in_numbers(path):
     found = audit.verify(path)
     assert (found.reservations, found.queries, found.answered + found.refused, found.open) == (13, 13, 12, 1)
-    posed = ConfidentGnmaxQueries(count=13, **dataclasses.asdict(TERMS.mechanism))
-    assert found.epsilon_data_independent == epsilon([posed], target_delta=1e-5).epsilon
+    submitted = ConfidentGnmaxQueries(count=13, **dataclasses.asdict(TERMS.mechanism))
+    assert found.epsilon_submitted == epsilon([submitted], target_delta=1e-5).epsilon
     assert "10000 queries" in found.budget
 
 

@@ -27,7 +27,7 @@ def test_killed_again_and_again_no_promise_is_broken():
     )
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
-    assert (told["kills"], told["promises broken"]) == (20, 0)
+    assert (told["kills"], told["guarantees broken"]) == (20, 0)
     assert told["answers heard"] > 200
     assert told["left open, and charged"] > 0
     assert told["files taken: refused"] > 5
@@ -60,7 +60,7 @@ def test_a_broken_promise_is_seen(campaign):
     ]:
         before = (list(state.broken), dict(state.heard), (state.folder / "witness").read_text())
         break_it()
-        with pytest.raises(module.BrokenPromiseError, match=said):
+        with pytest.raises(module.BrokenGuaranteeError, match=said):
             module.check(state)
         state.broken[:], state.heard = before[0], before[1]
         (state.folder / "witness").write_text(before[2])
@@ -72,5 +72,5 @@ def test_a_charge_that_is_forgotten_without_its_log_is_seen(campaign, monkeypatc
     assert state.losses["refused"] == 1
     monkeypatch.setattr(module, "Ledger", lambda *_, **__: contextlib.nullcontext())  # opens whatever is missing
     monkeypatch.setattr(module.audit, "rows", lambda path: ["charge"] if path == state.ledger else [])
-    with pytest.raises(module.BrokenPromiseError, match="forgotten charges"):
+    with pytest.raises(module.BrokenGuaranteeError, match="forgotten charges"):
         module.check_losses(state, random.Random(1))

@@ -53,14 +53,14 @@ def test_no_reader_waits_for_the_writer(tmp_path):
             for path in READERS:
                 response = http.get(path, timeout=1)
                 assert response.status_code == 200, path
-            assert http.post("/v1/estimate", json={"count": 3}, timeout=1).json()["now"]["queries_posed"] == 50
+            assert http.post("/v1/estimate", json={"count": 3}, timeout=1).json()["now"]["queries_submitted"] == 50
             assert http.post("/v1/queries", json=ids(range(50)), timeout=1).json() == first
             page = http.get("/v1/operator/ledger?start=48&limit=10", timeout=1).json()
             assert (page["total"], [entry["number"] for entry in page["entries"]]) == (50, [48, 49])
         finally:
             come_back.set()
             waiting.join()
-        assert http.get("/v1/budget").json()["queries_posed"] == 51
+        assert http.get("/v1/budget").json()["queries_submitted"] == 51
 
 
 def test_the_operator_s_price_is_that_of_all_charges_however_often_it_is_asked(tmp_path):
@@ -103,7 +103,7 @@ def test_stored_replies_hide_no_failure_and_readiness_returns_without_a_query(tm
         assert http.get("/livez").json() == {"status": "ok", "reasons": []}
         there.set()
         until(lambda: http.get("/readyz").status_code == 200)
-        assert http.get("/v1/budget").json()["queries_posed"] == 1
+        assert http.get("/v1/budget").json()["queries_submitted"] == 1
 
 
 DISK_SCRIPT = """
@@ -143,12 +143,12 @@ with running(disk / "ledger.sqlite", health_interval_s=0.05) as url, httpx.Clien
     told["reasons"] = http.get("/readyz").json()["reasons"]
     told["live"] = http.get("/livez").status_code
     told["stored"] = http.post("/v1/queries", json=ids(range(20))).json() == first
-    posed = http.get("/v1/budget").json()["queries_posed"]
+    submitted = http.get("/v1/budget").json()["queries_submitted"]
     filler.unlink()
     told["after"] = ready(200)
     told["kept"] = http.post("/v1/queries", json=ids(range(20))).json() == first
     told["answered"] = http.post("/v1/queries", json=ids(range(299, 300))).status_code
-    told["posed"] = http.get("/v1/budget").json()["queries_posed"] >= posed + 1
+    told["submitted"] = http.get("/v1/budget").json()["queries_submitted"] >= submitted + 1
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=False)
 print(json.dumps(told))
 """
@@ -167,4 +167,4 @@ def test_a_full_disk_shows_before_a_query_fails_and_is_forgotten_when_it_has_roo
     assert told["answered"] == 200
     assert told["stored"]
     assert told["kept"]
-    assert told["posed"]
+    assert told["submitted"]

@@ -161,10 +161,10 @@ def test_queries_are_answered_priced_stopped_and_found_again(tmp_path: Path) -> 
     # By hand: one Poisson-sampled Gaussian of multiplier sigma / sqrt 2 per reservation, the open one included.
     event = accountant.PoissonGaussians(count=fitting, noise_multiplier=20 / math.sqrt(2), sampling_rate=0.1)
     expected = accountant.epsilon([event], target_delta=1e-5).epsilon
-    assert status.epsilon_data_independent == pytest.approx(expected, rel=1e-9)
+    assert status.epsilon_submitted == pytest.approx(expected, rel=1e-9)
     assert 0.19 < expected <= 0.2 == epsilon_fixed_beforehand(TERMS)
     found = audit.verify(path)
-    assert (found.reservations, found.open, found.epsilon_data_independent) == (fitting, 1, expected)
+    assert (found.reservations, found.open, found.epsilon_submitted) == (fitting, 1, expected)
 
 
 def test_blocks_change_no_outcome(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_table_s_noisy_counts_come_back_after_a_restart(tmp_path: Path) -> Non
         assert session(ledger).ask(query, lambda _: pytest.fail("asked again")) == (released,)
         assert ledger.counts_GC[0][released.label or 0] == 1
     one_table = accountant.epsilon([VoteTables(count=1, noise_stddev_votes=30.0)], target_delta=1e-5).epsilon
-    assert audit.verify(path).epsilon_data_independent == one_table
+    assert audit.verify(path).epsilon_submitted == one_table
 
 
 @pytest.mark.parametrize("terms", [TERMS, TABLE], ids=["near", "table"])

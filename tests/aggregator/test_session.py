@@ -181,9 +181,9 @@ def test_an_estimate_says_what_asking_would_cost(batch, path):
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, range(10)), voter(batch))
         status = asked.estimate(25)
-        assert (status.queries_posed, status.epsilon_data_independent, status.closed) == (35, price(35), False)
+        assert (status.queries_submitted, status.epsilon_submitted, status.closed) == (35, price(35), False)
         assert (asked.estimate(90).closed, asked.estimate(89).closed) == (True, False)
-        assert asked.budget_status().queries_posed == ledger.num_reservations == 10
+        assert asked.budget_status().queries_submitted == ledger.num_reservations == 10
 
 
 def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, path):
@@ -273,16 +273,18 @@ def test_a_published_price_is_charged_kept_and_given_again_until_something_new_i
     with Ledger(path, PLANNED) as ledger:
         asked = AggregatorSession(ledger, source=NoMoreNoise())
         assert asked.publish() == asked.published() == first
-        posed = ConfidentGnmaxQueries(count=60, **dataclasses.asdict(MECHANISM))
-        assert asked.budget_status().epsilon_data_independent == epsilon([posed, RELEASE], target_delta=1e-5).epsilon
+        submitted = ConfidentGnmaxQueries(count=60, **dataclasses.asdict(MECHANISM))
+        assert (
+            asked.budget_status().epsilon_submitted == epsilon([submitted, RELEASE], target_delta=1e-5).epsilon
+        )
     with Ledger(path, PLANNED) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, [60]), voter(batch))
         assert asked.published() is None
         assert asked.publish() != first
-        posed = ConfidentGnmaxQueries(count=61, **dataclasses.asdict(MECHANISM))
-        spent = epsilon([posed, RELEASE, RELEASE], target_delta=1e-5).epsilon
-        assert asked.budget_status().epsilon_data_independent == spent
+        submitted = ConfidentGnmaxQueries(count=61, **dataclasses.asdict(MECHANISM))
+        spent = epsilon([submitted, RELEASE, RELEASE], target_delta=1e-5).epsilon
+        assert asked.budget_status().epsilon_submitted == spent
 
 
 def test_a_published_price_bounds_what_the_votes_cost(batch, path):
@@ -310,7 +312,7 @@ def test_publishing_takes_its_room_from_the_budget_or_is_refused(batch, path):
         replies = asked.ask(queries_of(batch, range(20, 60)), voter(batch))
         admitted = sum(isinstance(reply, Outcome) for reply in replies)
         assert 0 < admitted < 20
-        spent = asked.budget_status().epsilon_data_independent
+        spent = asked.budget_status().epsilon_submitted
         assert spent <= ledger.terms.budget.epsilon
         with pytest.raises(PublicationError, match="no room"):
             asked.publish()

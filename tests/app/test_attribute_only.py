@@ -19,7 +19,7 @@ from fairpate.methods.load import configured
 REFUSING = (
     ["method=f_ld"],
     ["method=pf_ld"],
-    ["method=pf_ld", "pf_ld.form=as_printed"],
+    ["method=pf_ld", "pf_ld.form=as_in_paper"],
     ["method=sf_pate"],
     ["method=sf_pate", "sf_pate.variant=sf_t"],
     ["method=dp_postprocessing"],

@@ -40,7 +40,10 @@ def test_version_and_help(fairpate):
         (["run", "--method", "dp_sgd", "--epsilon", "two"], ["--epsilon", "valid number"]),
         (["run", "--method", "dp_sgd", "--set", "dp_sgd.clip=1"], ["dp_sgd.clip", "did you mean clip_norm"]),
         (["run", "--method", "dp_sgd", "--set", "target.relation=swap"], ["target.relation", "swap"]),
-        (["run", "--method", "fair_dp_sgd", "--set", "fair_dp_sgd.variant=pre"], ["fair_dp_sgd.variant", "as_written"]),
+        (
+            ["run", "--method", "fair_dp_sgd", "--set", "fair_dp_sgd.variant=pre"],
+            ["fair_dp_sgd.variant", "as_in_paper"],
+        ),
         (["run", "--method=dp_sgd", "--set=raco_dp.bound=0.2"], ["raco_dp.bound: dp_sgd does not read it; leave"]),
         (["run", "--method=pate", "--set=aggregator.gate.min_count=2"], ["aggregator.gate.min_count: pate does"]),
         (["run", "--method=pate", "--set=aggregator={gate: {min_count: 2}}"], ["aggregator.gate: pate does not"]),

@@ -192,7 +192,7 @@ def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) 
     assert hashlib.sha256(b"weights").hexdigest() in cell.command
 
 
-def test_every_fault_of_every_cell_is_named_where_it_was_written() -> None:
+def test_every_fault_of_every_cell_is_named_where_it_was_in_paper() -> None:
     with pytest.raises(ConfigError) as caught:
         cells(
             data_sets={"color_digits": {"settings": {"data.options": {"sensitive": "hue"}}}, "adlt": None},

@@ -240,7 +240,7 @@ def opened(meter, run, terms=TERMS):
     return ledger
 
 
-def pose(ledger, count):
+def submit(ledger, count):
     first = ledger.num_reservations
     votes = np.tile([[40, 15, 5]], (count, 1))
     ledger.reserve([f"key{number}" for number in range(first, first + count)], [0] * count, votes)
@@ -261,12 +261,12 @@ def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odome
         hold, append = ledger.hold, ledger._append
         ledger.hold = lambda *numbers: (order.append("odometer"), hold(*numbers))
         ledger._append = lambda *entry: (order.append("ledger"), append(*entry))
-        pose(ledger, 10)
+        submit(ledger, 10)
         assert order == ["odometer", "ledger"]
         assert held(odometer) == 10 + 255
-        pose(ledger, 255)  # within what is held
+        submit(ledger, 255)  # within what is held
         assert held(odometer) == 265
-        pose(ledger, 700)
+        submit(ledger, 700)
         assert held(odometer) == 1000  # no more than the budget admits
     with opened(meter, run) as ledger:  # as after a crash
         assert held(odometer) == ledger.num_reservations == 965
@@ -274,11 +274,11 @@ def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odome
 
 def test_where_labels_decide_how_many_are_posed_the_plan_is_counted(odometer, meter, tmp_path):
     run = run_at(tmp_path / "run")
-    for posed, counted in [(30, 200), (400, 430)]:  # the second time as a service: more than was planned
+    for submitted, counted in [(30, 200), (400, 430)]:  # the second time as a service: more than was planned
         with Ledger(run.ledger, TERMS) as ledger:
             ledger_meter = LedgerMeter(meter(), TERMS, planned=200)
             ledger_meter.open(ledger)
-            pose(ledger, posed)
+            submit(ledger, submitted)
             ledger_meter.settle(ledger)
             assert held(odometer) == counted
 
@@ -286,7 +286,7 @@ def test_where_labels_decide_how_many_are_posed_the_plan_is_counted(odometer, me
 def test_a_ledger_of_an_older_version_is_counted_as_it_is(odometer, meter, tmp_path):
     run = run_at(tmp_path / "run")
     with Ledger(run.ledger, TERMS) as ledger:
-        pose(ledger, 30)
+        submit(ledger, 30)
     opened(meter, run).close()
     assert held(odometer) == 30
 
@@ -294,11 +294,11 @@ def test_a_ledger_of_an_older_version_is_counted_as_it_is(odometer, meter, tmp_p
 def test_a_ledger_that_holds_less_than_was_counted_is_an_older_copy(meter, tmp_path):
     run = run_at(tmp_path / "run")
     with opened(meter, run) as ledger:
-        pose(ledger, 10)
+        submit(ledger, 10)
     opened(meter, run).close()
     copy = {file: file.read_bytes() for file in run.private.glob("ledger.*")}
     with opened(meter, run) as ledger:
-        pose(ledger, 10)
+        submit(ledger, 10)
     opened(meter, run).close()
     for file, content in copy.items():
         file.write_bytes(content)
@@ -309,12 +309,12 @@ def test_a_ledger_that_holds_less_than_was_counted_is_an_older_copy(meter, tmp_p
 def test_an_older_copy_is_known_by_what_a_service_wrote_before_it_was_killed(odometer, meter, tmp_path):
     run = run_at(tmp_path / "run")
     with opened(meter, run) as ledger:
-        pose(ledger, 10)
+        submit(ledger, 10)
     opened(meter, run).close()
     copy = {file: file.read_bytes() for file in run.private.glob("ledger.*")}
     with opened(meter, run) as ledger:  # never settled
         for _ in range(9):
-            pose(ledger, 100)
+            submit(ledger, 100)
     before = held(odometer)
     for file, content in copy.items():
         file.write_bytes(content)
@@ -334,10 +334,10 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
     )
     odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
     with opened(meter, run) as ledger:
-        pose(ledger, 50)
+        submit(ledger, 50)
         with pytest.raises(LedgerError, match=r"adult, unit record.*limit"):
-            pose(ledger, 1)
+            submit(ledger, 1)
         assert ledger.num_reservations == 50
         ledger.check()  # it may still be read, and written where a limit is raised
         odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
-        pose(ledger, 1)
+        submit(ledger, 1)

@@ -103,7 +103,7 @@ def test_a_private_base_protects_the_record(digits: Dataset, tmp_path: Path) -> 
 
 def test_the_printed_oracle_learner_promises_nothing(digits: Dataset, tmp_path: Path) -> None:
     statement = read(
-        train(tmp_path / digits.name, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_published").statement
+        train(tmp_path / digits.name, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_in_paper").statement
     )
     assert statement["epsilon"] is None
     assert statement["epsilon_as_in_paper"] == 2

@@ -117,7 +117,7 @@ def test_the_published_student_predicts_what_its_metrics_say(finished):
 def test_the_operator_sees_three_prices_in_the_right_order(finished):
     folder, _ = finished
     costs = read_json(folder.private / "costs.json")
-    assert costs["epsilon_as_published"] < costs["epsilon_data_dependent"] <= costs["epsilon_data_independent"]
+    assert costs["epsilon_as_in_paper"] < costs["epsilon_data_dependent"] <= costs["epsilon_data_independent"]
     assert costs["epsilon_data_independent"] == pytest.approx(read_json(folder.statement)["epsilon"], rel=1e-12)
 
 
@@ -444,7 +444,7 @@ def test_equal_records_are_one_query(small_config, tmp_path):
     assert chosen.record_id == ("a", "b", "c")
 
 
-def test_interrupted_before_anything_was_written_it_starts_again(small_config, tmp_path):
+def test_interrupted_before_anything_was_in_paper_it_starts_again(small_config, tmp_path):
     config = small_config(tmp_path / "run")
     folder = create_run_directory(config)
     folder.environment.unlink()
@@ -775,7 +775,7 @@ def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
 @pytest.mark.skipif("FAIRPATE_DATA" not in os.environ, reason="FAIRPATE_DATA is not set: a data set of two classes")
 def test_a_printed_form_publishes_nothing(tmp_path):
     bank = ("data.name=bank", "data.num_public=100", "data.options={}")
-    folder = train(tmp_path / "run", "pf_ld", "pf_ld.form=as_printed", *bank)
+    folder = train(tmp_path / "run", "pf_ld", "pf_ld.form=as_in_paper", *bank)
     assert not (folder.root / "public").exists()
     statement = read_json(folder.statement)
     assert statement["epsilon"] is None

@@ -110,7 +110,7 @@ def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
     url, voters = served
     with httpx.Client(base_url=url, timeout=120) as http:
         until(lambda: http.get("/readyz").status_code == 200)
-        before = http.get("/v1/budget").json()["queries_posed"]
+        before = http.get("/v1/budget").json()["queries_submitted"]
         pid = ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -120,7 +120,7 @@ def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
                 for path in ("/livez", "/metrics", "/v1/budget", "/v1/statement"):
                     assert http.get(path, timeout=2).status_code == 200
                 assert http.get("/readyz").json()["reasons"] == ["votes"]
-                assert http.get("/v1/budget").json()["queries_posed"] == before
+                assert http.get("/v1/budget").json()["queries_submitted"] == before
                 answered = asked.result(timeout=120)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -130,7 +130,7 @@ def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
         assert again.status_code == 200
         assert answered.status_code in (200, 503)
         assert answered.status_code == 503 or answered.json() == again.json()
-        assert http.get("/v1/budget").json()["queries_posed"] == before + 2
+        assert http.get("/v1/budget").json()["queries_submitted"] == before + 2
         assert ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid())) != pid
 
 
@@ -156,14 +156,14 @@ def test_no_page_of_a_run_or_of_its_service_asks_another_host(finished, url):
 
 def test_other_records_go_to_the_teachers_and_are_charged(url):
     with httpx.Client(base_url=url, timeout=120) as http:
-        before = http.get("/v1/budget").json()["queries_posed"]
+        before = http.get("/v1/budget").json()["queries_submitted"]
         statement = http.get("/v1/statement").json()
         black = np.zeros(statement["record_shape"], dtype=int).tolist()
         blank = {"features": black, "group": statement["group_names"][0]}
         body = {"queries": [{"id": 100}, blank]}
         first = http.post("/v1/queries", json=body).json()
         assert http.post("/v1/queries", json=body).json() == first
-        assert http.get("/v1/budget").json()["queries_posed"] == before + 2
+        assert http.get("/v1/budget").json()["queries_submitted"] == before + 2
 
 
 def test_one_command_and_one_batch_from_the_command_line(fairpate, url, tmp_path):
@@ -221,7 +221,7 @@ def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, sma
     run = run_method(config, Reporter(quiet=True))
     backend = open_backend(run.root, config)
     try:
-        assert backend.session.budget_status().queries_posed == 80
+        assert backend.session.budget_status().queries_submitted == 80
         assert backend.session.room(1) == 0
         assert backend.ledger.terms.budget.epsilon == 40
     finally:

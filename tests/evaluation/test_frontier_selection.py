@@ -112,7 +112,7 @@ def test_who_is_left_out_is_told_by_which_threshold(accuracies_and_coverages, th
 
 
 def test_epsilons_are_level_as_they_are_promised():
-    # .9899 is promised as .99, no further than the tolerance of .01 from 1.
+    # .9899 is guaranteed as .99, no further than the tolerance of .01 from 1.
     found = points(run("calibrated", 0.9899, 0.1, 0.75), run("better", 0.99998, 0.1, 0.80))
     assert name_of(select(found, "private", rule=SelectionRule(), best_error=0.2)) == "better"
 
@@ -143,7 +143,7 @@ def test_the_nearest_is_that_with_the_smallest_largest_excess():
 
 
 def test_of_what_misses_one_demand_alike_the_nearest_misses_least_of_the_others():
-    # Both are promised at 1.00 and miss .5 by as much: the slack of a calibration decides nothing.
+    # Both are guaranteed at 1.00 and miss .5 by as much: the slack of a calibration decides nothing.
     table = points(run("unfair", 0.9993, 0.099, 0.95), run("fair", 0.99995, 0.05001, 0.68, 0.8))
     found = achievable(table, Demand(epsilon=0.5, disparity=0.05, coverage=0.9))
     assert [name_of(near.point) for near in found.nearest] == ["fair", "unfair"]

@@ -110,7 +110,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
 
 
 def operators(name: str) -> str:
-    courses = {"epsilon_data_dependent_course_Q": [0.5, 0.9], "epsilon_as_published_course_Q": [0.5, 0.9]}
+    courses = {"epsilon_data_dependent_course_Q": [0.5, 0.9], "epsilon_as_in_paper_course_Q": [0.5, 0.9]}
     votes = {"plurality_votes_Q": [9, 7], "outcomes_Q": ["answered", "fairness"]}
     public = report(name, votes=True)
     return private_report(PrivateReport(public=public, rdp_order=8.0, rdp_Q=[1e-3, 0.05], **courses, **votes))

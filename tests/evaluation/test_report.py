@@ -105,7 +105,7 @@ def operated(**changes) -> PrivateReport:
         "rdp_order": 8.0,
         "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
         "epsilon_data_dependent_course_Q": [0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456],
-        "epsilon_as_published_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
+        "epsilon_as_in_paper_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
         "plurality_votes_Q": [95, 90, 70, 40, 100, 50],
         "outcomes_Q": OUTCOMES,
     }
@@ -284,7 +284,7 @@ def test_the_ledgers_are_compared_by_their_numbers(
         operated(
             public=published(rejected_fairness=rejected, rejected_confidence=2 - rejected),
             epsilon_data_dependent_course_Q=[0.5] * 5 + [dependent],
-            epsilon_as_published_course_Q=[0.5] * 5 + [as_in_paper],
+            epsilon_as_in_paper_course_Q=[0.5] * 5 + [as_in_paper],
         )
     )
     for expected in words:

@@ -1,4 +1,4 @@
-"""The gate against hand arithmetic on short streams, and against its own promises on random ones."""
+"""The gate against hand arithmetic on short streams, and against its own guarantees on random ones."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_all_releases_are_priced_within_the_target(release: str, count: int, acc
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     assert [event.count for event in trained.events] == ([1, 1, count] if release == "once" else [1, count])
     assert trained.events[-1].epsilon == trained.round_epsilon
-    assert trained.epsilon_as_published is None
+    assert trained.epsilon_as_in_paper is None
 
 
 def test_the_papers_rounds_and_noise() -> None:
@@ -220,8 +220,8 @@ def test_the_papers_rounds_and_noise() -> None:
 
 
 def test_the_printed_accounting_promises_nothing() -> None:
-    trained = train(8.0, noise_rule="as_published", num_rounds=6)
-    assert trained.epsilon_as_published == 8
+    trained = train(8.0, noise_rule="as_in_paper", num_rounds=6)
+    assert trained.epsilon_as_in_paper == 8
     assert priced(trained.events, PrivacyTarget(epsilon=8, delta=1e-6)).epsilon == math.inf
     assert trained.round_epsilon == published_round_epsilon(epsilon=8, delta=1e-6, num_rounds=6)
     assert trained.round_epsilon == pytest.approx(8 / (4 * math.sqrt(6 * math.log(1e6))))
@@ -243,7 +243,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
     with pytest.raises(ValueError, match="reference_group < 2"):
         train(reference_group=2)
     with pytest.raises(ValueError, match="more than one record in every cell"):
-        train(8.0, noise_rule="as_published", data=(X[:8], torch.arange(8) % 2, (torch.arange(8) < 2).long()))
+        train(8.0, noise_rule="as_in_paper", data=(X[:8], torch.arange(8) % 2, (torch.arange(8) < 2).long()))
 
 
 def test_the_estimator_needs_no_group_at_prediction() -> None:

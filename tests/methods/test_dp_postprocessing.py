@@ -169,8 +169,8 @@ def test_the_counts_move_by_no_more_than_their_noise_is_scaled_to(relation: Any)
 def test_the_papers_guarantee_holds_as_often_as_it_says() -> None:
     """Error and gaps on the true counts, over the noise."""
     predictions, labels, groups = as_records(10 * COUNTS_GYC)
-    promised = guarantee(epsilon=1.0, failure_probability=0.05, num_records=20_000, num_groups=2, smallest_share=0.15)
-    assert promised.min_share == pytest.approx(4 * math.log(160) / 20_000)
+    guaranteed = guarantee(epsilon=1.0, failure_probability=0.05, num_records=20_000, num_groups=2, smallest_share=0.15)
+    assert guaranteed.min_share == pytest.approx(4 * math.log(160) / 20_000)
     best = fair_mixing(COUNTS_GYC, config(max_gap=0.02), epsilon=math.inf).error
     broken = 0
     for seed in range(40):
@@ -178,7 +178,7 @@ def test_the_papers_guarantee_holds_as_often_as_it_says() -> None:
         mixing = fair_mixing(counts, config(max_gap=0.02), epsilon=1.0).mixing_GCC
         gap = np.abs(np.diff(rates(mixing, COUNTS_GYC)[:, :, 1], axis=0)).max()
         wrong = sum(np.einsum("gj,gj->", SHARES_GYC[:, y], mixing[:, :, 1 - y]) for y in (0, 1))
-        broken += gap > 0.02 + promised.gap_excess or wrong > best + promised.error_excess
+        broken += gap > 0.02 + guaranteed.gap_excess or wrong > best + guaranteed.error_excess
     assert broken <= 6
     assert (
         guarantee(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FLdClassifier, PfLdClassifier
-from fairpate.methods import pf_ld, pf_ld_as_printed
+from fairpate.methods import pf_ld, pf_ld_as_in_paper
 from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise, Released
 from fairpate.nn.guided_gradients import GuidedGradients
@@ -282,7 +282,7 @@ def test_secret_batches_are_charged_step_by_step_by_the_mixture_bound() -> None:
 def test_the_papers_example_is_claimed_at_2_and_costs_11() -> None:
     config = PfLdConfig(epochs=100, batch_size=500)
     noise = PfLdNoise(gradient=5.0, violation=50.0, size=0.0)
-    claimed = pf_ld_as_printed.epsilon_as_published(config, noise, num_records=10_000, target_delta=1e-5)
+    claimed = pf_ld_as_in_paper.epsilon_as_in_paper(config, noise, num_records=10_000, target_delta=1e-5)
     assert claimed == pytest.approx(2.15, abs=0.005)
     whole_orders = [float(order) for order in range(2, 257)]
     duals = AttributeGaussians(count=100, attribute_noise_multiplier=50.0)
@@ -295,10 +295,10 @@ def test_the_papers_example_is_claimed_at_2_and_costs_11() -> None:
 
 
 def test_the_printed_form_promises_nothing_and_says_what_its_paper_would() -> None:
-    config = PfLdConfig(form="as_printed", epochs=4, warmup_epochs=1, batch_size=64)
+    config = PfLdConfig(form="as_in_paper", epochs=4, warmup_epochs=1, batch_size=64)
     target, model, data = PrivacyTarget(epsilon=3.0), network(), records(256, groups=2)
-    noise = pf_ld_as_printed.published_noise(config, target, num_records=256)
-    done = pf_ld_as_printed.train_as_printed(
+    noise = pf_ld_as_in_paper.published_noise(config, target, num_records=256)
+    done = pf_ld_as_in_paper.train_as_in_paper(
         model,
         *data,
         config,
@@ -309,7 +309,7 @@ def test_the_printed_form_promises_nothing_and_says_what_its_paper_would() -> No
         generator=torch.Generator().manual_seed(0),
     )
     assert priced(done.events, target).epsilon == math.inf
-    assert done.epsilon_as_published == pytest.approx(3.0, rel=0.01)
+    assert done.epsilon_as_in_paper == pytest.approx(3.0, rel=0.01)
     assert not np.array_equal(weights(model), weights(network()))
 
 
@@ -433,7 +433,7 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"dual_share \+ size_share < 1"):
         PfLdConfig(dual_share=0.6, size_share=0.5)
     with pytest.raises(ValueError, match="2 classes for PF-LD as printed"):
-        pf_ld_as_printed.train_as_printed(
+        pf_ld_as_in_paper.train_as_in_paper(
             network(3), x, y, z, PfLdConfig(), SILENT, target=PrivacyTarget(), randomness=OsRandomness(),
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=3),
             generator=torch.Generator(),

@@ -206,7 +206,7 @@ def test_one_sample_is_amplified_once_and_the_published_number_is_too_small(
     """The numbers of the two accountings were computed elsewhere."""
     size, batch, count, noise, scale = steps_of
     planned = steps(size, noise=noise, laplace_scale=scale, num_steps=count, sampling_rate=batch / size)
-    assert raco_dp.epsilon_as_published(planned, target_delta=delta) == pytest.approx(apart, abs=0.006)
+    assert raco_dp.epsilon_as_in_paper(planned, target_delta=delta) == pytest.approx(apart, abs=0.006)
     assert accountant.epsilon([planned.event], target_delta=delta).epsilon == pytest.approx(joint, abs=0.006)
 
 

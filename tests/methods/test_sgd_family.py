@@ -22,7 +22,7 @@ from fairpate.nn.predict import predict_logits
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
 
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
-VARIANTS = ["as_written", "post"]
+VARIANTS = ["as_in_paper", "post"]
 
 
 def model() -> nn.Module:

@@ -42,7 +42,7 @@ def test_golden_stream_exact_joint_cost() -> None:
 
 
 def test_golden_stream_other_ledgers() -> None:
-    assert stream_epsilon(accountant.as_published_rdp(STREAM, orders_A=INTEGER_ORDERS)) == pytest.approx(
+    assert stream_epsilon(accountant.as_in_paper_rdp(STREAM, orders_A=INTEGER_ORDERS)) == pytest.approx(
         2.954801, abs=5e-7
     )
     log_q = gnmax.log_q(STREAM.votes_QC, noise_stddev_votes=15, tail="gaussian")
@@ -51,11 +51,11 @@ def test_golden_stream_other_ledgers() -> None:
         STREAM.votes_QC, threshold=70, threshold_stddev_votes=40, orders_A=INTEGER_ORDERS, tail="gaussian"
     )
     assert stream_epsilon((argmax + check).sum(axis=0)) == pytest.approx(4.039757, abs=5e-7)
-    posed = epsilon(
+    submitted = epsilon(
         [ConfidentGnmaxQueries(count=350, **MECHANISM)], target_delta=1e-5, orders_A=INTEGER_ORDERS.tolist()
     )
-    assert posed.epsilon == pytest.approx(9.747584, abs=5e-7)
-    assert (posed.unit, posed.relation, posed.data_dependent) == ("record", "add or remove one", False)
+    assert submitted.epsilon == pytest.approx(9.747584, abs=5e-7)
+    assert (submitted.unit, submitted.relation, submitted.data_dependent) == ("record", "add or remove one", False)
 
 
 def test_golden_conversions_of_a_gaussian() -> None:
@@ -76,19 +76,17 @@ def test_steps_charged_apart_add_up_to_whole_queries() -> None:
 
 
 def test_votes_never_cost_more_than_any_votes_would() -> None:
-    posed = accountant.rdp([ConfidentGnmaxQueries(count=350, **MECHANISM)])
-    assert np.all(accountant.rdp_data_dependent([STREAM]) <= posed)
+    submitted = accountant.rdp([ConfidentGnmaxQueries(count=350, **MECHANISM)])
+    assert np.all(accountant.rdp_data_dependent([STREAM]) <= submitted)
 
 
 def test_refusals_by_the_gate_are_free_only_in_the_published_ledger() -> None:
     rejected = np.zeros(350, dtype=bool)
     rejected[:200] = True
     kept = ConfidentGnmaxVotes(votes_QC=STREAM.votes_QC[200:], **MECHANISM, tail="gaussian")
-    assert_allclose(
-        accountant.as_published_rdp(STREAM, fairness_rejected_Q=rejected), accountant.as_published_rdp(kept)
-    )
+    assert_allclose(accountant.as_in_paper_rdp(STREAM, fairness_rejected_Q=rejected), accountant.as_in_paper_rdp(kept))
     with pytest.raises(ValueError, match="one flag per query"):
-        accountant.as_published_rdp(STREAM, fairness_rejected_Q=[True])
+        accountant.as_in_paper_rdp(STREAM, fairness_rejected_Q=[True])
 
 
 def test_private_votes_are_priced_under_a_private_name_only() -> None:

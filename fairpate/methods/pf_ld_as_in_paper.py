@@ -1,4 +1,4 @@
-"""PF-LD as its paper prints it, for comparison only: nothing here is a promise (:mod:`fairpate.methods.pf_ld`).
+"""PF-LD as its paper prints it, for comparison only: nothing here is a guarantee (:mod:`fairpate.methods.pf_ld`).
 
     theta    <- theta - a( grad J(B) + sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)| + N(0, (s_p D_p)^2 I) )
     lambda_i <- lambda_i + s( |mu(D_P) - clipped mu(D_Gi)| + N(0, (s_d D_d)^2) )
@@ -6,7 +6,7 @@
 
 Means are over the real, private members of a group, the absolute value is taken of every coordinate, and a batch that
 lacks a group is skipped, as the published code does. Its price, ``T n / |B|`` sampled Gaussians and T plain ones, is
-:func:`epsilon_as_published`. What is wrong with it:
+:func:`epsilon_as_in_paper`. What is wrong with it:
 
 - An attribute that changes alters the sizes of two groups: a gradient moves by up to
   ``2 C_p lambda_max (1 / |B_Gi| + 1 / (|B_Gj| + 1))``, nearly twice D_p.
@@ -39,7 +39,7 @@ _VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code
 _WIDEST = 1e4
 
 
-def train_as_printed(
+def train_as_in_paper(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -91,12 +91,12 @@ def train_as_printed(
         model=model.eval(),
         events=(AttributeGaussians(count=1, attribute_noise_multiplier=0.0),),
         noise=randomness.label,
-        remarks=("PF-LD as printed: sensitivities and sampling are wrong, so nothing is promised.",),
-        epsilon_as_published=epsilon_as_published(config, noise, num_records=len(x), target_delta=target.delta),
+        remarks=("PF-LD as printed: sensitivities and sampling are wrong, so nothing is guaranteed.",),
+        epsilon_as_in_paper=epsilon_as_in_paper(config, noise, num_records=len(x), target_delta=target.delta),
     )
 
 
-def epsilon_as_published(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:
+def epsilon_as_in_paper(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:
     """What the paper's Lemmas say of a training: no valid price."""
     num_steps = config.epochs * math.ceil(num_records / config.batch_size)
     rate = min(1.0, config.batch_size / num_records)
@@ -115,7 +115,7 @@ def published_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: i
         return PfLdNoise(gradient=scale, violation=_VIOLATION_TO_GRADIENT * scale, size=0.0)
 
     def excess(log_scale: float) -> float:
-        claimed = epsilon_as_published(config, noise_at(log_scale), num_records=num_records, target_delta=target.delta)
+        claimed = epsilon_as_in_paper(config, noise_at(log_scale), num_records=num_records, target_delta=target.delta)
         return math.log(max(claimed, 1e-12) / target.epsilon)
 
     low, high = math.log(0.1), math.log(_WIDEST)
