@@ -28,6 +28,9 @@ import numpy.typing as npt
 
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
 
+_MOST_CODES = 2**16
+"""No data set has as many labels or groups."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
@@ -37,9 +40,9 @@ class Partition:
     num_groups: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_labels < 1 or self.num_groups < 1:
+        if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
             raise ValueError(
-                f"Expected num_labels >= 1 and num_groups >= 1, got {self.num_labels} and {self.num_groups}."
+                f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {self.num_labels} and {self.num_groups}."
             )
 
     @property

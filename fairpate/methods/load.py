@@ -56,9 +56,13 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
 def configured_exactly(values: Values, *, method: str) -> Method:
     """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
     schema = find_method(method)
-    unread = [".".join(path) for path, _ in unread_by([schema], values)]
-    if unread:
-        raise ConfigError("\n".join(f"{path}: {method} does not read it; leave it out." for path in unread))
+    faults = [
+        fault
+        for path, value in unread_by([schema], values)
+        for fault in refused(path, value) or [f"{'.'.join(path)}: {method} does not read it; leave it out."]
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
     return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
 
 

@@ -274,9 +274,7 @@ def test_a_published_price_is_charged_kept_and_given_again_until_something_new_i
         asked = AggregatorSession(ledger, source=NoMoreNoise())
         assert asked.publish() == asked.published() == first
         submitted = ConfidentGnmaxQueries(count=60, **dataclasses.asdict(MECHANISM))
-        assert (
-            asked.budget_status().epsilon_submitted == epsilon([submitted, RELEASE], target_delta=1e-5).epsilon
-        )
+        assert asked.budget_status().epsilon_submitted == epsilon([submitted, RELEASE], target_delta=1e-5).epsilon
     with Ledger(path, PLANNED) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, [60]), voter(batch))

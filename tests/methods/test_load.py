@@ -25,7 +25,7 @@ def test_what_only_other_methods_read_is_left_out_of_a_file_and_refused_as_an_op
     told = faults_of({}, "dp_sgd.epochs=2", "aggregator.gate.max_disparity=0.2", method="pate")
     assert told == [
         "dp_sgd.epochs: pate does not read it; leave it out.",
-        "aggregator.gate: pate does not read it; leave it out.",
+        "aggregator.gate.max_disparity: pate does not read it; leave it out.",
     ]
 
 

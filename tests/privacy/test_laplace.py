@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
+from priced import priced
 from scipy import integrate, stats
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods.trained import price
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import EpsilonAtDelta, Event
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -97,7 +97,7 @@ def test_composition_of_laplace_releases_agrees_with_direct_integration() -> Non
 )
 def test_a_price_is_never_above_the_plain_sum(events: list[Event], accounting: str) -> None:
     target = PrivacyTarget(epsilon=1, delta=1e-12, accounting=accounting)
-    found = price(events, target)
+    found = priced(events, target)
     assert (1 - 1e-3) * pure_epsilon(events) < found.epsilon <= pure_epsilon(events)
     assert (found.unit, found.relation) == ("sensitive attribute", "replace one")
 
@@ -124,7 +124,7 @@ def test_releases_are_planned_within_the_target_and_waste_little_of_it(count: in
         target_epsilon=2.0, target_delta=DELTA, count=count, others=others, accounting=accounting
     )
     target = PrivacyTarget(epsilon=2, delta=DELTA, accounting=accounting)
-    assert 1.98 < price([LaplaceReleases(count=count, epsilon=plan), *others], target).epsilon <= 2
+    assert 1.98 < priced([LaplaceReleases(count=count, epsilon=plan), *others], target).epsilon <= 2
     assert plan >= 1.8 / count
     assert release_epsilon_for(target_epsilon=math.inf, target_delta=DELTA, count=count) == math.inf
     with pytest.raises(ValueError, match=r"target_epsilon > 0.2"):
