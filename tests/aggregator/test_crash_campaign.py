@@ -17,9 +17,10 @@ from aggregator.mechanism import Outcome
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"
 
 
-def test_killed_again_and_again_no_promise_is_broken():
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_again_and_again_no_guarantee_is_broken(kills):
     found = subprocess.run(  # noqa: S603
-        [sys.executable, CAMPAIGN, "--kills", "20", "--seed", "1", "--json"],
+        [sys.executable, CAMPAIGN, "--kills", str(kills), "--seed", "1", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -27,10 +28,11 @@ def test_killed_again_and_again_no_promise_is_broken():
     )
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
-    assert (told["kills"], told["guarantees broken"]) == (20, 0)
-    assert told["answers heard"] > 200
-    assert told["left open, and charged"] > 0
-    assert told["files taken: refused"] > 5
+    assert (told["kills"], told["guarantees broken"]) == (kills, 0)
+    assert told["answers heard"] > 10 * kills
+    if kills == 20:
+        assert told["left open, and charged"] > 0
+        assert told["files taken: refused"] > 5
 
 
 @pytest.fixture

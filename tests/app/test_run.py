@@ -215,7 +215,7 @@ def test_a_run_without_noise_from_a_seed_says_so_and_counts_once(small_config, t
     assert not (tmp_path / "other/private/teachers").exists()
 
 
-@pytest.mark.parametrize("stage", ["teachers", "ledger.sqlite"])
+@pytest.mark.parametrize("stage", [pytest.param("teachers", marks=pytest.mark.slow), "ledger.sqlite"])
 def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(finished, small_overrides, tmp_path, stage):
     out = tmp_path / "run"
     idp3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
