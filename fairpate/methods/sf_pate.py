@@ -59,7 +59,7 @@ class SfPate(PateFamily):
     """
 
     title: ClassVar[str] = "SF-PATE"
-    paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck"
+    paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck, SF-PATE"
     reads_groups: ClassVar[bool] = True
 
     method: str = "sf_pate"
