@@ -108,6 +108,8 @@ def write_reports(
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
     headline = next(iter(evaluations.values()))
+    if spending is None:  # without teachers nobody calls it a student
+        evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
         title=title,
         method=statement.method,

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from torch import nn
 
+from aggregator.wire import worded
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import check_weights, with_pinned_weights
-from fairpate.app.odometer import Meter, Odometer, event_from, standing_remarks
+from fairpate.app.odometer import Meter, Odometer, event_from, event_json, standing_remarks
 from fairpate.app.progress import Reporter
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
@@ -278,7 +279,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
         epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
         accounting=cost.accounting,
         noise=trained.noise,
-        events=tuple(asdict(event) for event in trained.events),  # type: ignore[call-overload]
+        events=tuple(worded(event_json(event)) for event in trained.events),
         queries=trained.queries,
         not_protected=_NOT_PROTECTED[cost.unit],
         epsilon_as_in_paper=trained.epsilon_as_in_paper,

@@ -141,7 +141,7 @@ def _opening(report: PublicReport) -> dict[str, Any]:
         "voting": report.voting,
         "measured": report.headline,
         "shapes": SHAPES,
-        "noise": _noise(guarantee),
+        "noise": _noise(report),
         "training_labels": _training_labels(report),
         "baseline": majority_words,
         "figures": headline_figures(report.headline, guarantee),
@@ -219,7 +219,7 @@ def _settings(report: PublicReport) -> str:
             "No fairness gate" if math.isinf(votes.gate.max_disparity) else f"Fairness margin {_gate(votes.gate)}"
         )
     tuning = "is" if guarantee.tuning_accounted else "is not"
-    return f"Method: {report.method}. {how}. Noise: {_noise(guarantee)}. Tuning {tuning} part of ε."
+    return f"Method: {report.method}. {how}. Noise: {_noise(report)}. Tuning {tuning} part of ε."
 
 
 def _budget_curve(report: PublicReport) -> Any:
@@ -282,9 +282,12 @@ def _margin(rule: GateRule) -> str:
     return "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
 
 
-def _noise(guarantee: Guarantee) -> str:
-    exact = "exact, from operating-system entropy"
-    return exact if guarantee.noise == "os_entropy" else guarantee.noise.replace(": ", ", ")
+def _noise(report: PublicReport) -> str:
+    """Where the noise comes from; that of votes is exact, that of training is of floating point."""
+    label = report.guarantee.noise
+    if label != "os_entropy":
+        return label.replace(": ", ", ")
+    return "exact, from operating-system entropy" if report.voting else "from operating-system entropy"
 
 
 def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:

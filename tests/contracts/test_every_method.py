@@ -15,7 +15,9 @@ from fixed_results import SMALL, TARGET, two_labels
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from aggregator.wire import worded
 from fairpate import estimators
+from fairpate.app.odometer import event_json
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json, read_statement
@@ -77,7 +79,7 @@ def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, di
     statement = read_statement(run)
     assert fitted.privacy_.epsilon == (np.inf if statement.epsilon is None else statement.epsilon)
     assert (fitted.privacy_.unit, fitted.privacy_.delta) == (statement.unit, statement.delta)
-    assert [dataclasses.asdict(event) for event in fitted.events_] == list(statement.events)  # type: ignore[call-overload]
+    assert [worded(event_json(event)) for event in fitted.events_] == list(statement.events)
     assert fitted.noise_ == statement.noise
     assert read_json(run.record)["method"] == name
     assert np.isinf(fitted.privacy_.epsilon) == (not config.is_private)
