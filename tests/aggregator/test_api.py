@@ -153,6 +153,8 @@ def test_a_body_that_is_no_json_is_refused_with_an_explanation(http, content):
 
 def test_an_oversized_body_and_one_of_unknown_length_are_refused_before_they_are_read(http):
     most = max_body_bytes(POOL)
+    # The server closes after a body that it did not read, which a connection that is used again may hear too late.
+    http.headers["Connection"] = "close"
     assert http.post("/v1/queries", content=b" " * most).status_code == 422
     declared = http.post("/v1/queries", content=b" " * (most + 1))
     assert (declared.status_code, declared.json()["errors"][0]["value"]) == (413, f"{most + 1} bytes")
