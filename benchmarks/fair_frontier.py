@@ -222,7 +222,7 @@ def rows(lines: list[dict[str, Any]]) -> Iterator[str]:
             best = " | ".join(_percent(value) for value in lowest_errors(own, definition))
             yield f"| {data} | {epsilon:g} | {priced:.3g} | {num_seeds} | {definition} | {best} |"
         if (data, epsilon) in PUBLISHED:
-            yield f"| {data} | {epsilon:g} | | 15 | as published | {PUBLISHED[data, epsilon]} |"
+            yield f"| {data} | {epsilon:g} | | 15 | as in the paper | {PUBLISHED[data, epsilon]} |"
 
 
 def lowest_errors(lines: list[dict[str, Any]], definition: str) -> list[float | None]:

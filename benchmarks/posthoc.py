@@ -37,7 +37,7 @@ EPSILONS = (1.0, 3.0, 10.0, math.inf)
 DELTA = 1e-7
 SMALLEST_CELL = 30
 ORACLES: dict[str, dict[str, Any]] = {
-    "as printed": {"release": "every_round", "num_directions": None},
+    "as in the paper": {"release": "every_round", "num_directions": None},
     "sums once, 16 directions": {"release": "once", "num_directions": 16},
 }
 FIT = FitConfig(epochs=30, learning_rate=0.01)

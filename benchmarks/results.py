@@ -41,7 +41,7 @@ COLUMNS = {
     "label_accuracy": "label accuracy",
     "answered": "answered",
     "epsilon_data_dependent": "epsilon, data-dependent",
-    "epsilon_as_in_paper": "as published",
+    "epsilon_as_in_paper": "as in the paper",
     "minutes": "minutes",
 }
 

@@ -67,10 +67,10 @@ class DpOracleLearnerConfig(ParityConfig):
     learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
     ridge: Positive = Field(1.0, description="Added to X'X.")
     num_directions: Count | None = Field(
-        16, description="Principal directions of features in which prices tilt rules; null: all, as printed."
+        16, description="Principal directions of features in which prices tilt rules; null: all, as in the paper."
     )
     release: Literal["every_round", "once"] = Field(
-        "once", description="Answer every round under noise, as printed, or release the feature sums of cells once."
+        "once", description="Answer every round under noise, as in the paper; or release feature sums of cells once."
     )
     frequency_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the sizes of cells.")
     feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")

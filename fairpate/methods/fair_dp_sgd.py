@@ -45,7 +45,7 @@ class FairDpSgdConfig(DpfrConfig):
     """How DP-SGD is regularised."""
 
     variant: Literal["as_in_paper", "post"] = Field(
-        "post", description="Added to every gradient before clipping, as printed; or once, after the noise."
+        "post", description="Added to every gradient before clipping, as in the paper; or once, after the noise."
     )
     public_batch_size: Count = Field(64, description="Public records drawn for each step.")
 

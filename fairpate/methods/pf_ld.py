@@ -77,7 +77,7 @@ class FldConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
-        "two_sided", description="Rise with |violation| and act in its direction, as printed; or one per direction."
+        "two_sided", description="Rise with |violation|, act in its direction, as in the paper; or one per direction."
     )
     dual_step: NotNegative = Field(0.5, description="What a violation of 1 adds to its multiplier; 0 switches off.")
     max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")

@@ -58,7 +58,7 @@ def train_as_in_paper(
     ValueError for more classes and for a group of fewer than two records.
     """
     if parity.num_values != 1:
-        raise ValueError(f"Expected 2 classes for PF-LD as printed, got {parity.num_classes}; use form: corrected.")
+        raise ValueError(f"Expected 2 classes in the paper's form, got {parity.num_classes}; use form: corrected.")
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
     require_members(sizes_UG - 1)
@@ -91,7 +91,7 @@ def train_as_in_paper(
         model=model.eval(),
         events=(AttributeGaussians(count=1, attribute_noise_multiplier=0.0),),
         noise=randomness.label,
-        remarks=("PF-LD as printed: sensitivities and sampling are wrong, so nothing is guaranteed.",),
+        remarks=("PF-LD as in the paper: sensitivities and sampling are wrong, so nothing is guaranteed.",),
         epsilon_as_in_paper=epsilon_as_in_paper(config, noise, num_records=len(x), target_delta=target.delta),
     )
 

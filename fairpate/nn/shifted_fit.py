@@ -1,6 +1,6 @@
 """DP-SGD in which one public vector is added to every record's gradient *before* it is clipped.
 
-FairDP-SGD as printed (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
+FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
 gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the norm,
 and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore formed, in
 ``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to ``float32``.

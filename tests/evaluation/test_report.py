@@ -205,7 +205,7 @@ def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     for expected in (
         "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13 in all. It is right on",
         "From private records to a model Of the private records only the trained model leaves the operator.",
-        "Method: dp_<sgd>. Touched private records: 5 Gaussian sums over Poisson samples. Noise: from operating-system entropy",
+        "Touched private records: 5 Gaussian sums over Poisson samples. Noise: from operating-system entropy",
         "How the model treats the groups",
         "The model, and whatever is computed from it, satisfies (ε, δ)-differential privacy with ε\u00a0=\u00a06.13",
         "Not guaranteed Not protected: features. The model may reveal them.",
