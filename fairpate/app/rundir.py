@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fairpate import __version__
-from fairpate.config import read_yaml
+from fairpate.config import ConfigError, read_yaml
 from fairpate.files import check_output_folder, write_atomically
 from fairpate.storage import Storage, open_storage
 from fairpate.types import PrivacyStatement, UsageError, UserError
@@ -244,7 +244,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:
-    before, now = (_flatten(_without_places(c)) for c in (read_yaml(run.config), config.model_dump(mode="json")))
+    before, now = (_flatten(_without_places(c)) for c in (_stored(run), config.model_dump(mode="json")))
     names = sorted(before.keys() | now.keys())
     if before.get("method", now["method"]) != now["method"]:
         names = ["method"]  # the sections of another method are others too
@@ -253,6 +253,14 @@ def _require_same(run: RunDirectory, config: Method) -> None:
         raise RunFolderError(
             f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
         )
+
+
+def _stored(run: RunDirectory) -> dict[str, Any]:
+    """The run's configuration; what an earlier version had no field for is at its default, as it was then."""
+    try:
+        return open_run_directory(run.root)[1].model_dump(mode="json")
+    except ConfigError:  # another version's, whose fields are compared as they stand
+        return read_yaml(run.config)
 
 
 def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -184,6 +184,21 @@ def test_another_configuration_in_the_same_folder_is_refused_by_field(finished, 
         run(other)
 
 
+def test_a_run_of_a_version_that_lacked_a_field_goes_on(finished, tmp_path):
+    """It ran with what is the default now, so its pages are written again; another value is another run."""
+    folder, config = finished
+    shutil.copytree(folder.root, tmp_path / "run")
+    older = RunDirectory(root=tmp_path / "run")
+    values = yaml.safe_load(older.config.read_text())
+    del values["student"]["unlabelled_ratio"], values["student"]["fit"]["label_smoothing"]
+    older.config.write_text(yaml.safe_dump(values))
+    found, opened = finished_run(older.root)
+    assert run(opened.model_copy(update={"out": found.root})).student.read_bytes() == folder.student.read_bytes()
+    student = config.student.model_copy(update={"unlabelled_ratio": 7})
+    with pytest.raises(RunDirectoryError, match=r"student\.unlabelled_ratio: 4 -> 7"):
+        run(config.model_copy(update={"out": found.root, "student": student}))
+
+
 def test_a_folder_that_is_no_run_is_left_alone(small_config, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RunDirectoryError, match="not empty"):
