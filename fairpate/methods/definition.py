@@ -6,6 +6,7 @@ follow from the class. Names of sections are shared: ``dp_sgd`` means the same w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -135,6 +136,11 @@ class PrivateMethod(Method):
 
     target: PrivacyTarget = PrivacyTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+
+    @property
+    def is_private(self) -> bool:
+        """Not without noise."""
+        return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
         """Secret samples and Gaussian noise."""

@@ -329,7 +329,7 @@ class OracleLearner(PrivateMethod):
     @property
     def is_private(self) -> bool:
         """The paper's noise depends on private counts: it guarantees nothing."""
-        return self.dp_oracle_learner.noise_rule != "as_in_paper"
+        return super().is_private and self.dp_oracle_learner.noise_rule != "as_in_paper"
 
     @property
     def protects_attribute_only(self) -> bool:

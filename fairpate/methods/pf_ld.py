@@ -528,7 +528,7 @@ class PfLd(PrivateMethod):
     @property
     def is_private(self) -> bool:
         """The paper's form releases exact violations and undercharges the rest."""
-        return self.pf_ld.form != "as_in_paper"
+        return super().is_private and self.pf_ld.form != "as_in_paper"
 
     @property
     def protects_attribute_only(self) -> bool:

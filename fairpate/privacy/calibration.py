@@ -32,9 +32,13 @@ def least_noise(
 ) -> float:
     """The least noise, up to ``tolerance`` of it and from above, at which ``events_of`` it stay within the target.
 
-    ValueError for a target that no noise reaches, such as one that other events among them already exceed; errors as
+    ValueError for an infinite target, and for one that no noise reaches, such as one that other events among them
+    already exceed; errors as
     :func:`fairpate.privacy.accountant.epsilon_of`.
     """
+
+    if target_epsilon == math.inf:
+        raise ValueError("Expected a finite target_epsilon, got inf: there is no least noise; give a number.")
 
     def spent(noise: float) -> float:
         return accountant.epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)

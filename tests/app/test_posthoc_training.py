@@ -140,3 +140,17 @@ def test_f_ld_learns_several_classes_from_reports(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_refused(method: str, settings: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         train(tmp_path / "run", method, *settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("dp_postprocessing", []), ("dp_oracle_learner", []), ("randomised_response", ["noise=os_entropy"])],
+)
+def test_without_noise_nothing_is_published(method: str, settings: list[str], digits: Dataset, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", method, "target.epsilon=.inf", *settings)
+    assert run.student == tmp_path / "run" / "private" / "student.safetensors"
+    assert read(run.statement)["epsilon"] is None
+    assert not (tmp_path / "run" / "public").exists()
+    for base in ("dp_sgd", "fair_dp_sgd"):
+        with pytest.raises(ValueError, match="finite target_epsilon, got inf"):
+            train(tmp_path / base, base, "target.epsilon=.inf")
