@@ -65,6 +65,11 @@ class ReleasePlan:
         """Where the noise comes from."""
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
 
+    def worst_case(self, num_queries: int) -> accountant.Event:
+        """What so many queries cost whatever the votes, for the unit that is protected."""
+        event = self.mechanism.worst_case(num_queries)
+        return _of_attribute(event) if self.attribute_only else event
+
     @property
     def counted_beforehand(self) -> int:
         """How many queries count although fewer may be submitted, as released labels decide; 0 where none do."""

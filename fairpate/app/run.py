@@ -199,7 +199,7 @@ def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, num_fitti
     plan = config.plan(config.queried(dataset))
     planned = plan.settings.num_queries
     if meter.stored() is None:
-        meter.check([plan.mechanism.worst_case(num_fitting)], noise=plan.source.label)
+        meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
         reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 

@@ -41,6 +41,10 @@ from teachers.voters import Voters
 _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
+SPENT = (
+    "target.epsilon was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
+    "leave room for new ones, run without a target and with aggregator.budget."
+)
 
 
 def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> Backend:
@@ -140,6 +144,8 @@ def serve_aggregator(
             resources=_this_node() if detach else None,
         )
         say(f"{run.root} is served at {service.url} (documentation: {service.url}/docs)")
+        if config.target.epsilon is not None:
+            say(SPENT)
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {root} --stop`.")
             return
@@ -197,11 +203,16 @@ def service_name(run: RunDirectory) -> str:
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
-    """RunFolderError for a run of a method that asks no teachers."""
+    """RunFolderError for a run of a method that asks no teachers, or keeps none."""
     run, config = finished_run(root)
     if not isinstance(config, PateFamily):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
         raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
+    if not config.keeps_teachers:
+        raise RunFolderError(
+            f"{root}: a run of {config.method} whose teachers were not kept, so none can be asked; serve its model "
+            "with --student."
+        )
     return run, config
 
 

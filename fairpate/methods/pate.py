@@ -105,6 +105,11 @@ class PateFamily(Method):
         return True
 
     @property
+    def keeps_teachers(self) -> bool:
+        """Whether a service may go on asking them."""
+        return True
+
+    @property
     def gate(self) -> GateRule:
         """What the aggregator holds its answers to."""
         return NO_GATE

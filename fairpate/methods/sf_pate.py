@@ -82,6 +82,11 @@ class SfPate(PateFamily):
         """SF_T asks about them."""
         return self.sf_pate.variant == "sf_t"
 
+    @property
+    def keeps_teachers(self) -> bool:
+        """SF_T's are trained, asked and forgotten."""
+        return self.sf_pate.variant == "sf_s"
+
     def queried(self, dataset: Dataset) -> Dataset:
         """SF_S asks about private records."""
         return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset

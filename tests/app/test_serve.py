@@ -18,11 +18,12 @@ import ray
 import torch
 from page_references import References
 
-from aggregator.actor import HttpServer
+from aggregator.actor import HttpServer, Service
 from aggregator.api import ServiceSettings
 from aggregator.files import ledger_files
 from aggregator.ledger import Ledger
 from aggregator.session import VotesUnavailableError
+from fairpate.app import serve
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter
 from fairpate.app.release import ledger_terms
@@ -234,6 +235,17 @@ def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_conf
         code, _, errors = fairpate(*arguments)
         assert code == 2
         assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
+
+
+def test_the_operator_hears_that_a_target_leaves_no_room(small_config, tmp_path, monkeypatch):
+    run = run_method(small_config(tmp_path / "run", "target.epsilon=30"), Reporter(quiet=True))
+    monkeypatch.setattr(serve, "_ray", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none", url="http://none"))
+    monkeypatch.setattr(serve, "_watch", lambda _: None)
+    settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    said: list[str] = []
+    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append)
+    assert said[1:] == [serve.SPENT]
 
 
 def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tmp_path):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fairpate.app import serve
+from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
+from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_labels
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split, load_dataset
@@ -24,7 +26,7 @@ from fairpate.methods.sf_pate import SfPate, with_labels
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.fair_training import AttributeQueries
-from fairpate.types import LabelledSet, VoteBatch
+from fairpate.types import LabelledSet, Unit, VoteBatch
 from teachers.shard import assign_teachers, shard_key, shard_rows
 
 SMALL = [
@@ -141,3 +143,26 @@ def test_what_is_priced_for_other_units_is_refused(setting: str, message: str, t
     with pytest.raises(ConfigError, match=message):
         run_method(configured(tmp_path / "run", setting), Reporter(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("unit", "refused"), [("record", False), ("sensitive attribute", True)])
+def test_only_a_limit_on_attributes_stops_it_and_before_any_teacher_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit, refused: bool
+) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    Odometer().set_limit("color_digits", unit, epsilon=0.1, delta=1e-5)
+
+    def trains(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(SfPate, "ask", trains)
+    with pytest.raises(LimitReachedError if refused else InterruptedError):
+        run_method(configured(tmp_path / "run"), Reporter(quiet=True))
+
+
+def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
+    settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    with pytest.raises(RunFolderError, match="whose teachers were not kept"):
+        serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=print)
