@@ -271,6 +271,8 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
     """Write the statement that prices what was released."""
     cost = config.price(trained)
     standing = meter.standing(delta=cost.delta)
+    if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
+        standing = replace(standing, epsilon=max(standing.epsilon, cost.epsilon))
     statement = PrivacyStatement(
         method=config.method,
         unit=cost.unit,

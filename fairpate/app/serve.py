@@ -144,6 +144,7 @@ def serve_aggregator(
             resources=_this_node() if detach else None,
         )
         say(f"{run.root} is served at {service.url} (documentation: {service.url}/docs)")
+        say(f"Its answers enter {run.statement} with `fairpate report {root}`: give it before you publish.")
         if config.target.epsilon is not None:
             say(SPENT)
         if detach:

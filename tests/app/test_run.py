@@ -358,6 +358,18 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
     assert f"{own} of these labels, those of the run's own queries" in printed.getvalue()
 
 
+def test_with_earlier_releases_no_run_costs_less_than_alone(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    config = small_config(tmp_path / "run", "noise=os_entropy")
+    folder = run(config)
+    with Ledger(folder.ledger, open_terms(folder)) as ledger:  # as a service that answers one more
+        reserved = ledger.reserve(["answered"], [0], np.array([[12] + [0] * 9]))
+        ledger.commit(reserved, [Outcome(verdict="answer", label=0)])
+    statement = read_statement(run(config))
+    assert statement.epsilon == open_terms(folder).budget.epsilon > statement.queries.epsilon_submitted
+    assert statement.epsilon_with_earlier == statement.epsilon
+
+
 def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path):
     mechanism = small_config(tmp_path).aggregator.mechanism
     priced = [

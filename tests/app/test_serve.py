@@ -237,7 +237,9 @@ def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_conf
         assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
 
 
-def test_the_operator_hears_that_a_target_leaves_no_room(small_config, tmp_path, monkeypatch):
+def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no_room(
+    small_config, tmp_path, monkeypatch
+):
     run = run_method(small_config(tmp_path / "run", "target.epsilon=30"), Reporter(quiet=True))
     monkeypatch.setattr(serve, "_ray", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none", url="http://none"))
@@ -245,7 +247,8 @@ def test_the_operator_hears_that_a_target_leaves_no_room(small_config, tmp_path,
     settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
     serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append)
-    assert said[1:] == [serve.SPENT]
+    assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
+    assert said[2:] == [serve.SPENT]
 
 
 def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tmp_path):
