@@ -28,6 +28,7 @@ Seed = Annotated[int, Field(ge=0, le=_LARGEST_SEED)]
 IMAGENET = "imagenet"
 BACKBONES = ("resnet18", "resnet50", "densenet121")
 _ECHO_LENGTH = 120
+_MOST_VALUES = 100_000
 
 
 class ConfigError(UsageError, ValueError):
@@ -407,7 +408,17 @@ def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a name that one mapping has twice, of which YAML would take the last without a word."""
+    """Refuses a name that one mapping has twice, of which YAML would take the last without a word.
+
+    And anchors that contain themselves, or that stand for more values than anybody writes.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The parent's, before any of it becomes a value."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _written_out(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"its anchors stand for more than {_MOST_VALUES} values; write them out")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The parent's, after a look at the names as they are written."""
@@ -418,6 +429,20 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"{name} stands there twice; leave one out", node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
+
+
+def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
+    """How many values ``node`` stands for with every alias in it replaced; ``counted`` knows those of its parts."""
+    if id(node) in counted:
+        if not counted[id(node)]:
+            raise yaml.YAMLError("an anchor contains itself; write it out")
+        return counted[id(node)]
+    counted[id(node)] = 0
+    parts: list[Any] = [] if isinstance(node, yaml.ScalarNode) else node.value
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in parts for part in pair]
+    counted[id(node)] = 1 + sum(_written_out(part, counted) for part in parts)
+    return counted[id(node)]
 
 
 class _TextLoader(_Loader):

@@ -84,6 +84,8 @@ def _said(overrides: Sequence[str]) -> Values:
 
 def _name(values: Values, said: Values, method: str | None) -> str:
     """Of the method: as it is asked for, as an option says, as the file says, or the default."""
+    if method is not None and said.get("method", method) != method:
+        raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
     named = (method, said.get("method"), values.get("method"), DEFAULT)
     name = next(name for name in named if name is not None)
     if not isinstance(name, str):

@@ -57,3 +57,32 @@ def test_a_part_of_a_section_that_another_method_needs_whole_is_taken_where_its_
     assert configured({"aggregator": {"gate": {"max_disparity": 0.2}}}, method="dp_sgd").method == "dp_sgd"
     told = faults_of({"aggregator": {"budget": {"kind": "data_dependent"}}}, method="dp_sgd")
     assert [fault.partition(":")[0] for fault in told] == ["aggregator.budget"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: &a {b: *a}\n", "an anchor contains itself"),
+        ("data: &a\n  options: *a\n", "an anchor contains itself"),
+        (
+            f"seed: &a0 [x, x]\n{''.join(f'a{n}: &a{n} [*a{n - 1}, *a{n - 1}]{chr(10)}' for n in range(1, 40))}",
+            "100000",
+        ),
+    ],
+)
+def test_anchors_that_never_end_are_refused_before_they_are_written_out(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_method(path)
+    assert len(str(caught.value)) < 300
+    path.write_text("student: {model: &small {name: logistic}}\nteachers: {model: *small}\n")
+    assert load_method(path).teachers.model.name == "logistic"
+
+
+def test_two_options_that_name_different_methods_are_told() -> None:
+    assert configured({"method": "pate"}, method="sgd").method == "sgd"
+    assert configured({"method": "pate"}, ["method=sgd"], method="sgd").method == "sgd"
+    assert faults_of({}, "method=pate", method="sgd") == [
+        "method: sgd is asked for, and --set says pate; leave one of them out."
+    ]
