@@ -10,15 +10,20 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.config import Section
-from fairpate.methods import all_methods, find_method
+from fairpate.config import ConfigError, Section
+from fairpate.methods import find_method, method_names
 
 
 def list_methods() -> Table:
     """One line per registered method, under its default configuration."""
     table = Table("name", "method", "protects", "source", box=SIMPLE_HEAD)
-    for name, method in all_methods().items():
-        table.add_row(name, method.title, method().unit, method.paper)
+    for name in method_names():
+        try:
+            method = find_method(name)
+        except ConfigError as error:  # of another package, and no reason to hide the others
+            table.add_row(name, "broken", "", Text(str(error)))
+        else:
+            table.add_row(name, method.title, method().unit, method.paper)
     return table
 
 

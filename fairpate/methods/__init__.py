@@ -61,22 +61,29 @@ def class_names() -> dict[str, str]:
 
 @cache
 def find_method(name: str) -> type[Method]:
-    """The class of a registered name, or of ``module:Class``. ConfigError where there is none."""
+    """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""
     place = name if _PLACE.fullmatch(name) else _places().get(name)
     if place is None:
         raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
     module, _, attribute = place.partition(":")
     try:
         found = getattr(_import(module), attribute)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except Exception as error:  # whatever a module of another package raises
         raise ConfigError(
-            f"method: {name} cannot be imported ({error}); give module:Class, its folder in PYTHONPATH or as the "
-            "working directory."
+            f"method: {name} cannot be imported ({type(error).__name__}: {error}); give module:Class, its folder in "
+            "PYTHONPATH or as the working directory."
         ) from error
     from fairpate.methods.definition import Method
 
     if not isinstance(found, type) or not issubclass(found, Method):
         raise ConfigError(f"method: {name} is no subclass of fairpate.methods.definition.Method.")
+    missing = [word for word in ("title", "paper") if not hasattr(found, word)]
+    if missing or found.train is Method.train:
+        raise ConfigError(f"method: {name} is no whole method, it lacks {', '.join(missing) or 'train'}; add it.")
+    try:
+        found()
+    except ValueError as error:
+        raise ConfigError(f"method: {name} cannot be made from its defaults ({error}); correct its fields.") from error
     return found
 
 
@@ -96,5 +103,12 @@ def _import(module: str) -> ModuleType:
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Every registered method by name; imports them all."""
-    return {name: find_method(name) for name in method_names()}
+    """Every registered method by name; imports them all. Another package's that cannot be is left out."""
+    found = {}
+    for name in method_names():
+        try:
+            found[name] = find_method(name)
+        except ConfigError:
+            if name in _OURS:
+                raise
+    return found

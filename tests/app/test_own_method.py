@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from fairpate import methods
 from fairpate.app.rundir import open_run_directory, read_statement
 
 NAME = "own_method:ClassMeans"
@@ -66,3 +68,54 @@ def test_one_that_cannot_be_imported_is_named(fairpate, tmp_path):
         assert code == 2
         assert f"method: {name}" in errors
         assert words in errors
+
+
+BROKEN = """
+from fairpate.methods.definition import Method
+from fairpate.methods.sgd import Sgd
+
+class NoTrain(Method):
+    title, paper = "none", "none"
+
+class NoDefault(Sgd):
+    needed: int
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("part:NoTrain", "lacks train"),
+        ("part:NoDefault", "cannot be made from its defaults"),
+        ("fairpate.methods.pate:PateFamily", "lacks title"),
+        ("raising:Anything", "ZeroDivisionError"),
+    ],
+)
+def test_one_that_could_not_run_is_refused_before_any_work(fairpate, tmp_path, name, words):
+    (tmp_path / "part.py").write_text(BROKEN)
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    code, _, errors = fairpate("run", "--method", name)
+    assert code == 2
+    assert f"method: {name}" in errors
+    assert words in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_package_hides_no_other_method(fairpate, tmp_path, monkeypatch):
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    entry = metadata.EntryPoint("theirs", "raising:Anything", "fairpate.methods")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [entry])
+    monkeypatch.setenv("COLUMNS", "300")
+    methods._places.cache_clear()
+    try:
+        code, output, _ = fairpate("methods")
+        assert code == 0
+        assert "ZeroDivisionError" in output
+        assert "dp_sgd" in output
+        (tmp_path / "shared.yaml").write_text("teachers: {num_teachers: 9}\ndp_sgd: {epoch: 1}\n")
+        _, _, errors = fairpate("run", "shared.yaml", "--method", "sgd")
+        assert "dp_sgd.epoch: unknown field; did you mean epochs" in errors
+        code, _, errors = fairpate("run", "--method", "theirs")
+        assert (code, "ZeroDivisionError" in errors) == (2, True)
+    finally:
+        methods._places.cache_clear()
