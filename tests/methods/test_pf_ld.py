@@ -432,7 +432,7 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
         MeanParity(constraint="demographic_parity", num_groups=1, num_classes=2)
     with pytest.raises(ValueError, match=r"dual_share \+ size_share < 1"):
         PfLdConfig(dual_share=0.6, size_share=0.5)
-    with pytest.raises(ValueError, match="2 classes for PF-LD as in the paper"):
+    with pytest.raises(ValueError, match="2 classes in the paper's form"):
         pf_ld_as_in_paper.train_as_in_paper(
             network(3), x, y, z, PfLdConfig(), SILENT, target=PrivacyTarget(), randomness=OsRandomness(),
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=3),
