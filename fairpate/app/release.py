@@ -25,7 +25,7 @@ from fairpate.app.admission import answer_admitted
 from fairpate.app.odometer import LedgerMeter, Meter
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
 from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import AggregatorConfig, BudgetConfig, ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split
@@ -34,8 +34,12 @@ from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.fair_training import AttributeQueries
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.strict_json import strict
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, VoteBatch
 
+ANSWERED_BY_SERVICE = (
+    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them."
+)
 _BLOCK = 256
 """Queries of a run that share a transaction, and that one crash can waste."""
 
@@ -325,6 +329,21 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
     abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
     return [abandoned + by_query[0], *by_query[1:]] if by_query else []
+
+
+def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
+    """State the bound of the ledger before a service answers from it; a statement that is no smaller stays.
+
+    What the run's own queries cost says too little from the first query of an analyst on.
+    """
+    statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
+    if bound is None or statement.epsilon is None or bound <= statement.epsilon:
+        return
+    together = None if statement.epsilon_with_earlier is None else max(statement.epsilon_with_earlier, bound)
+    served = replace(
+        statement, epsilon=bound, epsilon_with_earlier=together, remarks=(*statement.remarks, ANSWERED_BY_SERVICE)
+    )
+    write_json(run.statement, strict(served.to_json()))
 
 
 def open_ledger(

@@ -24,7 +24,7 @@ from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
-from fairpate.app.release import choose_queries, ledger_terms, open_ledger
+from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder
 from fairpate.app.tables import read_votes
@@ -75,6 +75,7 @@ def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> B
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     ledger, session = open_books()
+    state_for_service(run, terms)
     public = public_pool(dataset, plan.settings)
     voters = Voters(ensemble, config.ray)
     return Backend(

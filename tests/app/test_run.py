@@ -22,6 +22,7 @@ import torch
 import yaml
 from rich.console import Console
 
+from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.files import LedgerError, ledger_files
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
@@ -30,7 +31,7 @@ from aggregator.terms import LedgerTerms
 from fairpate.app.card import write_card
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
-from fairpate.app.release import choose_queries
+from fairpate.app.release import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
 from fairpate.app.run import finished_run, run_method
 from fairpate.app.rundir import (
     RunDirectory,
@@ -368,6 +369,22 @@ def test_with_earlier_releases_no_run_costs_less_than_alone(small_config, tmp_pa
     statement = read_statement(run(config))
     assert statement.epsilon == open_terms(folder).budget.epsilon > statement.queries.epsilon_submitted
     assert statement.epsilon_with_earlier == statement.epsilon
+
+
+def test_before_a_service_answers_the_statement_is_the_bound_of_the_ledger(finished, tmp_path):
+    folder, config = finished
+    copy = RunDirectory(root=tmp_path / "run")
+    shutil.copytree(folder.root, copy.root)
+    before, plan = read_statement(copy), config.plan(load_dataset(config.data))
+    terms = ledger_terms(plan, load_dataset(config.data), ensemble="any")
+    state_for_service(copy, terms)
+    stated = read_statement(copy)
+    assert stated.epsilon == epsilon_fixed_beforehand(terms) > before.epsilon
+    assert stated.remarks == (*before.remarks, ANSWERED_BY_SERVICE)
+    write_card(copy.root)
+    assert read_json(copy.public / "card.json")["privacy"]["epsilon"] == stated.epsilon
+    state_for_service(copy, terms)
+    assert read_statement(copy) == stated
 
 
 def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path):
