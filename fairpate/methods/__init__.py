@@ -29,6 +29,7 @@ _OURS = {
     "pate_s_pre": "pate:PateSPre",
     "pate_s_in": "pate:PateSIn",
     "sf_pate": "sf_pate:SfPate",
+    "record_votes": "record_votes:RecordVotes",
     "sgd": "sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "fair_dp_sgd:FairDpSgd",
