@@ -45,6 +45,7 @@ _EVENTS: Mapping[str, tuple[str, str]] = {
     "attribute_noise_multiplier": ("Gaussian sum", "hiding the sensitive attribute"),
     "noise_multiplier": ("Gaussian sum", ""),
     "beta": ("release", "of the data-dependent privacy cost"),
+    "sampling_rate": ("noisy table", "of votes"),
     "noise_stddev_votes": ("noisy vote", "of teachers"),
     "threshold_stddev_votes": ("noisy count", "of teachers who agree"),
     "epsilon": ("release", "of pure differential privacy"),

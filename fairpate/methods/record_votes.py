@@ -3,102 +3,71 @@
 Kin: parallel composition (McSherry 2009) and private prototypes of public embeddings (DPPL, Wahdany et al. 2025, arXiv
 2406.08039).
 
-    prototypes   K centres of the public pool, in an embedding that is computed from public records alone
+    prototypes   K centres of the public pool, in an embedding of public records alone (:mod:`.prototypes`)
     votes        n[k, c] = how many private records of label c are nearest to prototype k
     release      n + N_Z(0, sigma^2), every cell of it, empty ones too
-    labels       a public record has the label that most votes of its prototype say; the surest teach the student
+    labels       what a public record's prototype says, or a linear rule that is fitted to all counts; the surest teach
 
 Adding or removing a record moves one cell by one, whatever K and C: one event for everything
 (:class:`fairpate.privacy.record_votes.VoteTables`), priced exactly for noise on whole numbers. Everything after the
 table is post-processing: labels for the whole pool, the student, and every fairness rule. The price holds whatever the
 records are, so the epsilon that is computed is the one that is published.
 
-Nothing private enters the embedding: a table's columns are scaled by the pool's spread, pictures become oriented
-gradients (:mod:`fairpate.data.gradients`), and principal components are the pool's. K and sigma follow from the
-configuration. The pool must really be public.
+K and sigma follow from the configuration and the size of the pool, never from private records: their number is declared
+(``num_records``) or not used. The pool must really be public.
 
-Shapes: N private records, M public ones, K prototypes, C classes, F features, D components.
+Shapes: N private records, M public ones, K prototypes, C classes, D or E coordinates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
-from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
-from sklearn.metrics import pairwise_distances_argmin
-from torch import Tensor
+from sklearn.linear_model import LogisticRegression
 
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.students import fit_student
 from fairpate.config import ConfigError, Count, Section, StudentConfig
-from fairpate.data.gradients import oriented_gradients
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.prototypes import EmbeddingName, Floats, Prototypes
 from fairpate.methods.trained import Trained
-from fairpate.nn.models import scale_bytes
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.record_votes import VoteTables
 from fairpate.types import GateRule, IntArray, LabelledSet
 
-FloatArray = npt.NDArray[np.float64]
+_STDDEVS_PER_CELL = 4
+_POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(Section):
     """Prototypes, and which of their labels teach."""
 
-    num_prototypes: Count = Field(150, description="K. A cell should hold some three to five sigma of records.")
-    num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
-    taught_share: float = Field(
-        0.7, gt=0, le=1, description="Of the pool: the records whose prototypes' votes leave least doubt are labelled."
+    embedding: EmbeddingName = Field(
+        "components", description="Where prototypes lie: `components` of the pool, or its `graph` of neighbours."
     )
+    num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
+    num_prototypes: Count | None = Field(
+        None, description="K. null: a tenth of the pool, or fewer so that num_records fill a cell with four sigma."
+    )
+    num_records: Count | None = Field(
+        None, description="Private records, a declared public number that the rule for K may read; null: it does not."
+    )
+    rule: Literal["cells", "linear"] = Field(
+        "cells", description="Labels are what the prototype's own votes say, or a `linear` rule fitted to all of them."
+    )
+    taught_share: float = Field(0.7, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
     gate: GateRule | None = Field(None, description="Keeps from the student what would widen the gap; null: nothing.")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Prototypes:
-    """An embedding and its centres, both of public records: ``nearest`` tells the prototype of a record."""
-
-    mean_F: FloatArray
-    scale_F: FloatArray
-    components: PCA
-    centres_KD: FloatArray
-
-    @classmethod
-    def of(cls, pool: Tensor, config: RecordVotesConfig, *, seed: int) -> Prototypes:
-        """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
-        plain_MF = plain_features(pool)
-        spread_F = plain_MF.std(axis=0)
-        mean_F, scale_F = plain_MF.mean(axis=0), np.where(spread_F > 0, spread_F, 1.0) if pool.ndim == 2 else np.ones(1)
-        centred_MF = (plain_MF - mean_F) / scale_F
-        components = PCA(min(config.num_components, *centred_MF.shape), random_state=seed).fit(centred_MF)
-        embedded_MD = components.transform(centred_MF)
-        different = len(np.unique(embedded_MD, axis=0))
-        if config.num_prototypes > different:
-            raise ConfigError(
-                f"record_votes.num_prototypes: {config.num_prototypes} of {different} different public records; lower "
-                "it, or raise data.num_public."
-            )
-        centres = KMeans(config.num_prototypes, n_init=1, random_state=seed).fit(embedded_MD).cluster_centers_
-        return cls(mean_F=mean_F, scale_F=scale_F, components=components, centres_KD=centres)
-
-    def nearest(self, x: Tensor) -> IntArray:
-        """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
-        embedded_ND = self.components.transform((plain_features(x) - self.mean_F) / self.scale_F)
-        nearest_N: IntArray = pairwise_distances_argmin(embedded_ND, self.centres_KD)
-        return nearest_N
-
-
-def plain_features(x: Tensor) -> FloatArray:
-    """A table as it is; pictures as the roots of their oriented gradients, which tames a few strong edges. (N, F)."""
-    if x.ndim == 4:
-        return oriented_gradients(x).double().sqrt().numpy()
-    return scale_bytes(x).flatten(1).double().numpy()
+    def prototypes_of(self, pool: int, *, stddev: float) -> int:
+        """K, as configured or from public facts."""
+        if self.num_prototypes is not None:
+            return self.num_prototypes
+        filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
+        return max(1, min(filled, pool // _POOL_PER_CELL))
 
 
 def noisy_votes(
@@ -121,6 +90,11 @@ class RecordVotes(PrivateMethod):
     record_votes: RecordVotesConfig = RecordVotesConfig()
     student: StudentConfig = StudentConfig()
 
+    @property
+    def reads_public(self) -> bool:
+        """They get the labels."""
+        return True
+
     def check(self) -> None:
         """ConfigError for a relation under which a record moves two cells."""
         if self.target.record_relation != "add or remove one":
@@ -132,26 +106,36 @@ class RecordVotes(PrivateMethod):
     def train(self, training: Training) -> Trained:
         """Prototypes, one noisy table, labels of the pool, and a student of the surest."""
         dataset, settings = training.dataset, self.record_votes
-        with training.reporter.stage("prototypes"):
-            prototypes = Prototypes.of(dataset.public.x, settings, seed=stream_seed(self.seed, Stream.TRAINING) % 2**32)
-            prototype_M = prototypes.nearest(dataset.public.x)
         stddev = least_noise(
             lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)],
             target_epsilon=self.target.epsilon,
             target_delta=self.target.delta,
             accounting=self.target.accounting,
         )
+        with training.reporter.stage("prototypes"):
+            prototypes = Prototypes.of(
+                dataset.public.x,
+                count=settings.prototypes_of(len(dataset.public), stddev=stddev),
+                embedding=settings.embedding,
+                num_components=settings.num_components,
+                seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
+            )
         with training.reporter.stage("votes"):
             votes_KC = noisy_votes(
                 prototypes.nearest(dataset.private.x),
                 dataset.private.y.numpy(),
-                shape=(settings.num_prototypes, dataset.num_classes),
+                shape=(len(prototypes.centres), dataset.num_classes),
                 stddev=stddev,
                 source=self.source,
             )
-        labelled = self._labels(votes_KC[prototype_M], training, stddev=stddev)
+        if settings.rule == "cells":
+            labels_M, certainty_M = labels_of_cells(votes_KC, prototypes.prototype_M, stddev=stddev)
+        else:
+            labels_M, certainty_M = labels_of_line(votes_KC, prototypes, stddev=stddev)
+        labelled = self._surest(labels_M, certainty_M, training)
         training.reporter.note(
-            "votes", f"noise {stddev:.2f}; {len(labelled.labels)} of {len(prototype_M)} labels teach"
+            "votes",
+            f"{len(votes_KC)} prototypes, noise {stddev:.2f}; {len(labelled.labels)} of {len(labels_M)} labels teach",
         )
         network = fit_student(
             self.student, dataset, labelled, training.reporter, seed=self.seed, initial_model=training.model
@@ -163,20 +147,15 @@ class RecordVotes(PrivateMethod):
             num_training_labels=len(labelled.labels),
         )
 
-    def _labels(self, votes_MC: IntArray, training: Training, *, stddev: float) -> LabelledSet:
+    def _surest(self, labels_M: IntArray, certainty_M: Floats, training: Training) -> LabelledSet:
         """The surest labels of the pool, in its order; with a gate, those that it lets through."""
-        public = training.dataset.public
-        best_M = votes_MC.argmax(axis=1)
-        ordered_MC = np.sort(votes_MC, axis=1)
-        # The lead over the runner-up, against its noise and that of counts of this size.
-        doubt_M = np.sqrt(np.maximum(ordered_MC[:, -1] + ordered_MC[:, -2], 0) + 2 * stddev**2)
-        lead_M = (ordered_MC[:, -1] - ordered_MC[:, -2]) / doubt_M
-        num_taught = max(1, round(self.record_votes.taught_share * len(best_M)))
-        kept_M = np.zeros(len(best_M), dtype=np.bool_)
-        kept_M[np.argsort(-lead_M, kind="stable")[:num_taught]] = True
-        groups_M = public.z.numpy()
-        labelled = LabelledSet(record_ids=tuple(public.record_id), labels=best_M, groups=groups_M).take(kept_M)
-        rule = self.record_votes.gate
+        public, rule = training.dataset.public, self.record_votes.gate
+        num_taught = max(1, round(self.record_votes.taught_share * len(labels_M)))
+        kept_M = np.zeros(len(labels_M), dtype=np.bool_)
+        kept_M[np.argsort(-certainty_M, kind="stable")[:num_taught]] = True
+        labelled = LabelledSet(record_ids=tuple(public.record_id), labels=labels_M, groups=public.z.numpy()).take(
+            kept_M
+        )
         if rule is None:
             return labelled
         passed = filter_stream(
@@ -187,3 +166,33 @@ class RecordVotes(PrivateMethod):
             num_classes=training.dataset.num_classes,
         )
         return labelled.take(passed)
+
+
+def labels_of_cells(votes_KC: IntArray, prototype_M: IntArray, *, stddev: float) -> tuple[IntArray, Floats]:
+    """A label (M,) per public record, that most noisy votes of its prototype say, and how sure it is."""
+    ordered_KC = np.sort(votes_KC, axis=1)
+    # The lead over the runner-up, against its noise and that of counts of this size.
+    doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
+    lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
+    return votes_KC.argmax(axis=1)[prototype_M], lead_K[prototype_M]
+
+
+def labels_of_line(votes_KC: IntArray, prototypes: Prototypes, *, stddev: float) -> tuple[IntArray, Floats]:
+    """The same by logistic regression on the pool's coordinates: a record stands for a share of its cell's counts.
+
+    The ridge is what the noise of K cells calls for, against the information in as many votes.
+    """
+    plain_MD, prototype_M = prototypes.coordinates_MD, prototypes.prototype_M
+    positive_KC = np.maximum(votes_KC, 0)
+    shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
+    weights_MC = shares_KC[prototype_M]
+    record_R, label_R = np.nonzero(weights_MC)
+    if len(np.unique(label_R)) < 2:
+        return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
+    spread = np.sqrt(plain_MD.var(axis=0).sum()) or 1.0
+    ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
+    line = LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
+    line.fit(plain_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
+    chance_MC = line.predict_proba(plain_MD / spread)
+    ordered_MC = np.sort(chance_MC, axis=1)
+    return line.classes_[chance_MC.argmax(axis=1)], ordered_MC[:, -1] - ordered_MC[:, -2]

@@ -25,6 +25,7 @@ from fairpate.privacy.fair_training import (
     SecretBatchAttributeGaussians,
 )
 from fairpate.privacy.laplace import PureReleases
+from fairpate.privacy.record_votes import VoteTables
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import TELLS_SIZE
 
@@ -170,6 +171,7 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
         ),
         (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
         (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
+        (VoteTables(count=1, noise_stddev_votes=3.0), "1 noisy table of votes (noise stddev votes 3, "),
         (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
         (
             SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0),
