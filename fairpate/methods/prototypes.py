@@ -62,15 +62,15 @@ class Prototypes:
         """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
         embed: Embedding = Components.of(pool, num_components, seed=seed)
         embedded = embed(pool)
-        different = len(np.unique(embedded, axis=0))
-        if count > different:
-            raise ConfigError(
-                f"record_votes.num_prototypes: {count} of {different} different public records; lower it, or raise "
-                "data.num_public."
-            )
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
             embedded = embed.coordinates_ME
+        different = len(np.unique(embedded, axis=0))
+        if count > different:
+            raise ConfigError(
+                f"record_votes.num_prototypes: {count} of {different} places of public records; lower it, or raise "
+                "data.num_public."
+            )
         clusters = KMeans(count, n_init=1, random_state=seed).fit(embedded)
         return cls(
             embed=embed,

@@ -41,6 +41,7 @@ from fairpate.types import GateRule, IntArray, LabelledSet
 
 _STDDEVS_PER_CELL = 4
 _POOL_PER_CELL = 10
+_LARGEST_EPSILON = 20
 
 
 class RecordVotesConfig(Section):
@@ -85,6 +86,7 @@ class RecordVotes(PrivateMethod):
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
+    reads_groups: ClassVar[bool] = False
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
@@ -96,7 +98,12 @@ class RecordVotes(PrivateMethod):
         return True
 
     def check(self) -> None:
-        """ConfigError for a relation under which a record moves two cells."""
+        """ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two cells."""
+        if self.target.epsilon > _LARGEST_EPSILON:
+            raise ConfigError(
+                f"target.epsilon: a table of votes is priced up to {_LARGEST_EPSILON}, got {self.target.epsilon}; "
+                "lower it."
+            )
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "

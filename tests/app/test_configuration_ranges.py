@@ -72,6 +72,7 @@ BASES: dict[str, Any] = {
     "aggregator.publication": {"order": 10.0, "beta": 0.01, "noise_stddev": 0.5, "scale_noise_stddev": 0.5},
     "aggregator": {"num_queries": 100},
     "student.idp3": {"max_disparity": 0.1, "min_count": 1},
+    "record_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.mechanism": {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 12.0},
 }

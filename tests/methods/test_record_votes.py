@@ -265,7 +265,10 @@ def test_the_number_of_prototypes_follows_from_public_facts() -> None:
 def test_what_cannot_be_is_refused_by_field(digits: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"target.relation: .*moves two votes"):
         configured({"target": {"relation": "replace one"}}, method="record_votes").check()
-    with pytest.raises(ConfigError, match=r"record_votes.num_prototypes: 301 of \d+ different public records"):
+    for epsilon in (21, math.inf):
+        with pytest.raises(ConfigError, match=r"target.epsilon: .*up to 20"):
+            configured({"target": {"epsilon": epsilon}}, method="record_votes").check()
+    with pytest.raises(ConfigError, match=r"record_votes.num_prototypes: 301 of \d+ places of public records"):
         run(settings(tmp_path / "b", num_prototypes=301), digits)
 
 
@@ -282,3 +285,13 @@ def test_the_public_part_holds_no_table_and_no_number_of_records(digits: Dataset
     for path in done.public.iterdir():
         if path.suffix in (".json", ".html"):
             assert f"{len(digits.private)}" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_small_pools_and_equal_records_have_prototypes_too(embedding: str, count: int) -> None:
+    pool = torch.arange(count).repeat_interleave(9)[:, None].float()
+    for public in (pool, torch.randn(count, 3, generator=torch.Generator().manual_seed(0))):
+        found = cells(public, embedding, count=2)
+        assert np.isfinite(found.coordinates_MD).all()
+        assert set(found.nearest(public).tolist()) <= {0, 1}
