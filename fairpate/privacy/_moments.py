@@ -84,6 +84,7 @@ class TheoremSix:
     @classmethod
     def prepare(cls, log_q_U: FloatArray, variance: float) -> TheoremSix:
         """``variance``: of a Gaussian mechanism with the same data-independent cost, alpha / variance per query."""
+        # ln 0 would lead to inf - inf in the conditions below.
         log_q_U = np.maximum(log_q_U, NEVER)
         mu2_U = np.sqrt(-variance * log_q_U)
         cost2_U = mu2_U / variance
@@ -112,6 +113,7 @@ class TheoremSix:
             stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
         np.minimum(moment_BA, independent_A, out=moment_BA)
+        # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1
         sure = int(powers_LA[0].searchsorted(last_B.min()))
         if sure < len(independent_A):
@@ -122,6 +124,7 @@ class TheoremSix:
     def rdp(self, orders_A: FloatArray) -> FloatArray:
         """R itself, shape (U, A), with small relative error also for tiny costs; orders need not increase."""
         stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
+        # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
         excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))
         is_small_UA = np.maximum(stay_UA, leave_UA) <= 1
         exponent_UA = np.where(is_small_UA, np.log1p(excess_UA), np.logaddexp(stay_UA, leave_UA))
@@ -148,6 +151,7 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
         exp_2AB[:, done:known] = np.exp(powers_LA[:, done:known].T @ lines_2LB)
         factor_21B = np.exp((powers_LA[0, known] - powers_LA[0, start]) * lines_2LB[:, :1])
         while known < stop:
+            # Doubling what is known keeps the chain of rounded factors as short as a logarithm.
             more = min(stop - known, known - start)
             np.multiply(exp_2AB[:, start : start + more], factor_21B, out=exp_2AB[:, known : known + more])
             known, factor_21B = known + more, factor_21B * factor_21B
@@ -302,6 +306,7 @@ def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatA
 
 def _sum_of_logs(values_BR: FloatArray) -> FloatArray:
     """The sum of logarithms down each column, shape (R,): as logarithms of as few products as a float can hold."""
+    # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
     rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(values_BR.max()), math.e))))
     total_R = np.zeros(values_BR.shape[1])
     for first in range(0, len(values_BR), rows_per_product):

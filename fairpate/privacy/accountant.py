@@ -33,6 +33,7 @@ FloatArray = npt.NDArray[np.float64]
 Accounting = Literal["rdp", "pld"]
 Conversion = Literal["improved", "classic"]
 
+# The best order falls as epsilon grows: near 1 for large ones, thousands for the smallest.
 DEFAULT_ORDERS: tuple[float, ...] = (
     *(1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0),
     *(n / 2 for n in range(5, 128)),
@@ -322,6 +323,7 @@ def epsilon_of_curve(
         value, order = dp_accounting.rdp.compute_epsilon(orders.tolist(), costs.tolist(), target_delta)
         return float(value), float(order)
     if conversion == "classic":
+        # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
         epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
         best = int(np.argmin(epsilon_A))
         return float(epsilon_A[best]), float(orders[best])
@@ -369,6 +371,7 @@ def epsilon_pld(
     return _epsilon_pld(tuple(events), target_delta, interval) if events else 0.0
 
 
+# Composing is slow, and a run asks for the same events again and again.
 @lru_cache(maxsize=1024)
 def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> float:
     total = loss_distributions.composed([event_pld(event, interval) for event in events])

@@ -56,6 +56,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
         raise ValueError(
             f"Expected at most {len(scores)} guesses, one per canary, got {num_guessed_in} and {num_guessed_out}."
         )
+    # Ties stay in the canaries' order, which does not depend on the coins.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
     return Guesses(num_canaries=len(scores), num_guesses=num_guessed_in + num_guessed_out, num_correct=int(num_correct))
@@ -74,6 +75,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     at_least = float(special.bdtrc(correct - 1, count, right)) if correct else 1.0
     if not correct or not delta:
         return at_least
+    # The theorem's term in delta: 2 M delta times the largest P[correct - i <= right < correct] / i.
     below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), count, right))
     slope = float(np.max(below / np.arange(1, correct + 1)))
     return min(1.0, at_least + 2 * guesses.num_canaries * delta * slope)

@@ -19,6 +19,7 @@ from fairpate.types import Relation
 
 EventsOfNoise = Callable[[float], Sequence[Event]]
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
+# A stride aims a factor short of the target: pricing with far too little noise is what takes long.
 _LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
 
 
@@ -48,9 +49,11 @@ def least_noise(
         return high
 
     def excess(log_noise: float) -> float:
+        # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, as it may be 0 or inf.
         return math.log(min(max(spent(math.exp(log_noise)) / target_epsilon, 1e-9), 1e9))
 
     noise = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    # The root is found up to a tolerance, on either side; noise is only ever rounded up.
     while spent(noise) > target_epsilon:
         noise *= 1 + tolerance / 2
     return noise
@@ -63,6 +66,7 @@ def _bracket(spent: Callable[[float], float], target_epsilon: float) -> tuple[fl
     """
     high = _LARGEST_NOISE
     cost = spent(high)
+    # `not >` refuses a NaN as well.
     if not target_epsilon > 0 or cost > target_epsilon:
         raise ValueError(
             f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise spends "

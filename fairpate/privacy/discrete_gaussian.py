@@ -102,6 +102,7 @@ class SeededSource:
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Words that depend on the seed and on each key alone, shape (len(keys), count)."""
         streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)
+        # Little-endian on every machine, so that a seed means the same noise everywhere.
         return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
 
     def _digest(self, parts: tuple[str | int, ...]) -> hashlib._Hash:
@@ -197,6 +198,7 @@ def discrete_gaussians(stddev: float, words: WordArray, source: RandomSource) ->
     return drawn
 
 
+# Its table has about a hundred thousand exact cuts.
 _WIDEST_TABLE = 2.0**12
 
 
@@ -226,6 +228,7 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
 
 def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, list[int]] | None:
     """``exact_cuts`` from masses that are right to 2^-precision; None where that leaves a digit open."""
+    # From here on a mass is below 2^-precision.
     reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
     half = _fixed_point_masses(stddev, reach, precision)
     masses = [*half[:0:-1], *half]
@@ -236,6 +239,7 @@ def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, 
         running += mass
         low = (max(running - error, 0) << num_digits) // (total + error)
         high = ((running + error) << num_digits) // (total - error)
+        # The upper bound of the last cut may pass 1.
         if low != min(high, 2**num_digits - 1):
             return None
         cuts.append(low)
@@ -247,6 +251,7 @@ def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, 
 def _fixed_point_masses(stddev: float, reach: int, precision: int) -> list[int]:
     """exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit."""
     twice_variance = 2 * Fraction(stddev) ** 2
+    # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
     context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
     unit = decimal.Decimal(2**precision)
     masses = []
@@ -323,6 +328,7 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 
 
 def _log_sums_from_the_right(log_masses: FloatArray) -> FloatArray:
+    # From the smallest mass on, in log space: far tails keep their digits.
     tails = np.minimum(np.logaddexp.accumulate(log_masses[::-1])[::-1], 0.0)  # rounding may pass ln 1
     tails.setflags(write=False)
     return tails

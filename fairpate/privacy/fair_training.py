@@ -91,6 +91,7 @@ def joint_multiplier(*multipliers: float) -> float:
     """The noise multiplier of several Gaussian releases on the same records, taken as one; 0 if one has no noise."""
     if not all(multiplier > 0 for multiplier in multipliers):
         return 0.0
+    # Independent Gaussians on the same records: their precisions add.
     return 1 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
 
 
@@ -100,6 +101,7 @@ def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
         return np.zeros(len(orders_A))
     if not event.gradient_noise_multiplier or not event.laplace_scale:
         return np.full(len(orders_A), math.inf)
+    # One sample serves both sums: their moments multiply first and are amplified once.
     moments = subsampled.combined_log_moments(
         subsampled.gaussian_log_moments(event.gradient_noise_multiplier),
         subsampled.laplace_log_moments(event.laplace_scale),
@@ -115,8 +117,10 @@ def _(event: AttributeGaussians, orders_A: FloatArray) -> FloatArray:
 @event_rdp.register
 def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
     orders = np.asarray(orders_A, np.float64)
+    # Convexity of the moment: with probability 1 - rate the record is not in the batch, and nothing of it is lost.
     exponent_A = (orders - 1) * _gaussian_rdp(1, event.attribute_noise_multiplier, orders)
     log_in = math.log(event.sampling_rate)
+    # math.log1p(-1) is an error and not -inf.
     log_out = math.log1p(-event.sampling_rate) if event.sampling_rate < 1 else -math.inf
     return event.count * np.logaddexp(log_out, log_in + exponent_A) / (orders - 1) if event.count else 0 * orders
 
@@ -139,6 +143,7 @@ def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
 
 @event_pld.register
 def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
+    # One step: each is mixed with nothing before steps are composed.
     inside = loss_distributions.gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
     if not event.count or inside is None:
         return inside

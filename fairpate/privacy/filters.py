@@ -28,7 +28,9 @@ from fairpate.privacy.accountant import DEFAULT_ORDERS
 
 FloatArray = npt.NDArray[np.float64]
 
+# Relative error of the few float operations behind a limit, given up on the side of refusing.
 _ROUNDING = 16 * sys.float_info.epsilon
+# Below 2^63, so that the conversion to int64 cannot overflow.
 _UNLIMITED = 2.0**62
 
 
@@ -46,6 +48,7 @@ class RenyiFilter:
     orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
 
     def __post_init__(self) -> None:
+        # A copy, so that a frozen filter does not change with the caller's array.
         object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
         if not 0 <= self.target_epsilon < math.inf:
             raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
@@ -63,10 +66,12 @@ class RenyiFilter:
         two distributions that close (Bretagnolle and Huber 1979). The last digits are given up to rounding.
         """
         orders = np.array(self.orders_A)
+        # log1p keeps the digits of ln(1 - 1 / alpha) at large orders.
         surcharge_A = np.log1p(-1 / orders) - (math.log(self.target_delta) + np.log(orders)) / (orders - 1)
         slack_A = _ROUNDING * (self.target_epsilon + np.abs(surcharge_A))
         free = -math.log1p(-(self.target_delta**2)) * (1 - _ROUNDING)
         limit_A: FloatArray = np.maximum(self.target_epsilon - surcharge_A - slack_A, free)
+        # Cached, so every caller gets the same array.
         limit_A.setflags(write=False)
         return limit_A
 
@@ -92,8 +97,10 @@ class RenyiFilter:
 
     def _most_queries(self, rdp_per_query_A: npt.ArrayLike) -> npt.NDArray[np.int64]:
         cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
+        # A charge that costs nothing fits infinitely often.
         with np.errstate(divide="ignore", over="ignore"):
             most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
+        # A quotient that was rounded up would admit one charge too many. Capped costs, as 0 times inf is NaN.
         most_A[most_A * np.minimum(cost_A, sys.float_info.max) > self.limit_A] -= 1
         return np.where(most_A == _UNLIMITED, sys.maxsize, most_A.astype(np.int64))
 

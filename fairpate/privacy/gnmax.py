@@ -80,6 +80,7 @@ def threshold_rdp(
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
     orders = _checked_orders(orders_A)
+    # The bit's cost depends on the largest count alone.
     largest_V, inverse_Q = np.unique(_checked_votes(votes_QC).max(axis=1), return_inverse=True)
     if math.isinf(threshold):
         return np.zeros((len(inverse_Q), len(orders)))
@@ -119,6 +120,7 @@ def confident_gnmax_rdp(
             pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
         rdp_QA = exponent_UA[distinct.inverse_Q]
+    # The joint cost never exceeds it: only rounding does.
     np.minimum(rdp_QA, query.data_independent_rdp(orders), out=rdp_QA)
     return rdp_QA if original_A is None else rdp_QA[:, original_A]
 
@@ -239,11 +241,13 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
         return np.full(len(ranked_QC), -math.inf)
     gaps_QC = ranked_QC[:, -1:] - ranked_QC[:, -2::-1]  # the runner-up, with the smallest gap, comes first
     log_tails = _log_difference_survival(noise_stddev, int(gaps_QC.max(initial=0)), tail)
+    # Exponentials of the table, looked up: one per gap that there can be, not per query and class.
     sums_Q = np.exp(log_tails)[gaps_QC].sum(axis=1)
     union_Q = np.log(np.maximum(sums_Q, _TINY))
     vanishing_Q = sums_Q < _TINY
     if vanishing_Q.any():
         union_Q[vanishing_Q] = np.logaddexp.reduce(log_tails[gaps_QC[vanishing_Q]], axis=1)
+    # No class is likelier than the plurality, so that one comes out with probability 1/C at least.
     capped_Q: FloatArray = np.minimum(union_Q, math.log1p(-1 / num_classes))
     return capped_Q
 
@@ -264,6 +268,7 @@ def _log_answer_probability(
 ) -> tuple[FloatArray, FloatArray]:
     """ln p and ln(1 - p) for p = P[N >= threshold - largest], elementwise, for a finite threshold."""
     if tail == "discrete":
+        # Counts and discrete noise are whole: reaching the threshold is reaching its ceiling.
         return log_survival_and_complement(stddev, math.ceil(threshold) - largest)
     margin = (threshold - largest) / stddev
     return log_ndtr(-margin), log_ndtr(margin)

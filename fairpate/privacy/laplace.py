@@ -72,7 +72,9 @@ def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
     if not event.count or not math.isfinite(event.epsilon):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
     log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
+    # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
     single_A = (log_moment_A - np.logaddexp(0.0, event.epsilon)) / (orders_A - 1)
+    # A cost lies between 0 and epsilon at every order; only rounding leaves that range.
     curve_A: FloatArray = event.count * np.clip(single_A, 0.0, event.epsilon)
     return curve_A
 
@@ -137,6 +139,7 @@ def release_epsilon_for(
     low = (target_epsilon - pure_epsilon(others)) / count
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
+    # The search uses a coarse grid for speed; the default one, by which runs are priced, has the last word below.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
     def fits(epsilon: float, interval: float = coarse) -> bool:
@@ -175,8 +178,10 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
         )
     if math.isinf(epsilon) or not l1_sensitivity:
         return exact.copy()
+    # A power of two: dividing and multiplying by it rounds nothing.
     grid = 2.0 ** (math.floor(math.log2(l1_sensitivity)) - _GRID_BITS)
     units = math.ceil(l1_sensitivity / grid) + _SPARE_UNITS * exact.size
+    # Exact rationals: no rounded real number decides an outcome.
     scale = Fraction(units) / Fraction(epsilon)
     noisy = [int(value) + sample_discrete_laplace(scale, source) for value in np.rint(exact.ravel() / grid)]
     return np.array([float(value) * grid for value in noisy]).reshape(exact.shape)
@@ -208,6 +213,7 @@ def sample_discrete_laplace(scale: Fraction, source: RandomSource) -> int:
     """One exact draw with mass proportional to exp(-|x| / scale) on the integers; ``scale`` > 0."""
     numerator, denominator = scale.numerator, scale.denominator
     while True:
+        # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.
         remainder = source.randbelow(numerator)
         if not _bernoulli_exp_below_one(remainder, numerator, source):
             continue

@@ -117,6 +117,7 @@ class GaussianAndLaplace:
         """
         most, mu = 1 / self.laplace_scale, 1 / self.noise_multiplier
         total = (_gaussian(epsilons - most, mu) + math.exp(-most) * _gaussian(epsilons + most, mu)) / 2
+        # The integrand is a Gaussian's divergence seen over most / mu of its deviations; nodes follow that width.
         num_nodes = min(_MOST_NODES, _LEAST_NODES + math.ceil(_NODES_PER_DEVIATION * most / mu))
         for node, weight in zip(*np.polynomial.legendre.leggauss(num_nodes), strict=True):
             total += most * weight * math.exp(most * (node - 1) / 2) / 4 * _gaussian(epsilons - most * node, mu)
@@ -128,7 +129,9 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
 
     What is used of it holds for any mechanism whose mirror image has the same losses.
     """
+    # With rate 1 there is no mass outside the sample: the base's own least loss bounds the grid.
     log_out = math.log1p(-sampling_rate) if sampling_rate < 1 else -base.largest_loss
+    # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval)
     removing = np.arange(math.floor(log_out / interval), highest + 1)
     adding = np.arange(-highest, math.ceil(-log_out / interval) + 1)
@@ -145,15 +148,18 @@ def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> fl
 
 def _gaussian(epsilons: FloatArray, mu: float) -> FloatArray:
     """The hockey-stick divergence of two unit Gaussians that lie ``mu`` apart (Balle and Wang 2018, Theorem 8)."""
+    # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
     below = np.exp(epsilons + log_ndtr(-epsilons / mu - mu / 2))
     difference: FloatArray = ndtr(mu / 2 - epsilons / mu) - below
     return difference
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
+    # e^epsilon - (1 - rate), with its digits kept near epsilon 0.
     share = np.expm1(epsilons) + rate
     inside = share > 0
     at = np.log(np.where(inside, share, 1.0) / rate)
+    # Up to ln(1 - rate) the mixture exceeds e^epsilon times the other everywhere: the divergence is 1 - e^epsilon.
     return np.where(inside, rate * base.divergence(at), -np.expm1(epsilons))
 
 
@@ -161,9 +167,11 @@ def _adding(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
     left = 1 - (1 - rate) * np.exp(epsilons)
     inside = left > 0
     at = np.log(rate) + epsilons - np.log(np.where(inside, left, 1.0))
+    # From -ln(1 - rate) on, e^epsilon times the mixture covers the other everywhere.
     return np.where(inside, left * base.divergence(at), 0.0)
 
 
 def _connected(interval: float, grid: npt.NDArray[np.int64], deltas: FloatArray) -> pld_pmf.PLDPmf:
+    # A divergence never rises with epsilon; where rounding lets it, connecting the dots would give negative mass.
     falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     return pld_pmf.create_pmf_pessimistic_connect_dots(interval, grid, falling)

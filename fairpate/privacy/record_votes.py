@@ -92,6 +92,7 @@ class AtomicLoss:
         first = np.searchsorted(self.losses, epsilons, side="right")
         moved, unmoved = self._tails
         with np.errstate(divide="ignore"):
+            # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
             share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
         total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * share, 0.0)
         return total
@@ -119,6 +120,7 @@ def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
     return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
 
 
+# Keyed by identity: the arguments come out of the caches above, where equal noises are one object.
 @lru_cache(maxsize=4)
 def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
     """Two independent releases of the same records."""
@@ -162,6 +164,7 @@ def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
 
 def _precision(event: NeighbourVotes) -> float:
     """The squared L2 move over the noise's variance, of the counts and the check together."""
+    # The counts' noise stands twice, as two of them move.
     stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
     return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
 
@@ -169,5 +172,6 @@ def _precision(event: NeighbourVotes) -> float:
 def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -> FloatArray:
     if not event.count or not math.isfinite(precision):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
+    # Continuous curves: those of discrete Gaussians never exceed them.
     moments = subsampled.gaussian_log_moments(1 / math.sqrt(precision))
     return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)

@@ -56,6 +56,7 @@ FloatArray = npt.NDArray[np.float64]
 _PUBLISHED_DECIMALS = 6
 _BLOCK_ENTRIES = 2**20
 _CHECKED_POINTS, _CHECKED_STDDEVS = 20_001, 40.0  # what check_monotonicity looks at, below q0 and q1
+# Relative changes that rounding explains, and costs below which a float has no digits left.
 _UNTIL_ROUNDING, _VANISHING = 1e-9, 1e-290
 
 
@@ -100,7 +101,9 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
         raise ValueError(f"Expected Renyi orders > 1, got {orders_A!r}.")
+    # From that order on the Gaussian of the smaller scale has too light a tail: the moment diverges.
     finite_A = orders * -math.expm1(-2 * release.beta) < 1
+    # Any order with finite logarithms: the result is inf there.
     inner = np.where(finite_A, orders, 1.0)
     shift_A = inner / (2 * release.noise_stddev**2 * (1 - (inner - 1) * math.expm1(2 * release.beta)))
     scale_A = -inner * release.beta - 0.5 * np.log1p(inner * math.expm1(-2 * release.beta))
@@ -132,6 +135,7 @@ class SanitisedRdp:
         if not 0 < confidence < 1:
             raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
         quantile = float(ndtri((1 + confidence) / 2))
+        # Published numbers were rounded; a unit of their grid is added back so that the limit holds for the exact ones.
         rounding = 10.0**-_PUBLISHED_DECIMALS
         log_scale = self.log_scale + rounding + quantile * self.release.scale_noise_stddev * self.release.beta
         limit = self.rdp + rounding + quantile * self.release.noise_stddev * math.exp(log_scale)
@@ -243,6 +247,7 @@ def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: fl
     """
     if num_classes < 2:
         raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
+    # Offset 0: the conditions are about q, and the tail decides only which q votes have.
     curve = _ArgmaxCurve(noise_stddev_votes, num_classes, order, 0.0)
     below = np.linspace(-_CHECKED_STDDEVS, 0, _CHECKED_POINTS)
     cost = curve.rdp(curve.moved(curve.log_q_limit, below))
@@ -357,6 +362,7 @@ class _ArgmaxCurve:
         while high - low > 1e-13 * -high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
+        # From above: at q0 the cost must be the data-independent one already.
         return high
 
     @property
@@ -387,6 +393,7 @@ class _ArgmaxCurve:
         """ln q after every gap, taken as equal, shrank by that many standard deviations of its noise."""
         log_others = math.log(self.num_classes - 1)
         moved = log_others + log_ndtr(ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
+        # A union bound may pass 1.
         return np.minimum(moved, 0.0)
 
     def raised(self, log_q: FloatArray) -> FloatArray:
@@ -411,6 +418,7 @@ class _ArgmaxCurve:
         log_q_DU = np.empty((votes.num_teachers + 1, len(at_U)))
         for distance in range(votes.num_teachers + 1):
             log_q_DU[distance] = at_U
+            # A gap of all teachers is unanimity: no vote is left to move.
             can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
             rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
             if not len(rows):
@@ -418,6 +426,7 @@ class _ArgmaxCurve:
                 break
             step = np.where(widen_U[rows], 1.0, -1.0)
             second = gaps[rows].argmin(axis=1)
+            # A vote from one of the two largest counts to the other changes their gap by 2, and every other gap by 1.
             gaps[rows] += step[:, None]
             gaps[rows, second] += step
             moved = self.log_q(gaps[rows])
@@ -477,6 +486,7 @@ def _largest_within(values_V: FloatArray, centre: int, reach: int) -> FloatArray
 def _smooth(costs: _Costs, votes: _DistinctVotes, beta: float) -> float:
     total_D = np.zeros(votes.num_teachers + 1)
     for block in votes.blocks():
+        # Up to d away, and within a query before queries are added: one record moves all of them at once.
         total_D += block.counts_U @ np.maximum.accumulate(costs.sensitivity(block), axis=1)
     return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
 

@@ -24,6 +24,7 @@ from scipy.special import gammaln
 FloatArray = npt.NDArray[np.float64]
 LogMoments = Callable[[FloatArray], FloatArray]
 
+# A mixture has as many terms as its order.
 _LARGEST_MIXTURE = 1024
 
 
@@ -40,6 +41,7 @@ def laplace_log_moments(scale: float) -> LogMoments:
         raise ValueError(f"Expected scale > 0, got {scale}.")
 
     def log_moments(k_K: FloatArray) -> FloatArray:
+        # The floors keep logarithms finite at k = 0 and 1, whose moments are 1.
         up_K = np.log(np.maximum(k_K, 0.75) / (2 * np.maximum(k_K, 0.75) - 1)) + (k_K - 1) / scale
         down_K = np.log(np.maximum(k_K - 1, 1e-300) / (2 * np.maximum(k_K, 0.75) - 1)) - k_K / scale
         return np.where(k_K < 2, 0.0, np.logaddexp(up_K, down_K))
@@ -77,6 +79,7 @@ def _exponent(log_moments: LogMoments, sampling_rate: float, order: int) -> floa
     if sampling_rate == 1:
         return float(log_moments(np.array([float(order)]))[0])
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
+    # An upper bound, as a power is convex: (1 - q + q L)^alpha <= 1 - q + q L^alpha.
     if order > _LARGEST_MIXTURE:
         return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
     k_K = np.arange(order + 1, dtype=np.float64)
