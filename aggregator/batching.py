@@ -82,6 +82,7 @@ class Batcher:
         try:
             return await answered
         finally:
+            # Errors wait as well: when a refusal leaves must tell no more than when an answer does.
             await asyncio.sleep(until_next_step(loop.time() - came_in_s, self._answer_step_s))
 
     async def _serve(self) -> None:
@@ -94,6 +95,7 @@ class Batcher:
             except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait
                 results = [error] * len(group)
             for request, result in zip(group, results, strict=True):
+                # Its client left meanwhile.
                 if request.answered.done():
                     continue
                 if isinstance(result, Exception):
@@ -124,6 +126,7 @@ class Batcher:
             replies = self._ask(session, by_key)
         finally:
             for key, caller in paid_by.items():
+                # Only an outcome is charged to a caller: the budget may have had no room, or the votes failed.
                 if self.stored(key) is None:
                     self._quotas.give_back(caller, 1)
         return [
@@ -151,11 +154,13 @@ class Batcher:
 
         try:
             replies = session.ask([question.query for question in by_key.values()], vote)
+        # No fault of the teachers: what is known of their health stays.
         except (LedgerError, sqlite3.Error):
             raise
         except Exception:
             self._health.votes_failed = True
             raise
+        # Stored replies alone say nothing of the teachers.
         if voted:
             self._health.votes_failed = False
         return dict(zip(by_key, replies, strict=True))

@@ -97,6 +97,7 @@ class PriceFilter:
         order = renyi.best_order(per_query_A)
         self._renyi = replace(renyi, orders_A=(order,))
         self._per_query = per_query_A[list(renyi.orders_A).index(order)]
+        # Without a plan no publication ever fits.
         self._per_publication = math.inf
         if ledger.terms.publication is not None:
             self._per_publication = float(accountant.rdp([ledger.terms.publication], [order])[0])
@@ -121,12 +122,15 @@ class PriceFilter:
     @property
     def _published(self) -> float:
         number = len(self._ledger.publications)
+        # 0 times inf is NaN.
         return number * self._per_publication if number else 0.0
 
     def _most_queries(self, spent: float) -> int:
         most = self._renyi.max_queries([self._per_query])
         if spent:
+            # Publications come out of the limit at the same order as queries.
             most = min(most, max(0, math.floor((self._renyi.limit_A[0] - spent) / self._per_query)))
+            # The quotient may be rounded up.
             while most and not self._renyi.admits([spent], [most * self._per_query]):
                 most -= 1
         return most
@@ -159,6 +163,7 @@ class VotesFilter:
             if not self._renyi.admits(self._spent_A, price_A):
                 self._closed = True
                 return number
+            # Counted before it is reserved: a reservation that fails counts too much, never too little.
             self._spent_A = self._spent_A + price_A
         return len(votes_QC)
 

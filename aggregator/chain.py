@@ -31,6 +31,7 @@ HEAD_BYTES = 128
 _BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
 EntryKind = Literal["reserve", "commit", "publish"]
 
+# One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -56,6 +57,7 @@ class Chain:
         return Head(number=head.number + 1, digest=self._link(head.digest, kind, text))
 
     def _link(self, previous: str, kind: str, text: str) -> str:
+        # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
         message = f"{previous}\n{kind}\n{text}".encode()
         if self.key is None:
             return hashlib.sha256(message).hexdigest()
@@ -102,6 +104,7 @@ def write_head(path: Path, head: Head) -> None:
     """Put the head beside a new ledger at ``path``, whole or not at all."""
 
     def write(unfinished: Path) -> None:
+        # Rights before content.
         unfinished.touch(mode=0o600)
         unfinished.write_bytes(head_text(head))
 
@@ -143,6 +146,7 @@ def schema_version(path: Path) -> int | None:
 def complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
     left, unfinished = ledger_files(path), beside(path, ".new")
+    # A crash fell between head and rename: the head proves that the unfinished file is the one it belongs to.
     if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
         unfinished.replace(path)
         return
@@ -158,11 +162,14 @@ def complete_or_create(path: Path, terms: str, *, create: bool) -> None:
 
 def write_unfinished(path: Path, terms: str, key: bytes, entries: Sequence[tuple[str, str]]) -> Head:
     """A whole ledger with these entries (kind and payload) under a name that nobody opens; returns its head."""
+    # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
         file.unlink(missing_ok=True)
+    # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     chain = Chain(key)
     head = chain.start(terms)
+    # Closed before it is renamed: that writes the log back, and the file is whole by itself.
     with closing(connect(path)) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")

@@ -27,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.errors import fault
 
+# A head passes its limit by no more than this before it is refused.
 _SLICE_BYTES = 4096
 _LINGER_S = 2.0
 _FILES_BESIDE = 1024
@@ -142,6 +143,7 @@ class LimitedProtocol(H11Protocol):
 
     def abort(self) -> None:
         """End the connection at once, and give its place free."""
+        # Not left to `connection_lost`, which comes a turn of the loop later: the place is free at once.
         self.connections.discard(self)
         self.transport.abort()
 
@@ -174,6 +176,7 @@ class LimitedProtocol(H11Protocol):
             self.abort()  # it never said anything
             return
         self._refuse(408, fault("request", f"no complete {self.phase}", "Too slow; send it at once."))
+        # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -188,6 +191,7 @@ class LimitedProtocol(H11Protocol):
     def _linger(self) -> None:
         """Say that nothing more comes, and throw away what still arrives, for a moment."""
         self._enter("closing")
+        # Bytes that nobody reads would make the close a reset, and a reset can take the refusal with it.
         self.flow.resume_reading()
         with contextlib.suppress(OSError):  # the other side may be gone
             self.transport.write_eof()

@@ -58,6 +58,7 @@ class OpenFiles:
     @staticmethod
     def _look(path: Path) -> tuple[int, int, int]:
         found = path.lstat()
+        # By lstat, so that a link in its place is seen as another file.
         return found.st_dev, found.st_ino, found.st_size
 
 
@@ -89,6 +90,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection for a writer: what it commits is on the disk. LedgerError where the file system cannot do that."""
+    # Without isolation level a statement commits by itself: an entry is durable when its INSERT returns. Threads may
+    # differ, since writes come one after another.
     database = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -136,12 +139,14 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
 def lock(path: Path) -> int:
     """The head of a ledger, open for its one writer. LedgerError if it is gone, or another process holds it."""
     try:
+        # No link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise LedgerError(
             f"{path}: is gone, and says how many entries the ledger must hold; restore both from one copy."
         ) from error
     try:
+        # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)

@@ -30,6 +30,7 @@ from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 
 _NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)
+# Weights for exp(-x^2 / 2), which integrates to sqrt(2 pi), become those of a standard normal.
 _WEIGHTS_K = _WEIGHTS_K / _WEIGHTS_K.sum()
 _FEW = 8  # fewer queries are faster one by one
 
@@ -57,6 +58,7 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
 
         The noise of the check and of every count are independent; ties are broken uniformly.
         """
+        # Word 0 is the check's, the others one per class: no draw shifts another, alone or in a block.
         words = source.words(keys, 1 + votes_QC.shape[1])
         if len(keys) < _FEW:
             return [
@@ -136,6 +138,7 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
         log_wins_QCK = log_ndtr(lead_QC[:, :, None] + _NODES_K)
+        # The right class is not compared with itself.
         log_wins_QCK[rows, right_Q] = 0.0
         won_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
         return won_Q
@@ -159,6 +162,7 @@ def _argmax(noisy_QC: IntArray, keys: Sequence[str], source: NoiseSource) -> Int
     """The largest entry of each row, uniformly among equals."""
     labels_Q: IntArray = noisy_QC.argmax(axis=1)
     is_leader_QC = noisy_QC == noisy_QC.max(axis=1, keepdims=True)
+    # Ties are rare; without one no row is looked at.
     if np.count_nonzero(is_leader_QC) > len(noisy_QC):
         for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
             labels_Q[row] = _among(is_leader_QC[row].nonzero()[0].tolist(), keys[row], source)
@@ -166,4 +170,5 @@ def _argmax(noisy_QC: IntArray, keys: Sequence[str], source: NoiseSource) -> Int
 
 
 def _among(leaders: Sequence[int], key: str, source: NoiseSource) -> int:
+    # A stream of its own: the same winner in any order and any block.
     return leaders[source.derive(key, "tie").randbelow(len(leaders))]

@@ -105,8 +105,10 @@ class Ledger:
             if schema_version(self.path) == UNKEYED_VERSION:
                 rewrite_unkeyed(self.path)
                 before = identity(self.path)
+        # Locked before it is read: no other writer moves the head in between.
         self._head_file = lock(head_path(self.path))
         stored, self._chain, self._state, self._head = read_ledger(self.path, noted_head(self.path))
+        # Before `connect`, which may write: a ledger of something else stays as it was.
         check_terms(stored, self.terms)
         self._database = connect(self.path)
         # The writer must have opened what was verified, not what was put in its place since.
@@ -131,6 +133,7 @@ class Ledger:
             else:
                 abandon(self._database)
             self._database = None
+        # The lock goes last: closing the database may still write the log back.
         if self._head_file is not None:
             os.close(self._head_file)
             self._head_file = None
@@ -197,15 +200,18 @@ class Ledger:
         if not self._state.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
         entry = reserve_entry(keys, groups, votes_QC)
+        # The hold comes first: a crash in between counts too many, never too few.
         if self.hold is not None:
             self.hold(self.num_reservations + len(keys), len(self.publications))
         self._append("reserve", entry)
+        # Memory follows the disk: what could not be written was not charged.
         first = self.num_reservations
         self._state.reserve(keys, groups, votes_QC)
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
         """Store the outcomes of reservations durably in one transaction. Only then may an answer leave."""
+        # An outcome that was released must never be written over by another draw.
         stored = self._state.outcomes[reserved.start : reserved.stop]
         if stored != [None] * len(outcomes):
             raise ValueError(
@@ -252,6 +258,7 @@ def read_ledger(path: Path, noted: Head | None) -> tuple[dict[str, Any], Chain, 
     state = LedgerState()
     try:
         with closing(open_read_only(path)) as database:
+            # One snapshot for header and entries, whatever a writer appends meanwhile.
             database.execute("BEGIN")
             header = read_header(database, path)
             chain = header.chain

@@ -58,6 +58,7 @@ def rewrite_unkeyed(path: Path) -> None:
             raise LedgerError(f"{path}: another process reads this ledger; let it end, then try again.")
         unfinished, kept = beside(path, ".new"), path.with_suffix(".schema2.sqlite")
         head = write_unfinished(unfinished, canonical(terms), secrets.token_bytes(32), entries)
+        # Until the rename `path` is of schema 2 and its `.lock` is there: after a crash all is done again.
         kept.unlink(missing_ok=True)
         kept.hardlink_to(path)
         write_head(path, head)
@@ -71,6 +72,7 @@ def _unkeyed_entries(path: Path, noted: Head | None) -> tuple[dict[str, Any], li
     """Terms of today and verified entries of a ledger of schema 2. LedgerError if one does not verify."""
     with closing(open_read_only(path)) as database:
         database.execute("BEGIN")
+        # The chain starts from the text as it was stored; how terms are spelt today comes after.
         (terms,) = database.execute("SELECT terms FROM chain").fetchone()
         chain = Chain(None)
         verified = list(verified_entries(database, path, chain, chain.start(terms)))

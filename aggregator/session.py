@@ -64,6 +64,7 @@ _OVER_BUDGET = OverBudget()
 
 def query_key(features: npt.NDArray[np.generic], group: int) -> str:
     """What a query is: the hash of its features and its public group. The same content is the same query."""
+    # Type and shape too: equal bytes of another type are another record.
     digest = hashlib.sha256(f"{features.dtype.str}{features.shape}{group}".encode())
     digest.update(np.ascontiguousarray(features).tobytes())
     return digest.hexdigest()
@@ -101,6 +102,7 @@ class AggregatorSession:
         """
         new = self._new(queries)
         if new:
+            # Votes come before any lock is taken, so that slow teachers hold up nobody else.
             self._settle(_Request(queries=new, votes_QC=self._votes(new, vote)))
         outcome = self._ledger.outcome
         return tuple([outcome(query.key) or _OVER_BUDGET for query in queries])
@@ -189,8 +191,10 @@ class AggregatorSession:
         with self._at_line:
             self._line.append(request)
         with self._at_ledger:
+            # Another thread may have written for this one while it waited.
             if not request.done:
                 with self._at_line:
+                    # The line's lock is held for a moment only, inside the ledger's: others can join while one writes.
                     waiting, self._line = self._line, []
                 self._settle_together(waiting)
         if request.error is not None:
@@ -198,9 +202,11 @@ class AggregatorSession:
 
     def _settle_together(self, requests: Sequence[_Request]) -> None:
         """Reserve, draw and commit what these requests ask, and tell each that it is done."""
+        # Stays where what ends this thread is no Exception: those who wait must not take that for success.
         error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
         try:
             for queries, votes_QC in _blocks(requests, self._ledger):
+                # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
                 admitted = self._filter.admit(votes_QC)
                 self._answer(queries[:admitted], votes_QC[:admitted])
             error = None
@@ -234,6 +240,7 @@ def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequ
     if len(requests) > 1:
         queries = [query for request in requests for query in request.queries]
         votes_QC = np.concatenate([request.votes_QC for request in requests])
+    # Another request may have got an outcome since these votes were cast.
     rows = {query.key: row for row, query in enumerate(queries) if ledger.outcome(query.key) is None}
     if len(rows) < len(queries):
         kept = sorted(rows.values())
@@ -299,6 +306,7 @@ def answer_queries(
 
     ``on_progress`` hears how many queries of the batch are done.
     """
+    # Reversed, so that the first of equal keys counts.
     row_of = {key: row for row, key in reversed(list(enumerate(keys)))}
     queries = [
         Query(key=key, group=group, record_id=record_id)

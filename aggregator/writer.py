@@ -63,6 +63,7 @@ class RunningPrice:
         if start == stop:
             return
         outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
+        # An open reservation may have been drawn; only outcomes that are known to have cost nothing are left out.
         touched = [outcome is None or outcome.is_charged for outcome in outcomes]
         votes_QC = ledger.votes_QC[start:stop][touched]
         for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
@@ -135,6 +136,7 @@ class Writer:
         self.failure = ""
         self.busy_since_s: float | None = None
         self._reopen = reopen
+        # The first failure is followed by an attempt at once.
         self._tried_s = -_REOPEN_PAUSE_S
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
