@@ -152,6 +152,7 @@ def train_ensemble(
     report = _Counter(blocks, on_progress)
     missing = _missing(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
+    # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
     num_diverged = 0
     for number, done in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
@@ -181,6 +182,7 @@ def collect_votes(
     )
     counts = (pool or InProcessPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
     votes_QC = counts.astype(np.int64)
+    # A block that was lost, or counted twice, shows in the sums.
     if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():
         raise PoolError(f"Expected {ensemble.num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
     return votes_QC
@@ -198,6 +200,7 @@ def _trimmed(rows: list[IntArray], record_ids: Sequence[str], max_size: int, key
 
 def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str) -> _TrainedBlock:
     block, arrays = item
+    # Copied, because arrays out of Ray's store are read-only.
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in arrays]
     diverged: list[int] = []
     trained = train_teachers(
@@ -211,6 +214,7 @@ def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
     if lessons.storage is None:
         return _TrainedBlock(weights, len(diverged))
+    # A path may lead elsewhere on this node, and then nobody would find the checkpoint.
     lessons.storage.require_here()
     save_block(block.checkpoint, weights)
     return _TrainedBlock(None, len(diverged))

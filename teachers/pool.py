@@ -114,6 +114,7 @@ class Worker:
         self, number: int, function: Callable[[Any, Any, str], Counts], shared: Any, item: Any, device: str
     ) -> None:
         """Add one item to the total of sum ``number``; what an earlier sum left is dropped."""
+        # Numbers never repeat in a pool, so a total left by a sum that failed cannot be taken for this one's.
         before = self._total if number == self._number else None
         self._number, self._total = number, _add(before, function(shared, item, device))
 
@@ -191,6 +192,7 @@ class RayPool:
         """As :meth:`Pool.run`. PoolError if the function raises, an item is lost too often or nothing is finished."""
         import ray
 
+        # Put once: as a plain argument the shared value would travel with every item.
         reference, queue = ray.put(shared), _Queue(items)
 
         def submit(actor: Any, task: _Task[ItemT]) -> Any:
@@ -292,6 +294,7 @@ class RayPool:
         """The next reference to be settled: of a task, or of an actor that starts."""
         import ray
 
+        # Without any actor only new nodes help; the operator says how long these may take.
         idle = not pending and not self._ready
         limit_s = (self._config.wait_for_nodes_s or self._stall_timeout_s) if idle else self._stall_timeout_s
         settled, _ = ray.wait([*pending, *self._starting], num_returns=1, timeout=limit_s)
@@ -375,6 +378,7 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
 
 
 def _workers_on_node(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    # Shares such as 0.1 are not exact: ten of them fit into one.
     return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
 
 

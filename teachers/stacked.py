@@ -54,6 +54,7 @@ def train_stacked(
         memory = CudaMemory(device)
 
     def rehearse(count: int) -> None:
+        # Rehearsed on made-up records of public sizes: how many teachers fit must not follow private shards.
         _Stack([_public_shard(spec, shards[0])] * count, spec, indices[:count], device).rehearse()
 
     size = _stack_size(spec, shards[0]) if memory is None else stack_that_fits(rehearse, memory, len(shards))
@@ -113,6 +114,7 @@ class _Stack:
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
         everyones = {name: value.expand(len(self._generators), *value.shape) for name, value in fixed.items()}
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
+        # Cloned: a view would keep the whole stack in memory.
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
@@ -129,6 +131,7 @@ class _Stack:
         active = {name: value.detach().requires_grad_() for name, value in self._parameters.items()}
         with precision_of(self._fit, self._device):
             log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x_TB), dim=2)
+            # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
             loss = -((targets_TBC * log_p_TBC).sum(dim=2) * step.weights_TB).sum()
         torch.autograd.backward(loss)
         gradients = [_gradient(parameter).unbind() for parameter in active.values()]
@@ -185,6 +188,7 @@ class _Records:
 
     def weights(self, inside_TB: Tensor, size_T: Tensor) -> Tensor:
         """1 / size where ``inside_TB``, else 0, as the loss reads it."""
+        # A teacher without a batch has weights 0, not 0 / 0.
         return (inside_TB.to(self.dtype) / size_T.clamp(min=1)[:, None]).to(self._device)
 
 

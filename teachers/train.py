@@ -57,6 +57,7 @@ def train_teachers(
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim them first.")
     if spec.model.trainable == "head":
+        # Once per record: layers that are not trained give the same features in every epoch.
         shards = [Shard(x=frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
         spec = head_of(spec)
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
@@ -102,6 +103,7 @@ def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device)
         fit(model, shard.x, shard.y, spec.fit, generator=training_generator(spec, teacher))
     except DivergedError:
         for parameter in model.parameters():
+            # The mark that the stacked engine leaves by itself, so that both are handled in one place.
             parameter.data.fill_(torch.nan)
     return _state(model)
 

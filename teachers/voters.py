@@ -26,6 +26,7 @@ from teachers.teacher import TeacherSpec
 from teachers.vote import VoteArray, count_block
 
 _VOTE_TIMEOUT_S = 60.0
+# -1: restarted without end, since voters serve for as long as the service does.
 _MAX_RESTARTS, _MAX_RETRIES = -1, 3
 _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
 _BESIDE_WORK = "signs of life"
@@ -73,6 +74,7 @@ class Voters:
             "num_gpus": config.num_gpus,
             "max_restarts": _MAX_RESTARTS,
             "max_task_retries": _MAX_RETRIES,
+            # A thread beside the one that votes: a voter that is busy still answers pings.
             "concurrency_groups": {_BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(Voter)
