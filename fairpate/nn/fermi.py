@@ -78,6 +78,7 @@ class MatrixGame:
     @property
     def group_sensitivity(self) -> float:
         """How far another group of the record may move that gradient, at most."""
+        # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
         two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
@@ -109,8 +110,10 @@ class MatrixGame:
         """The matrices become those; an event's outside the ball, the nearest inside."""
         cost_E1C = np.add.reduce(matrix_EGC * matrix_EGC, axis=1, keepdims=True)
         norm_E11 = np.sqrt(np.add.reduce(cost_E1C, axis=2, keepdims=True))
+        # Never above 1: a matrix inside the ball stays where it is.
         shrink_E11 = self.radius / np.maximum(norm_E11, self.radius)
         self.matrix_EGC = shrink_E11 * matrix_EGC
+        # shrink^2 times the cost is that of the shrunk matrix, without squaring it again.
         self._write(
             self.pull_KC, self.weight * (self._scale_EG1 * self.matrix_EGC - shrink_E11 * shrink_E11 * cost_E1C)
         )
@@ -239,6 +242,7 @@ class GroupFermiTraining(FermiTraining):
         size = steps.max_records or max(1, len(rows))
         for part, part_targets in zip(batch.split(size), targets.split(size), strict=True):
             if len(part):
+                # Neither clipped nor noisy: the common part of the pull is the same for every group.
                 loss = self._common(self._model(part), part_targets).sum()
                 torch._foreach_add_(sums, torch.autograd.grad(loss, self.parameters))
         self._update(sums)

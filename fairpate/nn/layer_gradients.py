@@ -82,6 +82,7 @@ def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> La
     linear = cast("nn.Linear", layer)
     if layer_input.ndim == 2:
         return _Dense(linear, layer_input, output_gradient)
+    # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
     gradient_BTO = output_gradient.flatten(1, -2)
     weight_BOI = gradient_BTO.mT @ layer_input.flatten(1, -2)
     return _Stored((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
@@ -173,6 +174,7 @@ def _patches(layer: nn.Conv2d, padded_input: Tensor) -> tuple[Tensor, bool]:
 
 
 def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
+    # Torch's own numbers, in which padding by name (`same`) is resolved.
     left, right, above, below = layer._reversed_padding_repeated_twice
     if not any((left, right, above, below)):
         return layer_input
@@ -182,6 +184,7 @@ def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
 def squared_norms(values_BP: Tensor) -> Tensor:
     """Squared L2 norm of every row, ``float64`` of shape (B,)."""
     whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
+    # Short blocks in the layer's precision, joined in double: the error does not grow with the number of weights.
     norms_B: Tensor = torch.linalg.vector_norm(values_BP[:, whole:], dim=1).double().square_()
     if whole:
         blocks = values_BP[:, :whole].unflatten(1, (-1, _FLOATS_SQUARED_AT_ONCE))
@@ -214,12 +217,14 @@ class _Embedding:
         self._layer = cast("nn.Embedding", layer)
         self._index_BT = layer_input.reshape(len(layer_input), -1)
         gradient_BTO = output_gradient.reshape(*self._index_BT.shape, -1)
+        # Torch gives the padding word no gradient either; -1 is no word.
         is_padding_BT = self._index_BT == (-1 if self._layer.padding_idx is None else self._layer.padding_idx)
         same_BTT = (self._index_BT[:, :, None] == self._index_BT[:, None, :]).to(gradient_BTO.dtype)
         self._count_BT1 = same_BTT.sum(dim=2, keepdim=True)
         self._share_BTO = same_BTT @ gradient_BTO.masked_fill(is_padding_BT[..., None], 0) / self._count_BT1
 
     def squared_norms(self) -> Tensor:
+        # n positions with a share each: n |sqrt(n) share|^2 = |n share|^2.
         return squared_norms((self._share_BTO * self._count_BT1.sqrt()).flatten(1))
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:

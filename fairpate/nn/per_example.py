@@ -141,6 +141,7 @@ class GradientClipper:
             squared_norms_B = _total([layer.squared_norms() for layer in layers])
             is_counted_B = self._is_counted(squared_norms_B)
             if is_counted_B is not None:
+                # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
                 layers = [layer_gradient(layer, *_only(is_counted_B, *values)) for layer, *values in calls]
             factors_B = self._clip_factors(squared_norms_B, is_counted_B)
             sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
@@ -186,6 +187,7 @@ class GradientClipper:
             output = functional_call(model, parameters | fixed, (record[None],))
             return loss(output, target[None])[0]
 
+        # Dropout draws for every record by itself, as in a batch.
         per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
         return list(per_record(trainable, x, targets).values())
 
@@ -212,6 +214,7 @@ class GradientClipper:
 
         An error would tell of a record; weights are released anyway.
         """
+        # NaN fails the comparison, as it should.
         is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
         if bool(is_counted_B.all()):
             return None
@@ -225,8 +228,10 @@ class GradientClipper:
     def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
         """min(1, clip_norm / norm) per record, of the parameters' precision and less its rounding, or 0."""
         precision = torch.finfo(self._trained[0].dtype).eps
+        # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
         if is_counted_B is not None:
+            # Not a product: 0 times what is not finite is NaN.
             factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
 
@@ -257,6 +262,7 @@ class _LayerCalls:
             handle.remove()
 
     def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        # The norm of a record is taken per call, and is not that of a sum over calls.
         if any(layer is call.layer for call in self._calls):
             raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
         layer_input = inputs[0].detach()

@@ -123,6 +123,7 @@ class PricedLoss:
     def _histogram(self, rows_BK: Tensor, targets: Tensor) -> Tensor:
         counted_BK = rows_BK.nan_to_num()  # a row that is not a number would spoil the sums of all others
         sums = counted_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1])
+        # By target, cell and label in one number, so that no cell has to be looked up first; labels are summed out.
         sums.index_add_(0, targets, counted_BK)
         return sums.view(self._num_cells, self._num_classes, -1).sum(dim=1)
 
@@ -150,6 +151,7 @@ class PricedClipper(GradientClipper):
 
     def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
         """As the parent's."""
+        # Prices of the last batch must not serve this one: its histogram is released exactly once, as it is charged.
         self._priced.prices_QK = None
         in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
         if not in_one_pass:

@@ -54,6 +54,7 @@ class OsRandomness:
     label: NoiseLabel = "os_entropy"
 
     def __init__(self) -> None:
+        # A counter from 0 is safe, since the key serves this one stream.
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
     def words(self, size: int) -> Tensor:
@@ -165,6 +166,7 @@ class PrivateTraining:
         """The public term joins, and momentum acts, at the scale of sums; the rate then divides by the constant."""
         steps = self._steps
         if self._public_gradient is not None:
+            # The update runs without gradients; the public term is one, of the model before it moves.
             with torch.enable_grad():
                 public = list(self._public_gradient(self._model))
             torch._foreach_add_(sums, public, alpha=steps.expected_batch_size)
@@ -183,6 +185,7 @@ class PoissonBatches:
 
     def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
         self._num_records, self._randomness = num_records, randomness
+        # With rate 1 every gap is ln u / -inf, rounded down to 0: every record is in every batch.
         self._log_tails = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
         self._gaps_at_once = max(_DRAWN_AT_ONCE, round(num_records * sampling_rate))
         self._heads = torch.empty(0, dtype=torch.int64)
@@ -193,6 +196,7 @@ class PoissonBatches:
         while self._num_decided < self._num_records:
             self._toss()
         count = int(torch.searchsorted(self._heads, self._num_records))
+        # What lies beyond this batch's coins are the heads of the next: no coin is tossed twice.
         rows = self._heads[:count]
         self._heads = self._heads[count:] - self._num_records
         self._num_decided -= self._num_records
@@ -255,6 +259,7 @@ def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:
         first, second = torch.chunk(piece, 2)
         radius_words, angle_words = torch.chunk(randomness.words(len(piece)), 2)
         radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
+        # Words have a sign: angles from -pi to pi.
         angle = angle_words.float().mul_(math.pi * 2.0**-63)
         torch.cos(angle, out=first).mul_(radius)
         torch.sin(angle, out=second).mul_(radius)

@@ -62,10 +62,12 @@ def unknown_module(model: nn.Module) -> str | None:
     or a layer or parameter in training that stands in the model twice.
     """
     seen: set[int] = set()
+    # A module that stands in the model twice has to be met twice.
     for name, module in model.named_modules(remove_duplicate=False):
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
         if not _is_known(module) or any(id(p) in seen for p in own):
             return _described(name, module)
+        # A parameter with two places has a sum of gradients, of which no single place has the norm.
         seen.update(map(id, own))
     return None
 
@@ -95,6 +97,7 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         with _unchanged(model):
             together = _outputs(model, tried)
             alone = [_outputs(model, record[None]) for record in tried]
+            # Random numbers of a layer's own, and what it keeps without a buffer, show at a second call alone.
             again = _outputs(model, tried)
         if not _are_close(together[-1][1], _joined(alone), len(tried)) or not _are_close(
             again[-1][1], together[-1][1], len(tried)

@@ -41,10 +41,12 @@ class ShiftedClipper(GradientClipper):
             copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
         )
         self._original = model
+        # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
         """As the parent's, of the model as it is now."""
+        # The twin in double precision follows the model that the steps move.
         self._model.load_state_dict(self._original.state_dict())
         self._model.train(self._original.training)
         return super().sum(x.double() if x.is_floating_point() else x, targets)
