@@ -177,7 +177,9 @@ def release_shares(cells: Cells, config: DpFermiConfig, *, relation: Relation, r
     if config.shares is not None:
         return Shares(shares_EG=_declared(config.shares, shape, floor=config.min_share))
     if not config.weight:
+        # Without a weight nothing reads the shares, so nothing is released.
         return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
+    # The last code is that of records in no event.
     counts_Q = torch.bincount(cells.cells_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
@@ -207,6 +209,7 @@ def calibrated_steps(
     """
     plan = _plan(config, base, num_records=num_records)
     if config.noise_rule == "as_in_paper":
+        # Two releases of one multiplier are one release of it over sqrt(2).
         joint = published_noise_multiplier(target, plan) / math.sqrt(2)
         steps = _with_noise(plan, config, base, target, joint, ratio=1.0)
         return replace(steps, epsilon_as_in_paper=target.epsilon)
@@ -332,6 +335,7 @@ def _with_noise(
 ) -> FermiSteps:
     """``joint`` is the multiplier of both releases of a step as one; ``ratio`` that of W's over theta's."""
     is_game = config.weight > 0
+    # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
     theta = joint * math.sqrt(1 + ratio**-2) if is_game else joint
     if config.mode != "all" and not is_game:
         theta = 0.0  # nothing of the step depends on the group
@@ -367,6 +371,7 @@ def _share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...
         return ()
     if config.mode == "all":
         return (PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation),)
+    # Two counts move by 1 each.
     return (AttributeGaussians(count=1, attribute_noise_multiplier=config.share_noise / math.sqrt(2)),)
 
 

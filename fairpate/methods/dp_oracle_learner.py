@@ -173,6 +173,7 @@ class _Regression:
             self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
         else:
             left, lengths, right = (part[..., : config.num_directions] for part in _decomposed(features))
+            # (X'X + ridge)^-1 X' in the basis of singular vectors.
             self.components, self._lift = left, right * lengths / (lengths**2 + config.ridge)
         norms_N = np.abs(self.components).sum(axis=1)
         inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
@@ -187,6 +188,7 @@ class _Regression:
 def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Singular vectors as columns and singular values, the longest first; directions without length are left out."""
     left, lengths, right = np.linalg.svd(features, full_matrices=False)
+    # Below that a length is rounding, and its direction noise that would be magnified to unit length.
     rank = int((lengths > lengths[0] * 1e-10).sum())
     return left[:, :rank], lengths[:rank], right[:rank].T
 
@@ -212,6 +214,7 @@ def _composed(
         others=tuple(fixed),
         accounting=target.accounting,
     )
+    # Released once, before the game: prices W / q of every round are then public.
     shares_GE = released.table(np.ones(len(features)), norm=1.0, epsilon=fixed[0].epsilon) / len(features)
     require_shares(shares_GE, config.min_share)
     if once:
@@ -230,6 +233,7 @@ def _composed(
         positives_GE = released.table(
             np.where(features @ coefficients_D < 0, 1.0, 0.0), norm=1.0, epsilon=round_epsilon
         )
+        # Noise leaves the range of rates; clipping is post-processing.
         rates_GE = np.clip(positives_GE / (len(features) * shares_GE), 0.0, 1.0)
         return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
 

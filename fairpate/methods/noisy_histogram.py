@@ -83,6 +83,7 @@ def plan_steps(
     return HistogramSteps(
         gradient=gradient,
         laplace_scale=laplace_scale,
+        # Of the expected batch: the realised one is private.
         size_floor=config.min_share * gradient.expected_batch_size,
         averaged_share=config.averaged_share,
     )
@@ -102,6 +103,7 @@ def calibrated_steps(
         )
 
     silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0)
+    # Looked up by what the price depends on alone, so that seeds and learning rates share one search.
     joint = _least_joint_noise(silent.event, config.histogram_share, target.epsilon, target.delta, target.accounting)
     noise_multiplier, laplace_scale = split_noise(joint, histogram_share=config.histogram_share)
     return plan_steps(

@@ -220,6 +220,7 @@ def train_pf_ld(
             )
             normals.add_to([violations_UGK], spread)
             ascent.step(violations_UGK)
+            # The gradient's noise follows the multipliers: these come from noisy violations alone.
             gradients.follow(ascent.multipliers_UGK)
             on_release(Released(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
         for rows, share in descent.batches(secret if constrained else None):
@@ -287,6 +288,7 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
 
 def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
     """How far one record that changes its group moves all violations together, in L2."""
+    # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
 
@@ -430,6 +432,7 @@ class _NoisyGradients:
         """Use these multipliers from now on."""
         slopes_UGK = self._parity.slopes(multipliers_UGK, self._y, sizes_UG=self._sizes_UG)
         lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
+        # A slope of 0 has no direction, and its length of 0 takes the record out.
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         self._is_silent = not multipliers_UGK.any()
         self._lengths_J, self._directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
@@ -449,6 +452,7 @@ class _NoisyGradients:
         weights_B = self._lengths_J.index_select(0, cells)
         gradients, term = self._gradients.loss_and_clipped(x, y, targets, weights_B)
         self._normals.add_to(term, self._noise_stddev)
+        # By the number that the batch stands for: how many a secret sample really holds is private.
         torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
         torch._foreach_add_(gradients, term, alpha=1 / share)
         return gradients
@@ -478,6 +482,7 @@ def _public_sizes(
             )
         return torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     sizes_UG = parity.group_sizes(cells)
+    # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
     normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
     return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
 
