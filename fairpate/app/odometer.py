@@ -77,6 +77,7 @@ class Release:
 
     def __post_init__(self) -> None:
         if len(self.rdp_A) != len(DEFAULT_ORDERS):
+            # Also where the order grid has changed since the row was written.
             object.__setattr__(self, "rdp_A", _curve(self.events))
 
     @property
@@ -84,6 +85,7 @@ class Release:
         """Whether it has any privacy guarantee."""
         if self.noise != OS_ENTROPY:
             return False
+        # Any delta would do: the question is whether some bound is finite.
         return bool(np.isfinite(self.rdp_A).any()) or composed_epsilon([self], delta=0.5) < math.inf
 
 
@@ -208,6 +210,7 @@ class Odometer:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(self._connect()) as database:
+                # Taken for writing before anything is read: two processes must not find the same room.
                 database.execute("BEGIN IMMEDIATE")
                 yield database
                 database.execute("COMMIT")
@@ -219,6 +222,7 @@ class Odometer:
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Made here and not by SQLite, which follows the umask.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
         try:
@@ -332,6 +336,7 @@ class LedgerMeter:
     def settle(self, ledger: Ledger) -> None:
         """Count what the ledger holds, no more."""
         self._settled, publications = ledger.num_reservations, len(ledger.publications)
+        # A ledger that was opened and never asked is no release.
         if self._settled or self._meter.stored() is not None:
             self._store(self._settled, publications, enforce=False)
 
@@ -341,10 +346,12 @@ class LedgerMeter:
             return
         if self._ledger is not None:  # so many it has for good: an older copy of its files is known by them
             self._settled = self._ledger.num_reservations
+        # Room for a block: one durable write here serves as many charges.
         ahead = num_reservations + _BLOCK - 1
         try:
             self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), num_publications, enforce=True)
         except LimitReachedError:
+            # Near the limit a whole block has no room, and what is asked may have.
             self._store_exactly(num_reservations, num_publications)
 
     def _store_exactly(self, num_reservations: int, num_publications: int) -> None:

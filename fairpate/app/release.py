@@ -182,6 +182,7 @@ def release_labels(
         if ledger_meter is not None:
             ledger_meter.settle(ledger)
     by_service = len(result.replies) < len(spending.charges_Q)
+    # After the odometer is settled and the ledger closed: labels are what becomes visible.
     write_labels(result.labelled, run.labels)
     return _priced(result, spending, plan, by_service=by_service)
 
@@ -360,6 +361,7 @@ def open_ledger(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
             "start a new run folder."
         )
+    # Once something was released, a missing ledger is never made again: its charges would be forgotten.
     ledger = Ledger(run.ledger, terms, create=create and not released)
     try:
         _check_released(run, ledger, queries)

@@ -91,6 +91,7 @@ def run_method(
         config.check()
         config = with_given_data(config, dataset)
     config = with_pinned_weights(config)
+    # Before data are read: a folder that is no place for this run should cost no time.
     check_run_directory(config)
     with reporter.stage("data"):
         dataset = load(config.data) if dataset is None else dataset
@@ -98,6 +99,7 @@ def run_method(
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=is_given)
     if not config.is_private:
+        # Not rmtree: a folder that holds anything is an error and never deleted.
         run.public.rmdir()
         run = UnprotectedRun(root=run.root)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")

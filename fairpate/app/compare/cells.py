@@ -306,6 +306,7 @@ def _config(
         found.append(error)
     try:
         read = DataConfig.model_validate(values["data"])
+        # As text, by which thousands of cells share the look-up of a few data sets.
         _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
     except (DataError, ValidationError) as error:
         # A section that is no section was reported with the rest of the configuration.
@@ -332,6 +333,7 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
     """``fault`` under the place that set its field, or under the data set whose defaults did."""
     field = fault.partition(": ")[0]
+    # The last layer that names a field is the one that set it.
     for layer in reversed(layers):
         if any(overlapping(field, path) for path in flattened(dict(layer.values))):
             return f"{layer.place}.{fault}"

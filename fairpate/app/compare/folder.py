@@ -113,6 +113,7 @@ class SweepFolder:
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell."""
+        # The result first: a crash in between leaves both, and a part outranks a failure.
         write_rows(rows, self.parts / f"{cell.digest}.parquet", private=True)
         (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
 
@@ -183,6 +184,7 @@ def sole_driver(folder: SweepFolder, sweep: SweepConfig) -> Iterator[None]:
     """Keep a second driver out of the folder, and leave the sweep in it. RunDirectoryError where one is at work."""
     with (folder.root / ".lock").open("w") as lock:
         try:
+            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunDirectoryError(f"{folder.root}: another `fairpate compare` works here; wait for it.") from None

@@ -67,6 +67,7 @@ def _are_newer(folder: SweepFolder) -> bool:
     pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
     if not all(page.exists() for page in pages):
         return False
+    # Strictly: a page of the same instant may show the tables of before.
     return min(page.stat().st_mtime_ns for page in pages) > max(table.stat().st_mtime_ns for table in tables)
 
 

@@ -152,6 +152,7 @@ def run_cells(
         if name in votes.faults:
             _fail(cell, votes.faults[name], folder, table)
             return
+        # Put once per ballot: as plain arguments the votes would travel with every cell.
         if name is not None and name not in handed_out:
             handed_out[name] = ray.put(read_votes(votes.paths[name]))
         batch = None if name is None else handed_out[name]
@@ -186,6 +187,7 @@ def _compute_in_time(
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
 
     signal.signal(signal.SIGALRM, interrupt)
+    # 0 sets no timer.
     signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
     try:
         rows = compute(cell, out, votes, tasks.torch_threads)
@@ -219,6 +221,7 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
 
     try:
         rows, release = ray.get(reference, timeout=60.0)
+        # Before the cell counts as finished: a crash in between counts it again, under the same id.
         if release is not None:
             count_cell(release)
     except ray.exceptions.RayTaskError as error:
