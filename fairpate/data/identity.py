@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+# A control character, so that fields of text do not run into each other.
 FIELD_SEPARATOR = "\x1f"
 Names = tuple[str, ...]
 
@@ -42,6 +43,7 @@ def counted(units: Iterable[str]) -> Names:
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """64 bits per name, keyed by a public ``seed`` and ``purpose``: uniform, and independent between purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
+    # Copied for each name: setting the key is the slow part.
     keyed = hashlib.blake2b(key=key, digest_size=8)
     digests = bytearray()
     for name in names:

@@ -125,6 +125,7 @@ def _batch(pixels: PixelArray, sha256: str) -> pa.RecordBatch:
 
 
 def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
+    # Rights before content.
     path.touch(mode=0o600)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)

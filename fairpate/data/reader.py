@@ -51,6 +51,7 @@ def read_records(table: Declaration, request: Request) -> Records:
         keep = np.ones(len(rows), dtype=bool)
         for place, rule in enumerate(rules):
             kept = _kept(rows, rule, name)
+            # A row that several rules leave out counts for the first.
             left_out[place] += (keep & ~kept).sum()
             keep &= kept
         rows = keep_rows(rows, keep)

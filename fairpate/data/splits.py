@@ -74,6 +74,7 @@ def default_num_test(entry: DatasetEntry, records: Records) -> int | None:
 def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
     """Each record's place in the ranking of its unit; records of one unit share a place."""
     distinct, unit_index = np.unique(units, return_inverse=True)
+    # Stable over sorted names: equal hashes are ordered by name, not by where a record stands.
     order = np.argsort(keyed_hash(distinct.tolist(), seed=seed, purpose="split"), kind="stable")
     place = np.empty(len(distinct), dtype=np.int64)
     place[order] = np.arange(len(distinct))
@@ -92,6 +93,7 @@ def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str)
     available = int(allowed.sum())
     if wanted > available:
         raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+    # Records of one unit share a rank, so that all of the last unit are taken.
     last = np.sort(ranks[allowed])[wanted - 1]
     return np.asarray(allowed & (ranks <= last))
 

@@ -167,6 +167,7 @@ class DemographicParityGate:
         """Whether hits / size - other_hits / other_size stays strictly below the margin."""
         assert self._margin is not None
         numerator, denominator = self._margin
+        # Cross-multiplied: whole numbers compare exactly where quotients would round.
         return (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
 
 
@@ -196,6 +197,7 @@ def _is_below(gap: Fraction, margin: float) -> bool:
 
 @lru_cache
 def _as_decimal(margin: float) -> Fraction:
+    # The shortest decimal of this float: 0.1 means 1/10 and not the binary number.
     return Fraction(repr(float(margin)))
 
 

@@ -125,6 +125,7 @@ class RateConstraints:
         """Predicted mass by cell and class, shape (Q, C). One record more adds exactly 1 to the sum of its entries."""
         probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
         histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
+        # Plain indexing would count a cell once, however many records it has.
         np.add.at(histogram_QC, cells, probabilities)
         return histogram_QC
 
@@ -157,6 +158,7 @@ class RateConstraints:
         return tuple(np.array(self.names)[(rests_JU & is_small_U).any(axis=1)].tolist())
 
     def _sizes(self, histogram_QC: FloatArray, size_floor: float, num_records: float | None) -> FloatArray:
+        # A noisy size may be negative.
         sizes_U = np.maximum(self._members_UQ @ histogram_QC.sum(axis=1), size_floor)
         total = histogram_QC.sum() if num_records is None else num_records
         return np.where(self._of_all_U, total, sizes_U)
@@ -188,6 +190,7 @@ class RateConstraints:
     def _least_values_J(self) -> FloatArray:
         """What each constraint is at least, whatever is predicted; unions that overlap are taken as if they did not."""
         least_JU = self._weights_JUC.min(axis=2)
+        # A share of all records may be 0; a rate gives all of its weight to some class.
         least_J: FloatArray = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
         return least_J
 
