@@ -151,7 +151,7 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
         exp_2AB[:, done:known] = np.exp(powers_LA[:, done:known].T @ lines_2LB)
         factor_21B = np.exp((powers_LA[0, known] - powers_LA[0, start]) * lines_2LB[:, :1])
         while known < stop:
-            # Doubling what is known keeps the chain of rounded factors as short as a logarithm.
+            # By doubling what is known, a run of n orders takes about log2(n) products of whole blocks.
             more = min(stop - known, known - start)
             np.multiply(exp_2AB[:, start : start + more], factor_21B, out=exp_2AB[:, known : known + more])
             known, factor_21B = known + more, factor_21B * factor_21B

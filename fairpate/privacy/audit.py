@@ -56,7 +56,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
         raise ValueError(
             f"Expected at most {len(scores)} guesses, one per canary, got {num_guessed_in} and {num_guessed_out}."
         )
-    # Ties stay in the canaries' order, which does not depend on the coins.
+    # Ties are decided by position, without a look at the coins.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
     return Guesses(num_canaries=len(scores), num_guesses=num_guessed_in + num_guessed_out, num_correct=int(num_correct))
