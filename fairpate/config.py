@@ -41,10 +41,31 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
+class DeclarationConfig(Section):
+    """The file that declares a table of one's own; a plain path stands for it in YAML."""
+
+    path: Path = Field(description="YAML, as docs/data.md describes it.")
+    sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="Of the file; null: as it is when the configuration is read."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_pinned(cls, values: Any) -> Any:
+        values = {"path": values} if isinstance(values, (str, Path)) else values
+        if not isinstance(values, dict) or values.get("path") is None:
+            return values
+        path = Path(values["path"]).expanduser().absolute()
+        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a declaration in YAML")}
+
+
 class DataConfig(Section):
     """Which records, and how they are divided."""
 
-    name: str = Field("color_digits", description="A name from `fairpate data list`.")
+    name: str = Field("color_digits", description="A name from `fairpate data list`, or of the declaration.")
+    declaration: DeclarationConfig | None = Field(
+        None, description="A table of one's own, whose files lie beside it or in data_dir; null: a known data set."
+    )
     data_dir: Path | None = Field(
         None,
         description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
@@ -102,7 +123,7 @@ class WeightsConfig(Section):
         if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
             return values
         path = Path(values["path"]).expanduser().absolute()
-        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path)}
+        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a .pth or .safetensors file")}
 
 
 class ModelConfig(Section):
@@ -487,12 +508,12 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
 
 
-def _sha256_of(path: Path) -> str:
+def _sha256_of(path: Path, remedy: str) -> str:
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); give a .pth or .safetensors file") from error
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
 
 
 def _describe(fault: Any, schema: type[Section]) -> str:

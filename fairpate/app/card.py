@@ -21,7 +21,7 @@ from fairpate import __version__
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
 from fairpate.config import ConfigError, DataConfig, parse_config
-from fairpate.data import find_entry
+from fairpate.data import entry_for
 from fairpate.data.files import sha256_of
 from fairpate.evaluation.card_page import (
     Card,
@@ -147,10 +147,12 @@ def described_event(event: Mapping[str, Any]) -> str:
 def _data(trained_on: DataRecord, values: Mapping[str, Any]) -> CardData:
     if trained_on.given_from_python:
         return CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
-    config = parse_config({name: values[name] for name in ("name", "seed", "options") if name in values}, DataConfig)
+    config = parse_config(
+        {name: values[name] for name in ("name", "seed", "options", "declaration") if name in values}, DataConfig
+    )
     if config.name != trained_on.name:
         raise ConfigError(f"data.name: the run was trained on {trained_on.name}, its configuration says {config.name}.")
-    entry = find_entry(config.name)
+    entry = entry_for(config)
     return CardData(
         name=entry.name,
         kind=trained_on.kind,

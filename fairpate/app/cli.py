@@ -69,7 +69,7 @@ Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback o
 AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
 OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
 Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
-DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`.")]
+DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]
 
 _DEMO = Path(__file__).with_name("color_digits.yaml")
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
@@ -153,7 +153,9 @@ class _RunCommand(TyperCommand):
 def run(
     config: ConfigFile = None,
     method: MethodOption = None,
-    data: Annotated[str | None, typer.Option(help="A name from `fairpate data list`.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml).")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
     delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
@@ -163,7 +165,7 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report."""
-    given = {"data.name": data, "target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    given = _data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     base = config or (_DEMO if data in (None, DataConfig().name) else None)
     resolved = _load(base, [*(overrides or []), *options], method, weights)
@@ -483,8 +485,17 @@ def _arguments() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
+def _data_named(data: str | None) -> dict[str, Any]:
+    """The fields that name a data set; a declaration of one's own is known by its ending."""
+    if data is None or not data.endswith((".yaml", ".yml")):
+        return {"data.name": data}
+    from fairpate.data.declaration import read_declaration
+
+    return {"data.name": read_declaration(Path(data)).name, "data.declaration": data}
+
+
 def _data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
-    values: dict[str, Any] = {"name": name}
+    values = {field.removeprefix("data."): value for field, value in _data_named(name).items()}
     for option in options or []:
         apply_override(values, f"options.{option}")
     return _at(parse_config(values, DataConfig), data_dir)

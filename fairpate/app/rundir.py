@@ -37,6 +37,7 @@ _PLACES = (
     "storage",
     "ray",
     "data.data_dir",
+    "data.declaration.path",
     "teachers.engine",
     "teachers.block_size",
     "teachers.model.weights.path",

@@ -220,7 +220,9 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
 
 def _with_absolute_places(config: PateFamily, data_dir: Path | None) -> PateFamily:
     """The configuration for a process with another working directory and environment."""
-    found = data_dir or config.data.data_dir or os.environ.get("FAIRPATE_DATA")
+    found = data_dir or config.data.data_dir
+    if found is None and config.data.declaration is None:
+        found = os.environ.get("FAIRPATE_DATA")  # type: ignore[assignment]
     data = config.data.model_copy(update={"data_dir": None if found is None else Path(found).absolute()})
     return config.model_copy(update={"data": data})
 

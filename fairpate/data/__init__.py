@@ -7,8 +7,8 @@ from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
 from fairpate.data.describe import DatasetDescription, DatasetListing, SplitDescription, describe, list_datasets
 from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
 from fairpate.data.fetch import fetch
-from fairpate.data.load import load_dataset
-from fairpate.data.registry import REGISTRY, find_entry, option_showing_attribute
+from fairpate.data.load import data_dir_of, load_dataset
+from fairpate.data.registry import REGISTRY, entry_for, find_entry, option_showing_attribute
 from fairpate.data.storage import read_dataset, save_dataset
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "SourceFile",
     "Split",
     "SplitDescription",
+    "data_dir_of",
     "describe",
+    "entry_for",
     "fetch",
     "find_entry",
     "list_datasets",

@@ -6,12 +6,13 @@ Nothing is fitted here: the loaders scale by public constants and the division l
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from fairpate.config import DataConfig
 from fairpate.data.dataset import Dataset
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
 from fairpate.data.gradients import with_features
-from fairpate.data.registry import find_entry
+from fairpate.data.registry import entry_for
 from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
 
 
@@ -21,9 +22,9 @@ def load_dataset(config: DataConfig) -> Dataset:
     :class:`DataError` before any training where the name, an option or a size is impossible, a file is missing or
     damaged, a column or category is unknown, or a split lacks a group.
     """
-    entry = find_entry(config.name)
+    entry = entry_for(config)
     options = entry.complete_options(config.options)
-    loaded = entry.load(Request(data_dir=config.data_dir, seed=config.seed, options=options))
+    loaded = entry.load(Request(data_dir=data_dir_of(config), seed=config.seed, options=options))
     records = with_features(loaded, options.get("features", "pixels"))
     _check_names(records)
     splits = divide(records, _sizes(config, entry, records), seed=config.seed)
@@ -39,6 +40,13 @@ def load_dataset(config: DataConfig) -> Dataset:
     )
     check_members(dataset)
     return dataset
+
+
+def data_dir_of(config: DataConfig) -> Path | None:
+    """Where the files lie: as configured, or beside a declaration; None asks the environment."""
+    if config.data_dir is not None or config.declaration is None:
+        return config.data_dir
+    return config.declaration.path.parent
 
 
 def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fairpate.config import DataConfig
 from fairpate.data import celeba, chexpert, color_digits, color_mnist, fairface, utkface
 from fairpate.data.declaration import read_declaration
 from fairpate.data.entry import DatasetEntry, DataSettingsError
+from fairpate.data.files import sha256_of
 from fairpate.data.reader import entry_of
 from fairpate.names import nearest
 
@@ -45,16 +47,34 @@ class Registry(Mapping[str, DatasetEntry]):
 REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
-def option_showing_attribute(name: str, options: Mapping[str, Any]) -> str | None:
+def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
     """The option of data set ``name`` that makes the sensitive attribute a feature; None where none does.
 
-    What else may be wrong with the name or the options is not this function's to say.
+    ``entry`` is that of a declared table. What else may be wrong with the name or the options is not this function's to
+    say.
     """
-    known = REGISTRY[name].options if name in REGISTRY else {}
+    known = entry.options if entry is not None else REGISTRY[name].options if name in REGISTRY else {}
     for option, choice in known.items():
         if choice.shows_attribute is not None and options.get(option, choice.default) == choice.shows_attribute:
             return option
     return None
+
+
+def entry_for(config: DataConfig) -> DatasetEntry:
+    """The entry that ``config`` means: of a known data set, or of the declaration that it names.
+
+    :class:`DataSettingsError` for an unknown name, a declaration that is wrong or not the one that was configured.
+    """
+    if config.declaration is None:
+        return find_entry(config.name)
+    path, entry = config.declaration.path, entry_of(read_declaration(config.declaration.path))
+    if sha256_of(path) != config.declaration.sha256:
+        raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
+    if entry.name in REGISTRY:
+        raise DataSettingsError(f"{path}: name: {entry.name} is a known data set; give the table another name.")
+    if entry.name != config.name:
+        raise DataSettingsError(f"data.name: expected {entry.name}, as {path} says, got {config.name}.")
+    return entry
 
 
 def find_entry(name: str) -> DatasetEntry:

@@ -30,7 +30,7 @@ from fairpate.config import (
     Seed,
     Terms,
 )
-from fairpate.data import Dataset, option_showing_attribute
+from fairpate.data import Dataset, entry_for, option_showing_attribute
 from fairpate.methods.trained import Price, Trained, price, private_randomness
 from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
@@ -123,7 +123,8 @@ class Method(Section):
     def require_trainable(self) -> None:
         """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""
         self.check()
-        option = option_showing_attribute(self.data.name, self.data.options)
+        declared = None if self.data.declaration is None else entry_for(self.data)
+        option = option_showing_attribute(self.data.name, self.data.options, declared)
         if option is not None and self.protects_attribute_only:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "

@@ -1,6 +1,7 @@
 """One run of any method: what it leaves, publishes and prices, and what a repeated command does not do again."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -866,3 +867,44 @@ def test_a_configuration_holds_what_its_method_reads_and_is_read_back(method):
     again = configured(config.model_dump(mode="json"))
     assert again == config
     assert config_digest(again) == config_digest(config)
+
+
+DECLARED = """
+name: loans
+task: pays back
+rows: 600
+files: [{path: loans.csv, sha256: SHA}]
+columns:
+  - {column: age, low: 18, high: 100}
+  - {column: sex, values: [f, m]}
+label: {column: paid, values: {defaults: no, pays: yes}}
+groups:
+  sex: {values: {female: f, male: m}}
+identity: {key: [id]}
+num_public: 100
+num_validation: 0
+"""
+
+
+def test_records_of_ones_own_are_a_declaration_beside_their_file(tmp_path, fairpate, monkeypatch):
+    """Known by its ending; from any folder; pinned; named in what is published, and its place is not."""
+    own = tmp_path / "own"
+    own.mkdir()
+    rows = [f"{i},{18 + i % 60},{'fm'[i % 2]},{'yes' if i % 60 > 20 else 'no'}" for i in range(600)]
+    (own / "loans.csv").write_text("id,age,sex,paid\n" + "\n".join(rows) + "\n")
+    sha = hashlib.sha256((own / "loans.csv").read_bytes()).hexdigest()
+    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha))
+    monkeypatch.chdir(own)
+    settings = ["--set", "dp_sgd.epochs=2", "--set", "dp_sgd.batch_size=64", "--set", "student.model.name=logistic"]
+    command = ["run", "--method", "dp_sgd", "--data", "loans.yaml", "--out", str(tmp_path / "run"), *settings]
+    assert fairpate(*command)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    run, config = finished_run(tmp_path / "run")
+    assert (config.data.name, read_json(run.record)["data"]) == ("loans", "loans")
+    assert not any(str(tmp_path) in path.read_text() for path in run.public.glob("*.json"))
+    assert fairpate("report", str(tmp_path / "run"))[0] == fairpate("card", str(tmp_path / "run"))[0] == 0
+    assert fairpate("data", "describe", str(own / "loans.yaml"))[0] == 0
+    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha).replace("high: 100", "high: 90"))
+    code, *said = fairpate("report", str(tmp_path / "run"))
+    assert code
+    assert "has changed since" in "".join(said)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from fairpate.app.rundir import config_digest, determining_values
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, flat_grid, overlapping
 from fairpate.config import ConfigError, DataConfig, RayConfig, apply_override, merge, parse_config, read_yaml
-from fairpate.data import REGISTRY, DataError, find_entry
+from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
 from fairpate.data.files import locate
 from fairpate.methods import all_methods, find_method
 from fairpate.methods.definition import Method
@@ -30,7 +30,7 @@ from fairpate.methods.load import configured, read_of, refused, start_of, unread
 from fairpate.names import nearest
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
-_WEIGHTS = ".weights.path"
+_FILES = (".weights.path", "data.declaration.path")
 _SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out", "ray": "ray"}
 
 Values = dict[str, Any]
@@ -61,7 +61,7 @@ class Cell:
         start = flattened(determining_values(_start(self.method, name)))
         now = flattened(determining_values(self.config))
         every = flattened(self.config.model_dump(mode="json"))
-        now |= {path: Path(value).name for path, value in every.items() if path.endswith(_WEIGHTS) and value}
+        now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
         overrides = [
             f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
             for path, value in now.items()
@@ -363,8 +363,8 @@ def _start(method: str, name: str) -> Method:
 def _check_data(config_json: str) -> None:
     """DataError unless the data set, its options and its files are there."""
     config = DataConfig.model_validate_json(config_json)
-    for file in find_entry(config.name).needed_files(config.options):
-        locate(file, config.data_dir)
+    for file in entry_for(config).needed_files(config.options):
+        locate(file, data_dir_of(config))
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
