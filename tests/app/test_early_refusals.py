@@ -62,7 +62,7 @@ def test_an_impossible_place_is_refused_before_any_work(fairpate, tmp_path, monk
     def nothing(*_, **__):
         raise AssertionError("work began")
 
-    monkeypatch.setattr("fairpate.data.load.find_entry", nothing)
+    monkeypatch.setattr("fairpate.data.load.entry_for", nothing)
     (tmp_path / "file").touch()
     place = place.format(file=tmp_path / "file")
     (tmp_path / "sweep.yaml").write_text("data_sets: [color_digits]\nmethods: [sgd]\n")

@@ -128,7 +128,7 @@ def test_with_default_sizes_a_private_record_moves_no_other_record(
     def load(kept: list[int]) -> dict[str, set[str]]:
         everyone = records_of(names(100))
         found = replace(everyone, records=everyone.records.take(kept))
-        monkeypatch.setattr("fairpate.data.load.find_entry", lambda _: entry_of(found, rows=100))
+        monkeypatch.setattr("fairpate.data.load.entry_for", lambda _: entry_of(found, rows=100))
         return members(load_dataset(DataConfig(name="t")).splits)
 
     before = load(list(range(100)))
