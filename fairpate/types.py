@@ -207,7 +207,7 @@ class PrivacyStatement:
     ``epsilon`` is what may be published, at ``delta`` and for the stated unit and relation; null where nothing is
     guaranteed. ``events`` are what was priced, by ``accounting``. With ``queries`` it is the bound that was fixed
     before the first query: more than ``queries.epsilon_submitted`` only where their number may depend on released
-    labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why nobody is protected.
+    labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
     ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's number, where its
     own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
     odometer before this one, and cost ``epsilon_with_earlier`` together with it; null where it was not counted or is

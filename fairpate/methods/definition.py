@@ -99,7 +99,7 @@ class Method(Section):
 
     @property
     def is_seeded(self) -> bool:
-        """Whether its noise can be made again, so that nobody is protected."""
+        """Whether its noise can be made again, so that the run is not private."""
         return getattr(self, "noise", None) == "seeded"
 
     @property

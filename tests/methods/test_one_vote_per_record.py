@@ -102,7 +102,7 @@ def test_one_record_moves_one_cell_by_one_and_nothing_else(
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_where_a_record_votes_is_its_own_affair(embedding: str, digits: Dataset) -> None:
-    """Whoever votes before and beside it, and however many: bit by bit the same coordinates."""
+    """Other voters before and beside it, however many, change nothing: bit by bit the same coordinates."""
     public, private = digits.public.x, digits.private.x
     found = cells(public, embedding)
     full_N = found.nearest(private)
