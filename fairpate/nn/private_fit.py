@@ -6,7 +6,7 @@ the sum is divided by the constant ``expected_batch_size``, never by the realise
 event to the accountant: nothing here knows an epsilon.
 
 The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,
-or seeded, and then nobody is protected. The noise is floating-point, so the guarantee is that of research code.
+or seeded, and then it is not private. The noise is floating-point, so the guarantee is that of research code.
 
 A term computed from public records alone may be added to every gradient: it costs no privacy.
 
