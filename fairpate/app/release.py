@@ -38,7 +38,8 @@ from fairpate.strict_json import strict
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, VoteBatch
 
 ANSWERED_BY_SERVICE = (
-    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them."
+    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
+    "a sum with earlier releases is that of the queries submitted so far."
 )
 _BLOCK = 256
 """Queries of a run that share a transaction, and that one crash can waste."""

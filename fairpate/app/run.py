@@ -95,7 +95,7 @@ def run_method(
     check_run_directory(config)
     with reporter.stage("data"):
         dataset = load(config.data) if dataset is None else dataset
-        num_fitting = _check_data(config, dataset)
+        _check_data(config, dataset)
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=is_given)
     if not config.is_private:
@@ -105,7 +105,7 @@ def run_method(
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
     meter = Meter(run, Odometer(), data=dataset.name, method=config.method)
     if isinstance(config, PateFamily):
-        _check_queries(config, dataset, meter, num_fitting, reporter)
+        _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
     reporter.note("model", str(run.student))
     assessment = assess(student, dataset, seed=config.seed)
@@ -172,8 +172,8 @@ def initial_model(config: Method, dataset: Dataset) -> nn.Module:
     return model
 
 
-def _check_data(config: Method, dataset: Dataset) -> int:
-    """ConfigError for settings that the data set rules out; how many queries fit into a budget, where some are."""
+def _check_data(config: Method, dataset: Dataset) -> None:
+    """ConfigError for settings that the data set rules out."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
@@ -181,7 +181,7 @@ def _check_data(config: Method, dataset: Dataset) -> int:
             raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
     if config.protects_attribute_only:
         require_unseen(dataset.private.x, dataset.private.z, method=config.method)
-    return config.check_data(dataset) if isinstance(config, PateFamily) else 0
+    config.check_data(dataset)
 
 
 def _augmented(section: Section, prefix: str = "") -> list[str]:
@@ -196,9 +196,9 @@ def _augmented(section: Section, prefix: str = "") -> list[str]:
     return found
 
 
-def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, num_fitting: int, reporter: Reporter) -> None:
+def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, reporter: Reporter) -> None:
     """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
-    plan = config.plan(config.queried(dataset))
+    plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
     if meter.stored() is None:
         meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)

@@ -110,6 +110,9 @@ class Method(Section):
     def check(self) -> None:
         """ConfigError for settings that exclude each other; before anything is read or written."""
 
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for a data set that it cannot learn from; before anything is written."""
+
     def train(self, training: Training) -> Trained:
         """The model, and the events that touched private records."""
         raise NotImplementedError

@@ -49,6 +49,7 @@ from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
+from fairpate.data import Dataset
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_shares
 from fairpate.methods.parity_game import GameRules, play, violations_of
@@ -345,10 +346,13 @@ class OracleLearner(PrivateMethod):
         self.require_replacing()
         self.require_linear_mixture()
 
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for more classes than two."""
+        self.require_two_classes(dataset)
+
     def train(self, training: Training) -> Trained:
         """The game of learner and auditor."""
         private = training.dataset.private
-        self.require_two_classes(training.dataset)
         with training.reporter.stage(self.method) as advance:
             return train(
                 private.x,

@@ -39,11 +39,7 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
     name = _name(values, said, method)
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
-    options = [override.partition("=")[0] for override in overrides]
-    for path, value in unread_by([schema], said):
-        dotted = ".".join(path)
-        given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
-        faults += refused(path, value) or [f"{option}: {name} does not read it; leave it out." for option in given]
+    faults += _unread_faults(schema, said, [override.partition("=")[0] for override in overrides], method=name)
     try:
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
@@ -56,14 +52,20 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
 def configured_exactly(values: Values, *, method: str) -> Method:
     """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
     schema = find_method(method)
-    faults = [
-        fault
-        for path, value in unread_by([schema], values)
-        for fault in refused(path, value) or [f"{'.'.join(path)}: {method} does not read it; leave it out."]
-    ]
+    faults = _unread_faults(schema, values, method=method)
     if faults:
         raise ConfigError("\n".join(faults))
     return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
+
+
+def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
+    """What is wrong with fields that were said to this method alone and that it has not; ``options``: as given."""
+    faults = []
+    for path, value in unread_by([schema], said):
+        dotted = ".".join(path)
+        given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
+        faults += refused(path, value) or [f"{option}: {method} does not read it; leave it out." for option in given]
+    return faults
 
 
 def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> Values:

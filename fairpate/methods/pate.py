@@ -148,9 +148,13 @@ class PateFamily(Method):
         """The data set as teachers see it: what they learn, and as public records whom they are asked about."""
         return dataset
 
-    def check_data(self, dataset: Dataset) -> int:
-        """How many queries the budget has room for. ConfigError for a release that cannot be; before any work."""
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for a release that cannot be, before any work."""
         check_teachers(dataset, self.teachers.num_teachers)
+        self.num_fitting(dataset)
+
+    def num_fitting(self, dataset: Dataset) -> int:
+        """How many queries the budget has room for. ConfigError where it has none."""
         asked = self.queried(dataset)
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from fairpate.app.seeds import Stream
 from fairpate.config import Count, Fraction, Positive
+from fairpate.data import Dataset
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
@@ -216,12 +217,14 @@ class RandomisedResponse(PrivateMethod):
         elif settings.form == "two_step":
             self.require_as_released()
 
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for more classes than two, but where F-LD learns."""
+        if self.randomised_response.learner == "exponentiated_gradient":
+            self.require_two_classes(dataset)
+
     def train(self, training: Training) -> Trained:
         """A mixture of linear rules for two classes, or the network that F-LD trains."""
         private, settings = training.dataset.private, self.randomised_response
-        uses_f_ld = settings.learner == "f_ld"
-        if not uses_f_ld:
-            self.require_two_classes(training.dataset)
         with training.reporter.stage(self.method):
             return train(
                 private.x,
@@ -233,7 +236,7 @@ class RandomisedResponse(PrivateMethod):
                 num_classes=training.dataset.num_classes,
                 source=self.source,
                 generator=training.generator(Stream.TRAINING),
-                learner=self._f_ld(training) if uses_f_ld else None,
+                learner=self._f_ld(training) if settings.learner == "f_ld" else None,
             )
 
     def _f_ld(self, training: Training) -> Learner:

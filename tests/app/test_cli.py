@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import pytest
 from fairpate import __version__
 from fairpate.data import find_entry
 from fairpate.methods import all_methods
+from fairpate.types import UsageError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_version_and_help(fairpate):
@@ -272,3 +276,32 @@ def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
     assert done.returncode == 0, done.stderr
     assert str(Path("run/public/report.html")) in done.stdout
+
+
+def documented_runs():
+    """Every `fairpate run` of the README and the documentation whose files are there."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            words = shlex.split(line, comments=True) if line.strip().startswith("fairpate run") else []
+            files = [word for word in words if word.endswith((".yaml", ".pth")) or "my_package" in word]
+            if words and all((ROOT / file).is_file() for file in files):
+                yield pytest.param(words[1:], id=" ".join(words))
+
+
+@pytest.mark.parametrize("arguments", list(documented_runs()))
+def test_every_documented_run_is_a_valid_configuration(arguments, fairpate, monkeypatch):
+    asked = []
+
+    def stop(config, *_):
+        config.require_trainable()
+        asked.append(config)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("fairpate.app.run.run_method", stop)
+    monkeypatch.chdir(ROOT)
+    *_, said = fairpate(*(word.replace("~", "/nowhere") for word in arguments))
+    assert asked, said
+
+
+def test_the_documentation_has_runs():
+    assert len(list(documented_runs())) > 12
