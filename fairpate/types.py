@@ -26,8 +26,10 @@ TELLS_SIZE = (
     "public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
 )
 """What a statement about records remarks where no size was declared."""
+_SUM_TOLERANCE = 1e-4
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
 ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
@@ -164,21 +166,42 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSet:
-    """What the mechanism released, in the order it was asked: the answered public records and their labels."""
+    """What the mechanism released, in the order it was asked: the answered public records and their labels.
+
+    ``chances`` (Q, C), where there are any, are the probabilities of every class given what was released: a student
+    learns from them instead of ``labels``.
+    """
 
     record_ids: tuple[str, ...]
     labels: IntArray
     groups: IntArray
+    chances: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):
             raise ValueError("Expected as many labels and groups as record_ids.")
+        if self.chances is not None:
+            _require_distributions(self.chances, len(self.record_ids))
 
     def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
         """Those of ``kept_N``, in their order."""
         (rows,) = kept_N.nonzero()
-        ids = tuple(self.record_ids[row] for row in rows.tolist())
-        return LabelledSet(record_ids=ids, labels=self.labels[rows], groups=self.groups[rows])
+        return LabelledSet(
+            record_ids=tuple(self.record_ids[row] for row in rows.tolist()),
+            labels=self.labels[rows],
+            groups=self.groups[rows],
+            chances=None if self.chances is None else self.chances[rows],
+        )
+
+
+def _require_distributions(chances: FloatArray, num_records: int) -> None:
+    """ValueError unless every record has one probability per class, and they sum to one."""
+    if chances.ndim != 2 or len(chances) != num_records:
+        raise ValueError(f"Expected chances of shape ({num_records}, classes), got {chances.shape}.")
+    wrong = ~((chances >= 0).all(axis=1) & (np.abs(chances.sum(axis=1) - 1) < _SUM_TOLERANCE))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"Expected chances >= 0 that sum to one, got {chances[row].tolist()} in row {row}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,11 @@ _AVERAGE_HORIZON_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRecords:
-    """What a student may learn from: answered features (N, ...), their labels (N,), other features (M, ...)."""
+    """What a student may learn from: answered features (N, ...), their labels, other features (M, ...).
+
+    ``labels`` are classes (N,) ``int64``, or the probabilities (N, C) ``float32`` of every class. The loss is the cross
+    entropy with either; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
+    """
 
     answered_x: Tensor
     labels: Tensor
@@ -59,13 +63,16 @@ def train_student(
     Every round starts from a copy of ``initial_model``, or without one from weights of its own. ``penalty(model)``
     joins the loss of every step.
 
-    ValueError when nothing was answered, and when ``fixmatch`` is asked for records that are not images.
+    ValueError when nothing was answered, for probabilities of other than ``num_classes`` classes, and when ``fixmatch``
+    is asked for records that are not images.
     """
     if not len(records.labels):
         raise ValueError(
             "No query was answered, so there is nothing to learn from; lower aggregator.mechanism.threshold, "
             "raise aggregator.gate.max_disparity, or ask more queries."
         )
+    if records.labels.ndim == 2 and records.labels.shape[1] != num_classes:
+        raise ValueError(f"Expected chances of {num_classes} classes, got {records.labels.shape[1]}.")
     if config.method == "fixmatch" and records.answered_x.ndim != 4:
         raise ValueError("student.method: fixmatch changes images; use pseudo_label for a table.")
 
@@ -122,7 +129,10 @@ def _with_pseudo_labels(model: nn.Module, records: PublicRecords, confidence: fl
     probability, label = predict_probabilities(model, records.unlabelled_x).max(dim=1)
     sure = probability >= confidence
     x = torch.cat([records.answered_x, records.unlabelled_x[sure]])
-    return x, torch.cat([records.labels, label[sure]])
+    added = label[sure]
+    if records.labels.ndim == 2:
+        added = F.one_hot(added, records.labels.shape[1]).to(records.labels.dtype)
+    return x, torch.cat([records.labels, added])
 
 
 def _fixmatch(

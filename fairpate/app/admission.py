@@ -15,12 +15,13 @@ import torch
 
 from aggregator.admission import admit_queries
 from aggregator.session import AggregatorSession, SessionResult, answer_queries
+from fairpate.app.students import public_records
 from fairpate.config import AdmissionConfig, StudentConfig
 from fairpate.data import Split
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.nn.predict import predict_probabilities
 from fairpate.types import GateRule, LabelledSet, VoteBatch
-from student.train import PublicRecords, train_student
+from student.train import train_student
 
 
 def answer_admitted(
@@ -86,13 +87,8 @@ def _predict(
     seed: int,
 ) -> np.ndarray:
     """Probabilities of the candidates in ``rows``, by a student of the labels released so far."""
-    row_of = {record_id: row for row, record_id in enumerate(queries.record_id)}
-    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids])
-    known = PublicRecords(
-        answered_x=queries.x[answered], labels=torch.from_numpy(labelled.labels), unlabelled_x=queries.x[:0]
-    )
     network = train_student(
-        known,
+        public_records(queries, labelled),
         learning,
         num_classes=num_classes,
         generator=torch.Generator().manual_seed(seed),

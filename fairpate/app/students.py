@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -49,14 +50,13 @@ def _torch_threads(model: ModelConfig) -> Iterator[None]:
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
-    """Features of the public split with the released labels; the split's own labels are not read."""
+    """Features of the public split with the released labels, or their chances; its own labels are not read."""
     row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
     answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
     is_answered = torch.zeros(len(public), dtype=torch.bool)
     is_answered[answered] = True
-    return PublicRecords(
-        answered_x=public.x[answered], labels=torch.from_numpy(labelled.labels), unlabelled_x=public.x[~is_answered]
-    )
+    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
+    return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
 
 
 def student_card(config: PublishedConfig, dataset: Dataset) -> StudentCard:

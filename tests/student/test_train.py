@@ -1,5 +1,9 @@
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
@@ -145,6 +149,44 @@ def test_progress_counts_every_epoch(method, total):
         on_progress=lambda *progress: heard.append(progress),
     )
     assert heard == [(done, total) for done in range(1, total + 1)]
+
+
+@pytest.mark.parametrize("method", ["supervised", "pseudo_label", "fixmatch"])
+def test_certain_chances_teach_what_their_labels_teach(method):
+    hard = split(*bars(60, seed=0), 20)
+    soft = dataclasses.replace(hard, labels=F.one_hot(hard.labels, 2).float())
+    fit = FitConfig(epochs=3, batch_size=16, learning_rate=0.01, label_smoothing=0.1)
+    config = StudentConfig(model=MLP, fit=fit, method=method, confidence=0.6)
+    x = hard.unlabelled_x
+    torch.testing.assert_close(predict_logits(train(hard, config), x), predict_logits(train(soft, config), x))
+
+
+@pytest.mark.parametrize("method", ["supervised", "fixmatch"])
+def test_chances_reach_the_loss(method):
+    """One step of a linear student against the gradient of its cross entropy, (softmax(Wx + b) - target) x."""
+    x, _ = bars(8, seed=0)
+    chances = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    start = build_model(ModelConfig(name="logistic"), input_shape=(1, 8, 8), num_classes=3, generator_seed=0)
+    fit = FitConfig(epochs=1, batch_size=8, optimizer="sgd", learning_rate=0.5, label_smoothing=0.3)
+    learned = train_student(
+        PublicRecords(answered_x=x, labels=chances, unlabelled_x=x[:1]),
+        StudentConfig(model=ModelConfig(name="logistic"), fit=fit, method=method, unlabelled_weight=0),
+        num_classes=3,
+        generator=torch.Generator().manual_seed(0),
+        initial_model=start,
+    )
+    weight, bias = (parameter.detach().numpy().astype(np.float64) for parameter in start.parameters())
+    features = x.flatten(1).numpy() / 255
+    odds = np.exp(features @ weight.T + bias)
+    error = odds / odds.sum(axis=1, keepdims=True) - (0.7 * chances.numpy() + 0.3 / 3)
+    stepped = next(learned.parameters()).detach().numpy()
+    np.testing.assert_allclose(stepped, weight - 0.5 * error.T @ features / 8, atol=1e-6)
+
+
+def test_chances_of_other_classes_are_refused():
+    x, _ = moons(20, seed=0)
+    with pytest.raises(ValueError, match="Expected chances of 2 classes, got 3"):
+        train(split(x, torch.full((20, 3), 1 / 3), 10), StudentConfig(model=MLP))
 
 
 def test_no_answers_and_the_wrong_method_are_named():
