@@ -287,7 +287,11 @@ class LearningConfig(Section):
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels below it are left out.")
     unlabelled_weight: NotNegative = Field(1.0, description="Weight of the loss on unanswered records.")
-    unlabelled_ratio: Count = Field(4, description="FixMatch: unlabelled records per labelled one in a step.")
+    unlabelled_ratio: Count = Field(
+        4,
+        description="FixMatch: unlabelled records per labelled one in a step. An epoch visits every record of both "
+        "kinds at least once.",
+    )
     rounds: Count = Field(1, description="Self-training rounds.")
     strong_augment: AugmentConfig = AugmentConfig()
 

@@ -143,18 +143,22 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """An epoch visits every unlabelled record once; answered records repeat as often as that takes."""
+    """An epoch visits every record at least once: the answered or the others, whichever end first, start over."""
     average = _WeightAverage(model)
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
-    answered = _endless_batches(len(records.labels), config.fit.batch_size, generator)
-    chunk = config.fit.batch_size * config.unlabelled_ratio
+    num_answered, num_unlabelled, size = len(records.labels), len(records.unlabelled_x), config.fit.batch_size
+    chunk = size * config.unlabelled_ratio
+    answered = _endless_batches(num_answered, size, generator)
+    unlabelled = _endless_batches(num_unlabelled, chunk, generator)
+    num_steps = max(math.ceil(num_answered / size), math.ceil(num_unlabelled / chunk))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     with seeded_torch(int(torch.randint(2**62, (), generator=generator))):
         for epoch in range(config.fit.epochs):
-            for unlabelled in torch.randperm(len(records.unlabelled_x), generator=generator).split(chunk):
+            for _ in range(num_steps):
+                rows = next(unlabelled)  # before the answered ones: the order of draws is part of a seed's meaning
                 with precision_of(config.fit, records.unlabelled_x.device):
-                    loss = _fixmatch_loss(model, records, next(answered), unlabelled, config, generator)
+                    loss = _fixmatch_loss(model, records, next(answered), rows, config, generator)
                     if penalty is not None:
                         loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):

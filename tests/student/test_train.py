@@ -151,6 +151,22 @@ def test_progress_counts_every_epoch(method, total):
     assert heard == [(done, total) for done in range(1, total + 1)]
 
 
+@pytest.mark.parametrize(
+    ("num_answered", "steps"),
+    [(4, 3), (40, 5), (59, 8)],  # 56 others are 3 chunks of 24; 40 answered are 5 batches of 8; 59 are 8
+)
+def test_a_fixmatch_epoch_visits_every_record(num_answered, steps):
+    calls = []
+    train_student(
+        split(*bars(60, seed=0), num_answered),
+        StudentConfig(model=MLP, fit=FitConfig(epochs=2, batch_size=8), method="fixmatch", unlabelled_ratio=3),
+        num_classes=2,
+        generator=torch.Generator().manual_seed(0),
+        penalty=lambda network: calls.append(0) or 0 * next(network.parameters()).sum(),
+    )
+    assert len(calls) == 2 * steps
+
+
 @pytest.mark.parametrize("method", ["supervised", "pseudo_label", "fixmatch"])
 def test_certain_chances_teach_what_their_labels_teach(method):
     hard = split(*bars(60, seed=0), 20)
