@@ -59,6 +59,17 @@ class DeclarationConfig(Section):
         return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a declaration in YAML")}
 
 
+class EmbeddingConfig(Section):
+    """Principal components of what public records look like."""
+
+    num_components: Count = Field(200, description="Fewer where public records have fewer.")
+    steps: CountOrZero = Field(
+        10, description="Tables: quantiles of public records that a column of more values is compared with."
+    )
+    pixels: Count | None = Field(16, description="Pictures: also shrunk to so many pixels a side; null: edges alone.")
+    mirrored: bool = Field(False, description="Pictures: averaged with the mirror image's.")
+
+
 class DataConfig(Section):
     """Which records, and how they are divided."""
 
@@ -77,6 +88,9 @@ class DataConfig(Section):
     num_public: Count | None = Field(None, description="Public records; null takes the loader's default.")
     num_validation: CountOrZero | None = Field(None, description="Validation records; null takes the default.")
     num_test: Count | None = Field(None, description="Test records; null takes the default.")
+    embedding: EmbeddingConfig | None = Field(
+        None, description="What every method sees of a record, fitted to public ones; null: the record as it is."
+    )
 
 
 class AugmentConfig(Section):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
 FeatureKind = Literal["image", "tabular"]
@@ -59,7 +62,7 @@ class Dataset:
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
-    the files, such as how many malformed names were left out.
+    the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Dataset:
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    embedding: Embedding | None = None
 
     @property
     def num_classes(self) -> int:

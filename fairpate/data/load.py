@@ -1,15 +1,18 @@
 """From a configuration to a data set: look up, read, divide, check.
 
-Nothing is fitted here: the loaders scale by public constants and the division looks only at record names.
+The loaders scale by public constants and the division looks only at record names. Nothing is fitted to private records,
+and to public ones only where an embedding is asked for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from fairpate.config import DataConfig
 from fairpate.data.dataset import Dataset
+from fairpate.data.embedding import embedded
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
 from fairpate.data.gradients import with_features
 from fairpate.data.registry import entry_for
@@ -27,7 +30,7 @@ def load_dataset(config: DataConfig) -> Dataset:
     loaded = entry.load(Request(data_dir=data_dir_of(config), seed=config.seed, options=options))
     records = with_features(loaded, options.get("features", "pixels"))
     _check_names(records)
-    splits = divide(records, _sizes(config, entry, records), seed=config.seed)
+    splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
     dataset = Dataset(
         name=entry.name,
         kind=records.kind,
@@ -39,7 +42,7 @@ def load_dataset(config: DataConfig) -> Dataset:
         **splits,
     )
     check_members(dataset)
-    return dataset
+    return embedded(dataset, config.embedding)
 
 
 def data_dir_of(config: DataConfig) -> Path | None:

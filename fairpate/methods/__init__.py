@@ -30,6 +30,7 @@ _OURS = {
     "pate_s_in": "pate:PateSIn",
     "sf_pate": "sf_pate:SfPate",
     "record_votes": "record_votes:RecordVotes",
+    "weighted_votes": "weighted_votes:WeightedVotes",
     "sgd": "sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "fair_dp_sgd:FairDpSgd",

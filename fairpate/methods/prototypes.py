@@ -24,21 +24,19 @@ import torch
 from scipy import sparse
 from scipy.sparse.linalg import eigsh
 from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
-from sklearn.metrics import pairwise_distances_argmin
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.config import ConfigError
-from fairpate.data.gradients import oriented_gradients
-from fairpate.nn.models import scale_bytes
+from fairpate.config import ConfigError, EmbeddingConfig
+from fairpate.data.embedding import Embedding
 from fairpate.types import IntArray
 
 Floats = npt.NDArray[np.float32]
-Embedding = Callable[[Tensor], Floats]
+Embed = Callable[[Tensor], Floats]
 EmbeddingName = Literal["components", "graph"]
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
+_LARGEST_NORM = 2.0**11
 _COPIES = (
     *((turn, 0.0, 1.0, 1.0, 0.0, 0.0) for turn in (0.0, -0.2, 0.2)),
     *((0.0, slant, 1.0, 1.0, 0.0, 0.0) for slant in (-0.25, 0.25)),
@@ -52,7 +50,7 @@ _COPIES = (
 class Prototypes:
     """An embedding, its centres (K, D or E), and of every public record the coordinates and the prototype."""
 
-    embed: Embedding
+    embed: Embed
     centres: Floats
     coordinates_MD: Floats
     prototype_M: IntArray
@@ -60,7 +58,8 @@ class Prototypes:
     @classmethod
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
         """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
-        embed: Embedding = Components.of(pool, num_components, seed=seed)
+        plain = EmbeddingConfig(num_components=num_components, steps=0, pixels=None)
+        embed: Embed = Components(embedding=Embedding.of(pool, plain, evened=False))
         embedded = embed(pool)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
@@ -82,50 +81,73 @@ class Prototypes:
     def nearest(self, x: Tensor) -> IntArray:
         """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
         nearest = [np.zeros(0, dtype=np.int64)]
-        for part in torch.split(x, _AT_ONCE):
-            # Full blocks only: how a row is rounded must not depend on how many other records there are.
-            block = torch.cat([part, part.new_zeros(_AT_ONCE - len(part), *part.shape[1:])])
-            nearest.append(pairwise_distances_argmin(self.embed(block), self.centres)[: len(part)])
+        nearness = Nearness.to(self.centres, radius=largest_norm(self.coordinates_MD))
+        nearest += [nearness(self.embed(part)).argmax(axis=1) for part in torch.split(x, _AT_ONCE) if len(part)]
         return np.concatenate(nearest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components of the pool's plain features (F)."""
+    """Principal components of the pool, as arrays."""
 
-    mean_F: Floats
-    scale_F: Floats
-    pca: PCA
-
-    @classmethod
-    def of(cls, pool: Tensor, num_components: int, *, seed: int) -> Components:
-        """At most as many as the pool has."""
-        plain_MF = plain_features(pool)
-        spread_F = plain_MF.std(axis=0)
-        scale_F = np.sqrt(np.where(spread_F > 0, spread_F, 1.0)) if pool.ndim == 2 else np.ones_like(spread_F)
-        centred_MF = (plain_MF - plain_MF.mean(axis=0)) / scale_F
-        pca = PCA(min(num_components, *centred_MF.shape), random_state=seed).fit(centred_MF)
-        return cls(mean_F=plain_MF.mean(axis=0), scale_F=scale_F, pca=pca)
+    embedding: Embedding
 
     def __call__(self, x: Tensor) -> Floats:
         """Coordinates (N, D) of records (N, ...)."""
-        embedded_ND: Floats = self.pca.transform((plain_features(x) - self.mean_F) / self.scale_F)
-        return embedded_ND
+        coordinates_ND: Floats = self.embedding(x).numpy()
+        return coordinates_ND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearness:
+    """How near rows are to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
+
+    Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
+    other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
+    """
+
+    scale: float
+    others_KD: Floats
+    half_squares_K: Floats
+
+    @classmethod
+    def to(cls, others_KD: Floats, *, radius: float) -> Nearness:
+        """``others_KD`` are public; no public row has a larger norm than ``radius``."""
+        scale = _LARGEST_NORM / max(radius, 1e-30)
+        whole_KD = np.rint(others_KD * scale).astype(np.float32)
+        half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
+        return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
+
+    def __call__(self, rows_ND: Floats) -> Floats:
+        """Of rows (N, D) to every other: (N, K)."""
+        products_NK: Floats = self.whole(rows_ND) @ self.others_KD.T
+        return products_NK - self.half_squares_K
+
+    def whole(self, rows_ND: Floats) -> Floats:
+        """Rows in whole numbers; one longer than all public ones is made as long."""
+        scaled_ND = rows_ND.astype(np.float64) * self.scale
+        lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
+        whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
+            "f4"
+        )
+        return whole_ND
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """Eigenvectors of the pool's graph of neighbours; other records lie where their neighbours are."""
 
-    components: Embedding
-    copies_VMD: list[Floats]
+    components: Embed
+    copies: list[Nearness]
     coordinates_ME: Floats
 
     @classmethod
-    def of(cls, pool: Tensor, components: Embedding, *, seed: int) -> Graph:
+    def of(cls, pool: Tensor, components: Embed, *, seed: int) -> Graph:
         """Of the public ``pool`` (M, ...)."""
         copies_VMD = [components(copy) for copy in _copies(pool)]
-        found = [nearest_copies(part, copies_VMD, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
+        radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
+        copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
+        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         others = near_MK != np.arange(len(pool))[:, None]
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
@@ -140,31 +162,28 @@ class Graph:
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)
         coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
-        return cls(components=components, copies_VMD=copies_VMD, coordinates_ME=coordinates_ME)
+        return cls(components=components, copies=copies, coordinates_ME=coordinates_ME)
 
     def __call__(self, x: Tensor) -> Floats:
         """Coordinates (N, E) of records (N, ...)."""
-        near, _ = nearest_copies(self.components(x), self.copies_VMD, _VOTING_NEIGHBOURS)
+        near, _ = nearest_copies(self.components(x), self.copies, _VOTING_NEIGHBOURS)
         mean: Floats = self.coordinates_ME[near].mean(axis=1)
         return mean
 
 
-def nearest_copies(embedded_ND: Floats, copies_VMD: list[Floats], count: int) -> tuple[IntArray, Floats]:
+def largest_norm(rows_ND: Floats) -> float:
+    """Of public rows."""
+    return float(np.linalg.norm(rows_ND, axis=1).max())
+
+
+def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
     """The ``count`` public records with a copy nearest to each record, and the squared distances: each (N, count)."""
-    squared_NM = np.full((len(embedded_ND), len(copies_VMD[0])), np.inf, dtype=np.float32)
-    for copy_MD in copies_VMD:
-        part_NM = embedded_ND @ (-2 * copy_MD.T)
-        part_NM += np.square(copy_MD).sum(axis=1)
-        np.minimum(squared_NM, part_NM, out=squared_NM)
-    near = np.argpartition(squared_NM, min(count, squared_NM.shape[1]) - 1, axis=1)[:, :count]
-    lengths_N1 = np.square(embedded_ND).sum(axis=1, keepdims=True)
-    return near, np.maximum(np.take_along_axis(squared_NM, near, axis=1) + lengths_N1, 0.0)
-
-
-def plain_features(x: Tensor) -> Floats:
-    """A table as it is; pictures as the roots of their oriented gradients, which tames a few strong edges. (N, F)."""
-    plain_NF: Floats = (oriented_gradients(x).sqrt() if x.ndim == 4 else scale_bytes(x).flatten(1)).float().numpy()
-    return plain_NF
+    nearness_NM = copies[0](embedded_ND)
+    for copy in copies[1:]:
+        np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
+    near = np.argpartition(-nearness_NM, min(count, nearness_NM.shape[1]) - 1, axis=1)[:, :count]
+    lengths_N1 = np.square(copies[0].whole(embedded_ND)).sum(axis=1, keepdims=True)
+    return near, np.maximum(lengths_N1 - 2 * np.take_along_axis(nearness_NM, near, axis=1), 0.0)
 
 
 def _copies(pool: Tensor) -> Iterator[Tensor]:

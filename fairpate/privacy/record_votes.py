@@ -1,16 +1,26 @@
-"""What it costs when records vote themselves, with exact discrete Gaussian noise on whole counts.
+"""What it costs when records vote themselves, with exact discrete Gaussian noise on whole numbers.
 
-Two releases. A **table of counts** to which every record adds one vote, in one cell: a record moves one count by one.
-And the counts of the **nearest neighbours** of a query in a fresh Poisson sample of the records (Private-kNN: Zhu, Yu,
-Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves, and two counts move by one
-each; the largest count, which a confidence check may look at first, moves by at most one.
+Three releases. A **table of counts** to which every record adds one vote, in one cell: a record moves one count by one.
+A **table of sums** to which it adds a vector of whole numbers, whose L2 norm is bounded. And the counts of the
+**nearest neighbours** of a query in a fresh Poisson sample of the records (Private-kNN: Zhu, Yu, Chandraker and Wang,
+CVPR 2020): a sampled record that is near enters, the farthest leaves, and two counts move by one each; the largest
+count, which a confidence check may look at first, moves by at most one.
 
 Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is. With u the noise
 of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the difference
 d of the two noises alone: it is (d + 1) / s^2. Added to the check's it lies on two lattices. Fewer moves are a marginal
-of more. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds
-any sample of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never
-exceed the continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+of more.
+
+A vector's loss is a sum over as many lattices as it has lengths, and is bounded instead by a continuous Gaussian's.
+Noise N_Z(0, s^2) is, up to a factor, what is left of N(0, s^2 - t^2) when every coordinate x is replaced by an integer
+k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a multiple of
+exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most (Poisson
+summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum alone, so
+it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+
+Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
+of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
+continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
 Relation: add or remove one record. Not known here: who is near, what the counts are used for.
 """
@@ -28,11 +38,18 @@ import numpy.typing as npt
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.loss_distributions import LossDistribution, nothing, on_poisson_sample
+from fairpate.privacy.loss_distributions import (
+    LossDistribution,
+    gaussians,
+    nothing,
+    on_poisson_sample,
+    poisson_gaussians,
+)
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
 _LOG_NO_MASS = math.log(1e-20)
+_ROUNDING = 3.0  # t above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +74,18 @@ class _RecordsVote:
 @dataclass(frozen=True, kw_only=True)
 class VoteTables(_RecordsVote):
     """``count`` tables with noise on every cell, empty ones too; a record adds one vote, to one cell of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteSums(_RecordsVote):
+    """``count`` tables of sums with noise on every cell; a record adds whole numbers of L2 norm at most ``norm``."""
+
+    norm: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm < 1:
+            raise ValueError(f"Expected norm >= 1, got {self.norm}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +165,12 @@ def _(event: VoteTables, orders_A: FloatArray) -> FloatArray:
 
 
 @event_rdp.register
+def _(event: VoteSums, orders_A: FloatArray) -> FloatArray:
+    stddev = event.noise_stddev_votes
+    return _repeated_rdp(event, (event.norm / stddev) ** 2 if stddev else math.inf, orders_A)
+
+
+@event_rdp.register
 def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
     return _repeated_rdp(event, _precision(event), orders_A)
 
@@ -148,6 +183,18 @@ def _(event: VoteTables, interval: float) -> LossDistribution | None:
         return None
     pair = one_count_moves(event.noise_stddev_votes)
     return on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval).self_compose(event.count)
+
+
+@event_pld.register
+def _(event: VoteSums, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if event.noise_stddev_votes <= _ROUNDING:
+        return None
+    multiplier = math.sqrt(event.noise_stddev_votes**2 - _ROUNDING**2) / event.norm
+    if event.sampling_rate == 1:
+        return gaussians(event.count, multiplier, interval=interval)
+    return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
 
 
 @event_pld.register

@@ -27,11 +27,11 @@ COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
     **dict.fromkeys(["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size"], COUNT),
-    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components"], COUNT),
+    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "pixels"], COUNT),
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "unlabelled_ratio"], COUNT),
     **dict.fromkeys(["torch_threads", "num_rounds", "num_directions", "max_queries"], COUNT),
     **dict.fromkeys(["num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0),
-    **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors"], COUNT_OR_0),
+    **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors", "steps"], COUNT_OR_0),
     "DpSgdConfig.epochs": ABOVE_0,
     "num_teachers": [1, 0, -1, INTEGER + 1],
     "AdmissionConfig.rounds": [1, 0, INTEGER + 1],
@@ -73,6 +73,7 @@ BASES: dict[str, Any] = {
     "aggregator": {"num_queries": 100},
     "student.idp3": {"max_disparity": 0.1, "min_count": 1},
     "record_votes.gate": {"max_disparity": 0.1, "min_count": 1},
+    "weighted_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.mechanism": {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 12.0},
 }

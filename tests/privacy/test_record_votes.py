@@ -11,7 +11,7 @@ import pytest
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, PoissonGaussians, event_pld
-from fairpate.privacy.record_votes import NeighbourVotes, VoteTables, both, one_count_moves, two_counts_move
+from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables, both, one_count_moves, two_counts_move
 
 FloatArray = npt.NDArray[np.float64]
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -194,7 +194,7 @@ def test_a_pair_is_two_distributions_and_its_own_mirror_image(pair: object) -> N
 
 
 def test_nothing_done_costs_nothing_and_no_noise_promises_nothing() -> None:
-    for kind in (VoteTables, NeighbourVotes):
+    for kind in (VoteTables, VoteSums, NeighbourVotes):
         assert accountant.epsilon_pld([kind(count=0, noise_stddev_votes=0.0)], target_delta=1e-5) == 0
         assert accountant.epsilon([kind(count=0, noise_stddev_votes=0.0)], target_delta=1e-5).epsilon == 0
         assert accountant.epsilon_pld([kind(count=1, noise_stddev_votes=0.0)], target_delta=1e-5) == math.inf
@@ -211,3 +211,58 @@ def test_impossible_events_are_refused(fields: dict[str, float]) -> None:
         VoteTables(**{"count": 1, "noise_stddev_votes": 1.0} | fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threshold_stddev_votes"):
         NeighbourVotes(count=1, noise_stddev_votes=1.0, threshold_stddev_votes=-1.0)
+
+
+def sums_release(vector: tuple[int, int], *, stddev: float, reach: int) -> FloatArray:
+    """The distribution of two noisy sums, flat."""
+    noise = np.arange(-reach, reach + 1)
+    weights = [np.exp(-((noise - number) ** 2.0) / (2 * stddev**2)) for number in vector]
+    total = math.fsum(math.exp(-(x**2) / (2 * stddev**2)) for x in range(-2 * reach, 2 * reach + 1))
+    return np.multiply.outer(weights[0] / total, weights[1] / total).ravel()
+
+
+@pytest.mark.parametrize(("vector", "stddev"), [((3, 4), 8.0), ((5, 0), 8.0), ((9, 12), 30.0)])
+def test_sums_tell_no_more_than_a_continuous_gaussian_of_slightly_less_noise(
+    vector: tuple[int, int], stddev: float
+) -> None:
+    norm = math.hypot(*vector)
+    bounds = priced(VoteSums(count=1, noise_stddev_votes=stddev, norm=round(norm)))
+    reach = round(8 * stddev)
+    with_one, without = (sums_release(v, stddev=stddev, reach=reach) for v in (vector, (0, 0)))
+    told = np.array([largest_divergence(with_one, without, epsilon) for epsilon in EPSILONS])
+    assert (told <= bounds + 1e-9).all()
+    np.testing.assert_allclose(told, bounds, atol=0.003 if stddev > 20 else 0.03)  # what t costs at little noise
+    too_low = priced(VoteSums(count=1, noise_stddev_votes=stddev, norm=max(1, round(norm / 2))))
+    assert (told > too_low).any()
+
+
+def test_replacing_reals_by_integers_at_random_makes_discrete_noise_of_continuous() -> None:
+    """The step of the proof: N(0, s^2 - t^2), then an integer near it, is N_Z(0, s^2) to within 1e-12."""
+    stddev, rounding = 5.0, 3.0
+    reals = np.linspace(-60, 60, 120_001)
+    density = np.exp(-(reals**2) / (2 * (stddev**2 - rounding**2)))
+    density /= density.sum()
+    integers = np.arange(-80, 81)
+    near = np.exp(-((integers[:, None] - reals) ** 2) / (2 * rounding**2))
+    made = (near / near.sum(axis=0)) @ density
+    discrete = np.exp(-(integers**2) / (2 * stddev**2))
+    np.testing.assert_allclose(made, discrete / discrete.sum(), rtol=1e-9, atol=1e-12)
+
+
+def test_one_table_of_sums_costs_what_a_gaussian_of_its_norm_costs_whatever_the_units() -> None:
+    for units in (1, 100, 2**14):
+        event = VoteSums(count=1, noise_stddev_votes=50.0 * units, norm=units)
+        assert accountant.epsilon_pld([event], target_delta=1e-5) == pytest.approx(0.059, rel=0.02)
+        renyi = accountant.epsilon([event], target_delta=1e-5).epsilon
+        assert accountant.epsilon_pld([event], target_delta=1e-5) < renyi
+    sampled = VoteSums(count=20, noise_stddev_votes=2000.0, norm=1000, sampling_rate=0.1)
+    counts = VoteTables(count=20, noise_stddev_votes=2.0, sampling_rate=0.1)
+    assert accountant.epsilon_pld([sampled], target_delta=1e-5) == pytest.approx(
+        accountant.epsilon_pld([counts], target_delta=1e-5), rel=0.05
+    )
+
+
+def test_sums_with_noise_below_the_rounding_promise_nothing() -> None:
+    assert accountant.epsilon_pld([VoteSums(count=1, noise_stddev_votes=3.0)], target_delta=1e-5) == math.inf
+    with pytest.raises(ValueError, match="norm >= 1"):
+        VoteSums(count=1, noise_stddev_votes=3.0, norm=0)

@@ -1,0 +1,129 @@
+"""A public embedding: what every method sees of a record, fitted to public records alone.
+
+    tables      the columns, and for a column of many values whether it reaches each of some public quantiles
+    pictures    roots of oriented gradients (:mod:`.gradients`), perhaps averaged with the mirror image's, and the
+                picture shrunk to few pixels
+
+then the pool's principal components. Each value is divided once by the root of its spread over the pool, a table's
+columns before they are rotated and a picture's components after, so that neither rare values nor large ones decide.
+
+What a record becomes depends on that record and on public ones, bit for bit, so that it costs no privacy and moves no
+sensitivity. A product of matrices of floats does not have that property: how a row is rounded depends on its place
+among the others. So both factors are rounded to whole numbers, few enough digits that every sum of products is exact
+in whatever order it is taken. Shapes: N records, M public ones, F plain features, K thresholds, E components.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sklearn.decomposition import PCA
+from torch import Tensor
+from torch.nn import functional
+
+from fairpate.config import EmbeddingConfig
+from fairpate.data.dataset import Dataset
+from fairpate.data.gradients import oriented_gradients
+
+_AT_ONCE = 1024
+_LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
+_LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
+_EXACT_DIGITS = 53  # of a float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """A function of one record. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
+
+    ``whole_FE`` are components in whole numbers, and ``unit_E`` what one of them stands for.
+    """
+
+    config: EmbeddingConfig
+    column_K: Tensor
+    thresholds_K: Tensor
+    mean_F: Tensor
+    root_F: Tensor
+    whole_FE: Tensor
+    unit_E: Tensor
+
+    @classmethod
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Embedding:
+        """Of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
+
+        ``evened``: components of pictures are divided by the roots of their spreads.
+        """
+        is_table = pool.ndim == 2
+        column_K, thresholds_K = (
+            _thresholds(pool, config.steps) if is_table else (torch.zeros(0).long(), torch.zeros(0))
+        )
+        plain_MF = torch.cat([_plain(part, config, column_K, thresholds_K) for part in torch.split(pool, _AT_ONCE)])
+        mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
+        root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
+        # Solved by the covariance, whose answer depends on no random start.
+        pca = PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
+        pca.fit(((plain_MF - mean_F) / root_F).numpy())
+        spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
+        kept_E = spread_E > _LEAST_SPREAD * spread_E.max()
+        digits = min(20, _EXACT_DIGITS - 21 - plain_MF.shape[1].bit_length())
+        unit = 2.0 ** -(digits + _PLAIN_DIGITS)
+        scale_E = 1.0 if is_table or not evened else spread_E[kept_E].sqrt()
+        return cls(
+            config=config,
+            column_K=column_K,
+            thresholds_K=thresholds_K,
+            mean_F=mean_F,
+            root_F=root_F,
+            whole_FE=(torch.from_numpy(pca.components_.T).double()[:, kept_E] * 2.0**digits).round(),
+            unit_E=unit / (torch.ones(int(kept_E.sum()), dtype=torch.float64) * scale_E),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
+        embedded_NE = torch.empty(len(x), len(self.unit_E))
+        for start in range(0, len(x), _AT_ONCE):
+            part = x[start : start + _AT_ONCE]
+            plain = (_plain(part, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
+            bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
+            whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
+            embedded_NE[start : start + len(part)] = (whole * self.unit_E).float()
+        return embedded_NE
+
+
+def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
+    """The data set as a table of coordinates, in every split; None leaves it as it is."""
+    if config is None:
+        return dataset
+    embedding = Embedding.of(dataset.public.x, config)
+    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
+    names = tuple(f"component {e}" for e in range(len(embedding.unit_E)))
+    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, **splits)
+
+
+def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
+    """What is rotated: (N, F)."""
+    if x.ndim == 2:
+        return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
+    pictures = [x, x.flip(-1)] if config.mirrored else [x]
+    parts = [torch.stack([oriented_gradients(each).sqrt() for each in pictures]).mean(dim=0)]
+    if config.pixels is not None:
+        small = [functional.adaptive_avg_pool2d(each.float() / 255, config.pixels).flatten(1) for each in pictures]
+        parts.append(torch.stack(small).mean(dim=0))
+    return torch.cat(parts, dim=1)
+
+
+def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Columns and quantiles of columns of more than ``steps`` values; where one value fills half, of the others."""
+    columns, thresholds = [], []
+    for column, values in enumerate(pool.unbind(dim=1)):
+        different, counts = values.unique(return_counts=True)
+        if not steps or len(different) <= max(steps, 2):
+            continue
+        common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
+        others = values if common is None else values[values != common]
+        quantiles = torch.quantile(others, torch.arange(1, steps + 1) / (steps + 1), interpolation="lower")
+        found = quantiles.unique() if common is None else torch.cat([others.min()[None], quantiles]).unique()
+        columns += [column] * len(found)
+        thresholds.append(found)
+    return torch.tensor(columns, dtype=torch.int64), torch.cat(thresholds or [torch.zeros(0)])

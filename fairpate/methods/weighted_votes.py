@@ -1,0 +1,150 @@
+"""One weighted vote per record: a sum of feature vectors per class, released once, and the linear rule that fits it.
+
+Kin: sufficient statistics perturbation (Foulds et al. 2016, arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216),
+with public records in the place of what private ones would still have to tell.
+
+    phi(x)       whole numbers of L2 norm at most U: a constant, and coordinates of a public embedding, cut at a radius
+    votes        S[c] = the sum of phi(x) over private records of label c
+    release      S + N_Z(0, sigma^2), every number of it
+    rule         W minimises  mean over the pool of ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
+
+Adding or removing a record moves one row by at most U in L2 norm: one event for everything
+(:class:`fairpate.privacy.record_votes.VoteSums`). The objective is that of logistic regression, but for the
+expectation of its first term over public records instead of private ones, so private and public records must be alike.
+n is the noisy number of records that the constant's sums say. The ridge is in proportion to the noise of S / n.
+
+The embedding is that of the data set (``data.embedding``), or one of the method's own, of public records alone.
+
+Shapes: N private records, M public ones, C classes, W numbers per class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
+from torch import Tensor
+
+from fairpate.config import EmbeddingConfig, Positive
+from fairpate.data import Dataset
+from fairpate.data.embedding import Embedding
+from fairpate.methods.definition import Training
+from fairpate.methods.trained import Trained
+from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.privacy.record_votes import VoteSums
+from fairpate.types import IntArray
+
+FloatArray = npt.NDArray[np.float64]
+UNITS = 2**14
+"""U: a vote of norm one, in whole numbers."""
+_CONSTANT = 0.5  # beside coordinates of norm one or less
+_AT_ONCE = 8192
+_MOST_STEPS = 500
+
+
+class WeightedVotesConfig(TaughtConfig):
+    """The rule, and which of its labels teach."""
+
+    taught_share: float = Field(1.0, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
+    ridge: Positive = Field(2.0, description="Of the rule, in standard deviations of the noise per record.")
+    embedding: EmbeddingConfig = Field(
+        EmbeddingConfig(), description="Of public records; `data.embedding` precedes it."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballot:
+    """What a record adds to its label's row: a function of that record and of public ones."""
+
+    embedding: Embedding | None
+    radius: float
+
+    @classmethod
+    def of(cls, dataset: Dataset, config: EmbeddingConfig) -> Ballot:
+        """Its radius is the median norm of public records."""
+        embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
+        pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
+        return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
+
+    def votes(self, x: Tensor) -> IntArray:
+        """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
+        embedded = x if self.embedding is None else self.embedding(x)
+        coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
+        lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
+        constant = np.full((len(x), 1), _CONSTANT)
+        phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / np.hypot(1.0, _CONSTANT)
+        # Towards zero, and a little shorter than U, so that no rounding of floats makes a vote longer.
+        whole: IntArray = np.trunc(phi * (UNITS - 1)).astype(np.int64)
+        return whole
+
+    def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int) -> IntArray:
+        """S (C, W), exactly."""
+        parts = []
+        for start in range(0, max(len(x), 1), _AT_ONCE):
+            votes = self.votes(x[start : start + _AT_ONCE])
+            rows = labels_N[start : start + _AT_ONCE]
+            parts.append(np.stack([votes[rows == c].sum(axis=0) for c in range(num_classes)]))
+        total: IntArray = np.sum(parts, axis=0)
+        return total
+
+
+class WeightedVotes(VotesOfRecords):
+    """Within the target for one record, added or removed: one release for everything."""
+
+    title: ClassVar[str] = "one weighted vote per record"
+    paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
+
+    method: str = "weighted_votes"
+    weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
+
+    def train(self, training: Training) -> Trained:
+        """A ballot, one noisy table, the rule that fits it, and a student of what it says of the pool."""
+        dataset, settings = training.dataset, self.weighted_votes
+        noise = self.least_noise(_event)
+        event = _event(noise)
+        with training.reporter.stage("votes"):
+            ballot = Ballot.of(dataset, settings.embedding)
+            private = dataset.private
+            table_CW = ballot.table(private.x, private.y.numpy(), num_classes=dataset.num_classes)
+            noisy_CW = with_noise(table_CW, stddev=event.noise_stddev_votes, source=self.source, row="class")
+        said = labels_of_sums(noisy_CW, ballot.votes(dataset.public.x), stddev=noise, ridge=settings.ridge)
+        training.reporter.note("votes", f"{noisy_CW.shape[1]} numbers per class, noise {noise:.2f}")
+        return self.taught(said, settings, training, event=event)
+
+
+def _event(noise: float) -> VoteSums:
+    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS)
+
+
+def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
+    """What the rule that fits the released sums says of the pool, whose votes are ``pool_MW``."""
+    num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+    phi_MW = pool_MW / UNITS
+    rule_CW = matched_rule(phi_MW, noisy_CW / UNITS / num_records, ridge=ridge * stddev / num_records)
+    chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)
+    ordered_MC = np.sort(chances_MC, axis=1)
+    return PoolLabels(
+        labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
+    )
+
+
+def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, *, ridge: float) -> FloatArray:
+    """W (C, W): the pool's expectation of softmax times phi is ``moments_CW``, but for the ridge. A convex problem."""
+
+    def objective(flat: FloatArray) -> tuple[float, FloatArray]:
+        rule_CW = flat.reshape(moments_CW.shape)
+        scores_MC = phi_MW @ rule_CW.T
+        value = logsumexp(scores_MC, axis=1).mean() - (rule_CW * moments_CW).sum() + ridge / 2 * (rule_CW**2).sum()
+        slope_CW = softmax(scores_MC, axis=1).T @ phi_MW / len(phi_MW) - moments_CW + ridge * rule_CW
+        return float(value), slope_CW.ravel()
+
+    found = minimize(
+        objective, np.zeros(moments_CW.size), jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}
+    )
+    rule_CW: FloatArray = found.x.reshape(moments_CW.shape)
+    return rule_CW

@@ -1,0 +1,166 @@
+"""One weighted vote per record: what one record moves, what is noised, and what the released sums say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
+from fairpate.app.rundir import RunDirectory, read_statement
+from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.methods import weighted_votes
+from fairpate.methods.load import configured
+from fairpate.methods.weighted_votes import UNITS, Ballot, labels_of_sums, matched_rule
+from fairpate.privacy import accountant
+from fairpate.privacy.record_votes import VoteSums
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset(DataConfig(options={"colour_as_feature": False}))
+
+
+@pytest.fixture(scope="module")
+def ballot(digits: Dataset) -> Ballot:
+    return Ballot.of(digits, EmbeddingConfig())
+
+
+def settings(out: Path, **changed: Any) -> Any:
+    values = {
+        "noise": "seeded",
+        "target": {"epsilon": 2.0},
+        "student": {"model": {"name": "logistic"}, "fit": {"epochs": 2}},
+        "weighted_votes": changed,
+    }
+    return configured(values, [f"out={out}"], method="weighted_votes")
+
+
+def run(config: Any, dataset: Dataset) -> RunDirectory:
+    return run_method(config, Reporter(quiet=True), dataset)
+
+
+def test_one_record_moves_one_row_by_at_most_the_norm_and_nothing_else(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise is equal in both runs, so that tables differ by what the record did."""
+    tables: list[npt.NDArray[np.int64]] = []
+    release = weighted_votes.with_noise
+
+    def watched(*values: Any, **named: Any) -> Any:
+        tables.append(release(*values, **named))
+        return tables[-1]
+
+    monkeypatch.setattr(weighted_votes, "with_noise", watched)
+    smaller = dataclasses.replace(digits, private=digits.private.take(range(1, len(digits.private))))
+    statements = [
+        read_statement(run(settings(tmp_path / name), dataset)) for name, dataset in (("a", digits), ("b", smaller))
+    ]
+    moved = tables[0] - tables[1]
+    label = int(digits.private.y[0])
+    np.testing.assert_array_equal(moved[label], Ballot.of(digits, EmbeddingConfig()).votes(digits.private.x[:1])[0])
+    assert not np.delete(moved, label, axis=0).any()
+    assert 0 < (moved**2).sum() <= UNITS**2
+    assert statements[0].events == statements[1].events
+    assert statements[0].epsilon == statements[1].epsilon <= 2
+
+
+def test_a_vote_is_short_and_its_own_record_s_affair(ballot: Ballot, digits: Dataset) -> None:
+    private = digits.private.x
+    votes = ballot.votes(private)
+    assert ((votes**2).sum(axis=1) <= UNITS**2).all()
+    assert (votes[:, 0] == votes[0, 0]).all()
+    for part in (slice(0, 1), slice(3, 9), slice(1, None)):
+        np.testing.assert_array_equal(ballot.votes(private[part]), votes[part])
+
+
+def test_no_record_whatever_it_says_votes_longer_than_one(digits: Dataset) -> None:
+    for kind in (torch.full((3, 40), 1e30), torch.full((3, 40), -3e38), torch.zeros(3, 40)):
+        plain = Ballot(embedding=None, radius=1e-3)
+        assert ((plain.votes(kind).astype(object) ** 2).sum(axis=1) <= UNITS**2).all()
+
+
+def test_the_table_is_the_sum_of_votes_by_label(ballot: Ballot, digits: Dataset, monkeypatch: Any) -> None:
+    labels = digits.private.y.numpy()
+    votes = ballot.votes(digits.private.x)
+    expected = np.stack([votes[labels == c].sum(axis=0) for c in range(10)])
+    monkeypatch.setattr(weighted_votes, "_AT_ONCE", 100)
+    np.testing.assert_array_equal(ballot.table(digits.private.x, labels, num_classes=10), expected)
+    nobody = ballot.table(digits.private.x[:0], labels[:0], num_classes=10)
+    np.testing.assert_array_equal(nobody, np.zeros_like(expected))
+
+
+def test_the_event_is_that_of_the_noise_that_was_added(digits: Dataset, tmp_path: Path) -> None:
+    statement = read_statement(run(settings(tmp_path / "run"), digits))
+    (event,) = statement.events
+    assert (event["norm"], event["count"], event["kind"]) == (UNITS, 1, "VoteSums")
+    stated = VoteSums(count=1, noise_stddev_votes=event["noise_stddev_votes"], norm=event["norm"])
+    assert statement.epsilon == pytest.approx(accountant.epsilon_pld([stated], target_delta=1e-5))
+    assert 1.9 < statement.epsilon <= 2
+
+
+def test_noise_reaches_every_number_also_of_classes_that_nobody_has(digits: Dataset, tmp_path: Path) -> None:
+    empty = np.zeros((4, 500), dtype=np.int64)
+    noisy = weighted_votes.with_noise(empty, stddev=30.0 * UNITS, source=settings(tmp_path / "x").source, row="class")
+    assert noisy.std() == pytest.approx(30 * UNITS, rel=0.1)
+    assert abs(noisy.mean()) < 4 * 30 * UNITS / math.sqrt(noisy.size)
+    assert len(np.unique(noisy)) > 1990
+
+
+def test_without_noise_and_on_the_same_records_it_is_logistic_regression() -> None:
+    generator = np.random.default_rng(0)
+    phi = np.hstack([np.ones((600, 1)), generator.normal(size=(600, 3))])
+    label = (phi @ [0.2, 1.0, -1.0, 0.0] + generator.logistic(size=600) > 0).astype(int)
+    moments = np.stack([phi[label == c].sum(axis=0) for c in (0, 1)]) / len(phi)
+    rule = matched_rule(phi, moments, ridge=1e-6)
+    theirs = LogisticRegression(C=1e6, fit_intercept=False, tol=1e-8, max_iter=1000).fit(phi, label)
+    np.testing.assert_allclose(rule[1] - rule[0], theirs.coef_[0], atol=5e-3)
+    shrunk = matched_rule(phi, moments, ridge=10.0)
+    assert np.abs(shrunk).max() < 0.2 * np.abs(rule).max()
+
+
+def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_it(
+    ballot: Ballot, digits: Dataset
+) -> None:
+    sums = ballot.table(digits.private.x, digits.private.y.numpy(), num_classes=10)
+    pool = ballot.votes(digits.public.x)
+    truth = digits.public.y.numpy()
+    said = labels_of_sums(sums, pool, stddev=1e-3, ridge=2.0)
+    assert (said.labels_M == truth).mean() > 0.8
+    assert said.chances_MC is not None
+    np.testing.assert_allclose(said.chances_MC.sum(axis=1), 1.0)
+    sure = said.certainty_M >= np.median(said.certainty_M)
+    assert (said.labels_M == truth)[sure].mean() > (said.labels_M == truth)[~sure].mean()
+    noise = np.random.default_rng(0).normal(size=sums.shape) * 3000 * UNITS
+    drowned = labels_of_sums(sums + noise.astype(np.int64), pool, stddev=3000.0, ridge=2.0)
+    assert (drowned.labels_M == truth).mean() < 0.4
+
+
+def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
+    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12)))
+    own = Ballot.of(dataset, EmbeddingConfig())
+    assert own.embedding is None
+    assert own.votes(dataset.private.x).shape[1] == 13
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"target": {"epsilon": 50.0}}, "target.epsilon"),
+        ({"target": {"epsilon": 1.0, "relation": "replace one"}}, "target.relation"),
+        ({"weighted_votes": {"ridge": 0.0}}, "weighted_votes.ridge"),
+        ({"data": {"embedding": {"num_components": 0}}}, "data.embedding.num_components"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(changed, [f"out={tmp_path / 'run'}"], method="weighted_votes").require_trainable()
