@@ -15,7 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aggregator import audit
-from fairpate.app.odometer import Odometer, OdometerError
+from fairpate.app.odometer import Odometer
+from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.terminal import facts
 from fairpate.evaluation.page import epsilon_text

@@ -22,7 +22,7 @@ from aggregator.mechanism import Mechanism, Outcome
 from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
 from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
-from fairpate.app.odometer import LedgerMeter, Meter
+from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json

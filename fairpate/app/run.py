@@ -20,7 +20,8 @@ from torch import nn
 from aggregator.wire import worded
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import check_weights, with_pinned_weights
-from fairpate.app.odometer import Meter, Odometer, event_from, event_json, standing_remarks
+from fairpate.app.meter import Meter
+from fairpate.app.odometer import Odometer, standing_remarks
 from fairpate.app.progress import Reporter
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
@@ -50,6 +51,7 @@ from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.privacy.accountant import Event
+from fairpate.privacy.event_values import event_from, event_json
 from fairpate.strict_json import strict
 from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
 from student.predict import Student, StudentCard, save_student

@@ -23,7 +23,8 @@ from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession, VotesUnavailableError
 from aggregator.tokens import QuotaRule, read_tokens
-from fairpate.app.odometer import LedgerMeter, Meter, Odometer, state_folder
+from fairpate.app.meter import LedgerMeter, Meter
+from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fairpate.app.odometer import Meter
+from fairpate.app.meter import Meter
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, stream_seed, torch_generator

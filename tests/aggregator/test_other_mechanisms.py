@@ -27,10 +27,10 @@ from aggregator.questions import PublicPool
 from aggregator.session import AggregatorSession, OverBudget, PublicationError, Query, VotesUnavailableError
 from aggregator.terms import LedgerTerms
 from aggregator.writer import Books
-from fairpate.app.odometer import event_from, event_json
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
+from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray

@@ -15,17 +15,12 @@ from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
 from aggregator.terms import LedgerTerms
 from fairpate.app.compare.run import count_cell
-from fairpate.app.odometer import (
-    LedgerMeter,
-    LimitReachedError,
-    Meter,
-    Odometer,
-    OdometerError,
-    event_from,
-    event_json,
-)
+from fairpate.app.meter import LedgerMeter, Meter
+from fairpate.app.odometer import LimitReachedError, Odometer
+from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
+from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease

@@ -17,7 +17,6 @@ from sklearn.exceptions import NotFittedError
 
 from aggregator.wire import worded
 from fairpate import estimators
-from fairpate.app.odometer import event_json
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json, read_statement
@@ -26,6 +25,7 @@ from fairpate.estimators import FairClassifier, dataset_of
 from fairpate.methods import all_methods, class_names, method_names
 from fairpate.methods.definition import Method
 from fairpate.methods.load import configured
+from fairpate.privacy.event_values import event_json
 from student.predict import load_student
 
 METHODS = list(method_names())

@@ -25,8 +25,9 @@ from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
-from fairpate.app.odometer import LimitReachedError, Odometer, OdometerError, Release, read_receipt
+from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
+from fairpate.app.receipt import OdometerError, Release, read_receipt
 from fairpate.app.records_table import Row, read_rows
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json

@@ -1,0 +1,64 @@
+"""Events as plain values: how statements, receipts and the odometer hold them, and how they are read again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from fairpate.privacy import accountant, fair_training, record_votes  # noqa: F401 - registers their events
+from fairpate.privacy.accountant import Event
+from fairpate.types import Unit
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event as plain values, with its kind. ValueError for one that depends on private values."""
+    if event.data_dependent:
+        raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
+    return {"kind": type(event).__name__, **asdict(event)}  # type: ignore[call-overload]
+
+
+def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
+    """The event of :func:`event_json`; without a kind, as statements hold it, that of its fields and ``unit``."""
+    kinds = accountant.event_kinds()
+    rest = {name: _number(value) for name, value in values.items() if name != "kind"}
+    if "kind" not in values:
+        rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
+        names = set(rest)
+        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} == names]
+        found = [kind for kind in found if unit is None or rest.get("unit", getattr(kind, "unit", unit)) == unit]
+        # A kind and its refinement look alike: the first costs at least as much.
+        found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
+        if len(found) != 1:
+            raise ValueError(f"no event has the fields {sorted(names)} and unit {unit}.")
+        event: Event = found[0](**rest)
+        return event
+    if values["kind"] not in kinds:
+        raise ValueError(f"unknown event {values['kind']}; use the version that wrote it.")
+    named: Event = kinds[values["kind"]](**rest)
+    return named
+
+
+def _number(value: Any) -> Any:
+    """Infinities come as words."""
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _not_finite(name: str) -> float:
+    """What null stands for in a statement; a threshold of 0 costs what any finite one does."""
+    return 0.0 if name == "threshold" else math.inf
+
+
+def merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The same events, equal ones counted together."""
+    counts: Counter[Event] = Counter()
+    single: list[Event] = []
+    for event in events:
+        count = getattr(event, "count", None)
+        if isinstance(count, int):
+            counts[replace(event, count=1)] += count  # type: ignore[type-var]
+        else:
+            single.append(event)
+    return (*(replace(event, count=count) for event, count in counts.items()), *single)  # type: ignore[type-var]
