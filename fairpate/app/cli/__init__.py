@@ -1,0 +1,40 @@
+"""The command line: parse, build, run, close. What each command does is in the file of its subject."""
+
+from __future__ import annotations
+
+import typer
+
+from fairpate import __version__
+from fairpate.app.cli import choices, data, ledger, runs, services
+from fairpate.app.cli.endings import exit_with_code
+
+app = typer.Typer(
+    help="Private and fair learning from many teachers, with an epsilon that is true.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(cls=runs.RunCommand)(runs.run)
+app.command()(choices.methods)
+app.command()(runs.compare)
+app.command()(choices.specify)
+app.command()(choices.plan)
+app.command()(runs.card)
+app.command()(runs.report)
+app.command()(services.serve)
+app.command(cls=services.QueryCommand)(services.query)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+app.add_typer(data.app, name="data")
+app.add_typer(ledger.app, name="ledger")
+
+
+def main() -> None:
+    """Entry point: a user's error ends in one message and exit code 2 (bad usage) or 1, a signal in 128 + number."""
+    exit_with_code(app)

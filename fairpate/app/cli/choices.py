@@ -1,0 +1,81 @@
+"""`fairpate methods`, `plan` and `specify`: what there is, what a budget allows, what was achieved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairpate.app.cli.endings import checked_arguments
+from fairpate.app.cli.options import AsJson, DataDir, data_config
+from fairpate.app.terminal import terminal
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Its fields, defaults and paper; none lists all.")] = None,
+) -> None:
+    """List every method with what it protects and its source, or one with all of its fields."""
+    from fairpate.app.catalogue import describe_method, list_methods
+
+    terminal().print(list_methods() if name is None else describe_method(name))
+
+
+def plan(
+    data: Annotated[str, typer.Option(help="A name from `fairpate data list`: its classes and its public pool.")],
+    epsilon: Annotated[float, typer.Option(min=0, help="Target.")],
+    delta: Annotated[float, typer.Option(min=0, max=1, help="Target.")] = 1e-5,
+    teachers: Annotated[list[int] | None, typer.Option(min=2, help="Numbers of teachers to look at.")] = None,
+    queries: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of queries to look at.")] = None,
+    agreement: Annotated[
+        float | None, typer.Option(help="Assumed share of teachers that are right, on average; none: 0.75.")
+    ] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Assumed standard deviation of that share over queries; none: 0.2.")
+    ] = None,
+    votes: Annotated[Path | None, typer.Option(help="A run's real votes instead. For the operator: private.")] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Noise from budget: teachers, threshold, noises and queries of a PATE method that fit epsilon and delta."""
+    from fairpate.app.plan import describe, plan_for, proposal_json
+
+    with checked_arguments():
+        proposal = plan_for(
+            data_config(data, None, data_dir),
+            epsilon=epsilon,
+            delta=delta,
+            teacher_counts=teachers or None,
+            query_counts=queries or [100, 300, 1000],
+            agreement=agreement,
+            spread=spread,
+            votes=votes,
+        )
+    if as_json:
+        typer.echo(proposal_json(proposal))
+    else:
+        terminal().print(describe(proposal))
+
+
+def specify(
+    epsilon: Annotated[float | None, typer.Option(help="At most this privacy budget.")] = None,
+    disparity: Annotated[float | None, typer.Option(help="At most this gap between groups.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="At least this share of records answered.")] = None,
+    accuracy: Annotated[float | None, typer.Option(help="At least this accuracy on them.")] = None,
+    frontier: Annotated[Path | None, typer.Option(help="A results.parquet; none takes the newest in runs/.")] = None,
+    data: Annotated[str | None, typer.Option(help="Only this data set of the table.")] = None,
+    transfer: Annotated[Path | None, typer.Option(help="Another table: apply there what is chosen here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which guarantees are achievable together: at what accuracy, by which configuration; or the nearest ones."""
+    from fairpate.app.specify import describe_answer, specify_guarantees
+    from fairpate.evaluation.selection import Demand
+
+    with checked_arguments():
+        demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy)
+    answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
+    if as_json:
+        typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
+    else:
+        terminal().print(describe_answer(answer), crop=False)  # commands to copy, in one line

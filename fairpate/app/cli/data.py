@@ -1,0 +1,71 @@
+"""`fairpate data`: what data sets there are, where they come from, what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from fairpate.app.cli.options import AsJson, DataDir, DatasetName, Folder, OptionValues, data_config
+from fairpate.app.terminal import terminal
+from fairpate.config import ConfigError
+from fairpate.files import check_output_folder
+
+app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_data(data_dir: DataDir = None) -> None:
+    """Every data set with its task, sensitive attribute, size and licence."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
+    from fairpate.app.summary import listing_table
+    from fairpate.data import list_datasets
+
+    terminal().print(listing_table(list_datasets(data_dir or _data_dir_from_environment())))
+
+
+@app.command("fetch")
+def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> None:
+    """Download a data set from its publisher and check it against its pinned checksum."""
+    from fairpate.data import fetch
+
+    target = data_dir or _data_dir_from_environment()
+    if target is None:
+        raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    options_of_loader = data_config(name, options, None).options
+    for path in fetch(name, target, options=options_of_loader, console=terminal(stderr=True)):
+        typer.echo(str(path))
+
+
+@app.command("describe")
+def describe_data(
+    name: DatasetName, data_dir: DataDir = None, options: OptionValues = None, as_json: AsJson = False
+) -> None:
+    """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
+    from fairpate.app.summary import describe_table
+    from fairpate.data import describe
+
+    description = describe(data_config(name, options, data_dir))
+    if as_json:
+        typer.echo(json.dumps(asdict(description), indent=2))
+    else:
+        terminal().print(describe_table(description))
+
+
+@app.command("export")
+def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> None:
+    """Write the four splits as Parquet, one file each. The private split is private: keep the folder to yourself."""
+    check_output_folder(folder, "folder")
+    from fairpate.data import load_dataset, save_dataset
+
+    save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
+    typer.echo(str(folder))
+
+
+def _data_dir_from_environment() -> Path | None:
+    folder = os.environ.get("FAIRPATE_DATA")
+    return Path(folder) if folder else None

@@ -1,0 +1,96 @@
+"""How a command ends: its exit code, and one message for what the user can fix.
+
+What a user can fix ends in one message on standard error that names the field, the value and the remedy. Exit codes:
+2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write to), 1 where
+something else failed (a file of data, a damaged run, a service, a cluster), 130 and 143 for an interrupt and SIGTERM.
+Only a defect of ours shows a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.text import Text
+
+from fairpate.app.terminal import discard_output, ended_by_signals, terminal
+from fairpate.config import ConfigError
+from fairpate.types import UsageError, UserError
+
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+
+
+def exit_with_code(app: typer.Typer) -> None:
+    """Run the command that was given; leave with its code, if it is not 0."""
+    code = 0
+    with ended_by_signals() as ending:
+        try:
+            code = _exit_code(app)
+        except BaseException:
+            if ending.number is None:
+                raise
+    if ending.number is not None:
+        code = _interrupted(128 + ending.number)
+    if code:
+        sys.exit(code)
+
+
+def _exit_code(app: typer.Typer) -> int:
+    try:
+        code: int = app(standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except BrokenPipeError:  # `| head` has read enough
+        discard_output()
+        return _BROKEN_PIPE
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
+            return 2
+        if not _is_the_users(error):
+            raise
+        return fail(_message(error), code=2 if _is_bad_usage(error) else 1)
+    return _interrupted(code) if code == _INTERRUPTED else code
+
+
+def _interrupted(code: int) -> int:
+    return fail("Interrupted; what was finished is kept, and the same command goes on from there.", code=code)
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether the error is something the user can fix: bad input, a missing file, a cluster that is not there."""
+    return isinstance(error, (UserError, ValueError, OSError)) or _is_bad_usage(error)
+
+
+def _is_bad_usage(error: Exception) -> bool:
+    return isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    format_message = getattr(error, "format_message", None)
+    return str(format_message() if callable(format_message) else error) or type(error).__name__
+
+
+def fail(message: str, *, code: int = 1) -> int:
+    """Print what went wrong; ``code`` comes back."""
+    terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
+    return code
+
+
+def say(text: str) -> None:
+    """A word to the user, beside the output."""
+    terminal(stderr=True).print(text, soft_wrap=True)
+
+
+@contextmanager
+def checked_arguments() -> Iterator[None]:
+    """What an argument's own check refuses is bad usage."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise ConfigError(str(error)) from error

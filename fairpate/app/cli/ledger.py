@@ -1,0 +1,89 @@
+"""`fairpate ledger`: a run's ledger, and what all releases cost together. For the operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairpate.app.cli.options import DatasetName, RunOrLedger
+from fairpate.app.terminal import terminal
+from fairpate.config import ConfigError
+from fairpate.files import check_output_file
+
+app = typer.Typer(help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True)
+
+
+@app.command("verify")
+def verify_ledger(path: RunOrLedger) -> None:
+    """Check every entry against the chain; a service may be writing meanwhile."""
+    from fairpate.app.ledgers import describe_verified
+
+    terminal().print(describe_verified(path))
+
+
+@app.command("export")
+def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> None:
+    """Write every entry, votes included. Private: keep the file to yourself."""
+    check_output_file(out, "out", suffixes=(".parquet", ".json"))
+    from fairpate.app.ledgers import export
+
+    export(path, out)
+    typer.echo(str(out))
+
+
+@app.command("show")
+def show_ledger(
+    path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
+) -> None:
+    """Print the last charges and what became of them. Private."""
+    from fairpate.app.ledgers import last_charges
+
+    terminal().print(last_charges(path, last))
+
+
+@app.command("total")
+def total_of_releases(
+    data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
+    delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
+) -> None:
+    """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
+    from fairpate.app.ledgers import describe_totals
+
+    _checked_delta(delta)
+    terminal().print(describe_totals(data=data, delta=delta))
+
+
+@app.command("limit")
+def limit_releases(
+    data: DatasetName,
+    epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
+    unit: Annotated[str, typer.Option(help="record, or sensitive attribute.")] = "record",
+    delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
+) -> None:
+    """Refuse from now on what would make all releases on a data set cost more than this."""
+    from typing import get_args
+
+    from fairpate.app.odometer import Odometer
+    from fairpate.data import REGISTRY
+    from fairpate.names import nearest
+    from fairpate.types import Unit
+
+    units: dict[str, Unit] = {name: name for name in get_args(Unit)}
+    if unit not in units:
+        raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+    if not 0 < epsilon < float("inf"):
+        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
+    _checked_delta(delta)
+    odometer = Odometer()
+    odometer.set_limit(data, units[unit], epsilon=epsilon, delta=delta)
+    typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
+    known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
+    if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
+        typer.echo(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}", err=True)
+
+
+def _checked_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")

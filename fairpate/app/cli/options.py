@@ -1,0 +1,52 @@
+"""Arguments and options that several commands take, and the configuration that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairpate.config import DataConfig, apply_override, parse_config
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
+Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of the same configuration goes on.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
+Weights = Annotated[
+    str | None, typer.Option(help="File that every ResNet and DenseNet starts from, or `imagenet`: torchvision's own.")
+]
+OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
+MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
+RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
+Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
+AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
+OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
+Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
+DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]
+
+
+def data_named(data: str | None) -> dict[str, Any]:
+    """The fields that name a data set; a declaration of one's own is known by its ending."""
+    if data is None or not data.endswith((".yaml", ".yml")):
+        return {"data.name": data}
+    from fairpate.data.declaration import read_declaration
+
+    return {"data.name": read_declaration(Path(data)).name, "data.declaration": data}
+
+
+def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
+    """The section ``data`` that the arguments of a command mean."""
+    values = {field.removeprefix("data."): value for field, value in data_named(name).items()}
+    for option in options or []:
+        apply_override(values, f"options.{option}")
+    return with_data_dir(parse_config(values, DataConfig), data_dir)
+
+
+def with_data_dir(config: DataConfig, data_dir: Path | None) -> DataConfig:
+    """The same section, read from ``data_dir`` if one was given."""
+    return config if data_dir is None else config.model_copy(update={"data_dir": data_dir})

@@ -1,0 +1,142 @@
+"""`fairpate run`, `compare`, `report` and `card`: train, and write what is published of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from fairpate.app.cli.endings import fail
+from fairpate.app.cli.options import (
+    ConfigFile,
+    DataDir,
+    MethodOption,
+    Out,
+    Overrides,
+    RunFolder,
+    Weights,
+    data_named,
+    with_data_dir,
+)
+from fairpate.app.terminal import terminal
+from fairpate.config import BACKBONES, ConfigError, DataConfig, read_yaml
+from fairpate.files import check_output_folder
+
+if TYPE_CHECKING:
+    from fairpate.methods.definition import Method
+
+_DEMO = Path(__file__).parents[1] / "color_digits.yaml"
+
+
+class RunCommand(TyperCommand):
+    """Its help names the methods there are."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The parent's, with the registry's names."""
+        from fairpate.methods import method_names
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption) and parameter.name == "method":
+                parameter.help = f"One of {', '.join(method_names())}; or module:Class."
+        super().format_help(ctx, formatter)
+
+
+def run(
+    config: ConfigFile = None,
+    method: MethodOption = None,
+    data: Annotated[
+        str | None, typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml).")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of model and training; never of private noise.")] = None,
+    overrides: Overrides = None,
+    weights: Weights = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report."""
+    given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
+    base = config or (_DEMO if data in (None, DataConfig().name) else None)
+    resolved = _load(base, [*(overrides or []), *options], method, weights)
+    from fairpate.app.progress import Reporter
+    from fairpate.app.run import run_method
+    from fairpate.app.summary import summarise
+
+    finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
+    terminal().print(summarise(finished))
+
+
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML file: methods, data sets, seeds, grids.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; what is finished in it is kept.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
+    from fairpate.app.compare.cells import load_sweep
+    from fairpate.app.compare.report import compare_methods, summarise_comparison
+
+    sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    check_output_folder(out or sweep.out or Path("runs"), "--out")
+    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
+    terminal().print(summarise_comparison(comparison), crop=False)
+    if comparison.failed:
+        raise typer.Exit(fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
+
+
+def report(folder: RunFolder) -> None:
+    """Write the reports of a finished run again; nothing is trained, asked or charged."""
+    from fairpate.app.progress import Reporter
+    from fairpate.app.run import finished_run, run_method
+    from fairpate.app.summary import summarise
+
+    found, config = finished_run(folder)
+    terminal().print(summarise(run_method(config.model_copy(update={"out": found.root}), Reporter(quiet=True))))
+
+
+def card(
+    folder: RunFolder,
+    intended_use: Annotated[str | None, typer.Option(help="What the model is for, in your words.")] = None,
+    out_of_scope: Annotated[str | None, typer.Option(help="What it must not be used for.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Who answers questions about it.")] = None,
+) -> None:
+    """Write the privacy-and-fairness card of a published student, as HTML and JSON, beside it."""
+    from fairpate.app.card import write_card
+
+    for path in write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact):
+        typer.echo(str(path))
+
+
+def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
+    """The configuration, with ``weights`` for all of its models that can start from a file."""
+    from fairpate.methods.load import load_method, merged
+
+    if weights is None:
+        return load_method(path, overrides, method=method)
+    said = merged({} if path is None else read_yaml(path), overrides, method=method)
+    named = {name: _model_name(said[name]) for name in ("teachers", "student") if name in said}
+    starting = [section for section, name in named.items() if name in BACKBONES]
+    if not starting:
+        raise ConfigError(
+            f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
+            f"set {' or '.join(f'{section}.model.name' for section in named)}."
+        )
+    files = [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
+    return load_method(path, [*overrides, *files], method=method)
+
+
+def _model_name(section: Any) -> str:
+    """As it stands there, before anything is checked."""
+    model = section.get("model") if isinstance(section, dict) else None
+    return str(model.get("name")) if isinstance(model, dict) else "none"
+
+
+def _with_places(config: Method, *, out: Path | None, data_dir: Path | None) -> Method:
+    if out is not None:
+        check_output_folder(out, "--out")
+    return config.model_copy(update={"out": out or config.out, "data": with_data_dir(config.data, data_dir)})

@@ -1,0 +1,65 @@
+"""`fairpate serve` and `query`: both ends of a service."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fairpate.app.cli.endings import checked_arguments, say
+from fairpate.app.cli.options import AnalystToken, DataDir, Host, OperatorToken, Quota, RunFolder, Words
+from fairpate.types import UsageError
+
+
+def serve(
+    folder: RunFolder,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8517,
+    analyst_token_file: AnalystToken = None,
+    operator_token_file: OperatorToken = None,
+    quota: Quota = math.inf,
+    data_dir: DataDir = None,
+    student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the student.")] = 2,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
+) -> None:
+    """Serve a finished run over HTTP: its aggregator, or with --student its published model."""
+    from fairpate.app import serve as serving
+
+    if stop:
+        serving.stop_aggregator(folder, say=say)
+    elif student:
+        serving.serve_student_of(folder, host=host, port=port, num_replicas=replicas, say=say)
+    else:
+        files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
+        with checked_arguments():
+            settings = serving.settings(host=host, port=port, daily_quota=quota, **files)
+        serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, say=say)
+
+
+class QueryCommand(TyperCommand):
+    """A negative number is a wrong record, and no option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The parent's. UsageError for a negative number."""
+        for word in args:
+            if word[:1] == "-" and word[1:2].isdecimal():
+                raise UsageError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+        return super().parse_args(ctx, args)
+
+
+def query(
+    words: Words = None,
+    ids: Annotated[str | None, typer.Option(help="Pool records such as 0:500; prints their labels.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
+    token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
+) -> None:
+    """Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids)."""
+    from fairpate.app.query import query as run_query
+
+    run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)
