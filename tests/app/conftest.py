@@ -1,10 +1,11 @@
 import sys
 
 import pytest
+from each_method import train
 
 from fairpate.app import cli
 from fairpate.app.progress import Reporter
-from fairpate.app.run import run_method
+from fairpate.app.run import finished_run, run_method
 from fairpate.config import apply_override
 from fairpate.methods.load import configured
 
@@ -48,6 +49,18 @@ def finished(small_config, tmp_path_factory):
     """One run of FairPATE with a reject option, for all tests that read or copy it: (folder, configuration)."""
     config = small_config(tmp_path_factory.mktemp("finished") / "run", IDP3)
     return run_method(config, Reporter(quiet=True)), config
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """One run of each method, made when it is first asked for; only to be read."""
+    root = tmp_path_factory.mktemp("methods")
+
+    def run_of(method):
+        train(root / method, method)  # a second time goes on from what is there
+        return finished_run(root / method)[0]
+
+    return run_of
 
 
 @pytest.fixture

@@ -1,0 +1,224 @@
+"""Every method, on digits of two labels without their colour, where all of them can be trained: one shape of run."""
+
+import dataclasses
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, config_of, load_two_labels, train, weights
+from small_runs import FILES, QUIET, read_json
+
+from fairpate.app.card import write_card
+from fairpate.app.run import finished_run, run_method
+from fairpate.app.rundir import RunDirectoryError, config_digest
+from fairpate.config import ConfigError, DataConfig
+from fairpate.data import find_entry, load_dataset
+from fairpate.methods import find_method
+from fairpate.methods.load import configured, load_method
+from fairpate.types import PrivacyStatement, RunRecord
+from student.predict import load_student
+
+CALIBRATION = "public_data.calibration={epochs: 2, batch_size: 64}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_the_same_files(trained, method):
+    folder = trained(method)
+    of_votes = {"labels.parquet"} if method in ASKING else set()
+    assert {path.name for path in folder.public.iterdir()} - {folder.receipt.name} == FILES | of_votes
+    record, statement = read_json(folder.record), read_json(folder.statement)
+    assert set(record) == {field.name for field in dataclasses.fields(RunRecord)}
+    assert (record["method"], record["data"], record["delta"]) == (method, "color_digits", 1e-4)
+    assert 0 <= record["accuracy"] <= 1
+    assert record["coverage"] == 1
+    assert record["config"]["method"] == method
+    assert set(statement) == {field.name for field in dataclasses.fields(PrivacyStatement)}
+    assert (statement["method"], statement["delta"]) == (method, 1e-4)
+    assert statement["unit"] == record["unit"] == ("sensitive attribute" if method in ATTRIBUTE else "record")
+    assert statement["relation"] == ("replace one" if method in ATTRIBUTE else "add or remove one")
+    assert (statement["queries"] is not None) == (method in ASKING)
+    assert load_student(folder.student).card.model == config_of(method, None).student.model
+    assert stat.S_IMODE(folder.private.stat().st_mode) == 0o700
+    assert not list(folder.root.rglob("*.tmp"))
+    if method in UNPROTECTED:
+        assert statement["epsilon"] is record["epsilon"] is None
+        assert "not private" in statement["noise"]
+        assert not (folder.root / "public").exists()
+    else:
+        assert record["epsilon"] == statement["epsilon"] <= 2
+        assert statement["noise"] == "seeded: not private"
+        assert statement["events"]
+        assert ({path.name for path in folder.private.iterdir()} == {"release.json"}) == (method not in ASKING)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_report_and_card_open_any_run(trained, method, fairpate, monkeypatch):
+    folder = trained(method)
+    monkeypatch.setitem(run_method.__kwdefaults__, "load", load_two_labels)
+    before = {path: path.read_bytes() for path in folder.public.iterdir()}
+    code, output, errors = fairpate("report", folder.root)
+    assert (code, errors) == (0, "")
+    assert f"{method} on color_digits, seed 0" in output
+    assert {path: path.read_bytes() for path in before} == before
+    if method in UNPROTECTED:
+        assert "none: no guarantee" in output
+        with pytest.raises(RunDirectoryError, match="publishes nothing"):
+            write_card(folder.root)
+    else:
+        _, plain = write_card(folder.root)
+        assert read_json(plain)["privacy"]["epsilon"] == read_json(folder.statement)["epsilon"]
+    for path in set(folder.public.iterdir()) - set(before):
+        path.unlink()
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in RANDOMISED])
+def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(trained, method, tmp_path):
+    plain = trained(method)
+    more = [f"storage={plain.teachers}"] if method in ASKING else []
+    options = [
+        *(CALIBRATION, "public_data.self_label={confidence: 0.1, fit: {epochs: 3}}"),
+        *("public_data.pretrain={epochs: 1}", "student.idp3={max_disparity: 0.0, min_count: 10}"),
+    ]
+    folder = train(tmp_path / "run", method, *more, *options)
+    found = finished_run(folder.root)[0]
+    assert read_json(found.statement) == read_json(plain.statement)
+    assert weights(found) != weights(plain)
+    assert read_json(found.record)["coverage"] < 1
+    assert {"without_refusals", "orders"} <= set(read_json(found.metrics))
+
+
+def test_all_methods_see_the_same_splits_and_start_from_the_same_weights(tmp_path):
+    """Without a step that moves them, DP-SGD and FairDP-SGD are the model they started from."""
+    still = ("dp_sgd.epochs=1.0e-9", "dp_sgd.learning_rate=1.0e-30")
+    first, second = (weights(train(tmp_path / method, method, *still)) for method in ("dp_sgd", "fair_dp_sgd"))
+    assert first == second
+
+
+def test_a_seeded_run_can_be_made_again_and_another_seed_changes_it(trained, tmp_path):
+    first = trained("fair_dp_sgd")
+    assert weights(train(tmp_path / "again", "fair_dp_sgd")) == weights(first)
+    assert weights(train(tmp_path / "other", "fair_dp_sgd", "seed=1")) != weights(first)
+
+
+def test_zero_epochs_of_calibration_change_no_bit(trained, tmp_path):
+    folder = train(tmp_path / "zero", "dp_sgd", "public_data.calibration={epochs: 0}")
+    assert weights(folder) == weights(trained("dp_sgd"))
+
+
+def test_the_relation_of_the_target_is_the_statements(tmp_path):
+    target = ("target.relation=replace one", "target.accounting=pld")
+    folder = train(tmp_path / "run", "dp_sgd", *target, "dp_sgd.epochs=1")
+    statement = read_json(folder.statement)
+    assert statement["relation"] == statement["events"][0]["relation"] == "replace one"
+    assert read_json(folder.record)["relation"] == "replace one"
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "setting", "words"),
+    [
+        ("sgd", "sgd.augment", "sgd.augment.rotation_degrees=5", "changes images"),
+        ("sgd", "public_data.pretrain", "public_data.pretrain={epochs: 1}", "learns from images"),
+        ("pate", "teachers.fit.augment", "teachers.fit.augment.erase=0.5", "changes images"),
+        ("pate", "student.strong_augment", "student.strong_augment.erase=0.5", "changes images"),
+    ],
+)
+def test_settings_for_images_are_refused_for_a_table(method, field, setting, words, tmp_path):
+    table = dataclasses.replace(load_dataset(DataConfig()), kind="tabular")
+    with pytest.raises(ConfigError, match=f"{field}: {words}"):
+        run_method(config_of(method, tmp_path / "run", setting), QUIET, load=lambda _: table)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"public_data\.self_label\.confidence: .* lower it"):
+        train(tmp_path / "run", "dp_sgd", "public_data.self_label={confidence: 1.0}")
+
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+
+
+OFFERED = [path for path in CONFIGS if "methods" not in yaml.safe_load(path.read_text())]
+
+
+@pytest.mark.parametrize("path", OFFERED, ids=lambda path: path.stem)
+def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
+    named = load_method(path)
+    assert find_entry(named.data.name).complete_options(named.data.options)
+    for method in METHODS:
+        assert load_method(path, method=method).data == named.data
+
+
+@pytest.mark.skipif("FAIRPATE_DATA" not in os.environ, reason="FAIRPATE_DATA is not set: a data set of two classes")
+def test_a_printed_form_publishes_nothing(tmp_path):
+    bank = ("data.name=bank", "data.num_public=100", "data.options={}")
+    folder = train(tmp_path / "run", "pf_ld", "pf_ld.form=as_in_paper", *bank)
+    assert not (folder.root / "public").exists()
+    statement = read_json(folder.statement)
+    assert statement["epsilon"] is None
+    assert statement["epsilon_as_in_paper"] > 0
+
+
+def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
+    def digest(method, **sections):
+        return config_digest(configured(sections, method=method))
+
+    plain = digest("dp_sgd")
+    unread = {"raco_dp": {"bound": 0.2}, "teachers": {"num_teachers": 7}, "f_ld": {"epochs": 3}}
+    assert digest("dp_sgd", **unread) == plain
+    assert digest("dp_sgd", dp_sgd={"clip_norm": 2.0}) != plain
+    assert digest("raco_dp", raco_dp={"bound": 0.2}) != digest("raco_dp")
+    assert not configured({"noise": "seeded"}, method="sgd").is_seeded
+    assert configured({"noise": "seeded"}, method="dp_sgd").is_seeded
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_configuration_holds_what_its_method_reads_and_is_read_back(method):
+    config = config_of(method, "somewhere")
+    assert type(config) is find_method(method)
+    again = configured(config.model_dump(mode="json"))
+    assert again == config
+    assert config_digest(again) == config_digest(config)
+
+
+DECLARED = """
+name: loans
+task: pays back
+rows: 600
+files: [{path: loans.csv, sha256: SHA}]
+columns:
+  - {column: age, low: 18, high: 100}
+  - {column: sex, values: [f, m]}
+label: {column: paid, values: {defaults: no, pays: yes}}
+groups:
+  sex: {values: {female: f, male: m}}
+identity: {key: [id]}
+num_public: 100
+num_validation: 0
+"""
+
+
+def test_records_of_ones_own_are_a_declaration_beside_their_file(tmp_path, fairpate, monkeypatch):
+    """Known by its ending; from any folder; pinned; named in what is published, and its place is not."""
+    own = tmp_path / "own"
+    own.mkdir()
+    rows = [f"{i},{18 + i % 60},{'fm'[i % 2]},{'yes' if i % 60 > 20 else 'no'}" for i in range(600)]
+    (own / "loans.csv").write_text("id,age,sex,paid\n" + "\n".join(rows) + "\n")
+    sha = hashlib.sha256((own / "loans.csv").read_bytes()).hexdigest()
+    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha))
+    monkeypatch.chdir(own)
+    settings = ["--set", "dp_sgd.epochs=2", "--set", "dp_sgd.batch_size=64", "--set", "student.model.name=logistic"]
+    command = ["run", "--method", "dp_sgd", "--data", "loans.yaml", "--out", str(tmp_path / "run"), *settings]
+    assert fairpate(*command)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    run, config = finished_run(tmp_path / "run")
+    assert (config.data.name, read_json(run.record)["data"]) == ("loans", "loans")
+    assert not any(str(tmp_path) in path.read_text() for path in run.public.glob("*.json"))
+    assert fairpate("report", str(tmp_path / "run"))[0] == fairpate("card", str(tmp_path / "run"))[0] == 0
+    assert fairpate("data", "describe", str(own / "loans.yaml"))[0] == 0
+    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha).replace("high: 100", "high: 90"))
+    code, *said = fairpate("report", str(tmp_path / "run"))
+    assert code
+    assert "has changed since" in "".join(said)

@@ -1,0 +1,97 @@
+"""Which public records a run submits as queries: within its budget, each once, perhaps in rounds of admission."""
+
+import dataclasses
+
+import pyarrow.parquet as pq
+import pytest
+from small_runs import read_json, run
+
+from aggregator.session import AggregatorSession
+from fairpate.app.release import choose_queries
+from fairpate.app.rundir import read_statement
+from fairpate.config import ConfigError
+from fairpate.data import load_dataset
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+
+
+def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):
+    with pytest.raises(ConfigError, match=r"num_queries: 400 queries asked, 300 different public records"):
+        run(small_config(tmp_path / "run", "aggregator.num_queries=400"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_stops_at_the_query_that_crosses_its_budget(small_config, tmp_path):
+    mechanism = small_config(tmp_path).aggregator.mechanism
+    priced = [
+        epsilon([ConfidentGnmaxQueries(count=n, **dataclasses.asdict(mechanism))], target_delta=1e-5).epsilon
+        for n in (40, 41)
+    ]
+    limit = sum(priced) / 2
+    folder = run(small_config(tmp_path / "run", f"aggregator.budget={{epsilon: {limit!r}}}"))
+    statement = read_statement(folder)
+    assert statement.queries.submitted == 40
+    assert statement.epsilon == statement.queries.epsilon_submitted == priced[0] < limit
+
+
+def test_a_budget_without_room_for_one_query_ends_the_run(small_config, tmp_path):
+    with pytest.raises(ConfigError, match=r"aggregator\.budget: .* no room for one query"):
+        run(small_config(tmp_path / "run", "aggregator.budget={epsilon: 0.01}"))
+
+
+ADMISSION = ("aggregator.admission={rounds: 4, fit: {epochs: 8}}",)
+
+
+def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, tmp_path):
+    found = {}
+    for name, overrides in [("rounds", ADMISSION), ("in order", ())]:
+        found[name] = read_statement(run(small_config(tmp_path / name, *overrides)))
+    rounds, in_order = (found[name].queries for name in ("rounds", "in order"))
+    assert rounds.rejected_fairness < in_order.rejected_fairness
+    assert rounds.answered >= in_order.answered
+    assert rounds.submitted <= in_order.submitted == 80
+    assert rounds.answered / rounds.submitted > in_order.answered / in_order.submitted
+    assert found["rounds"].epsilon == found["in order"].epsilon  # the cost of all 80
+    assert found["in order"].epsilon == in_order.epsilon_submitted
+    assert rounds.epsilon_submitted < found["rounds"].epsilon
+    (remark,) = found["rounds"].remarks
+    assert remark.startswith("Released labels may have decided")
+    assert found["in order"].remarks == ()
+
+
+def test_interrupted_between_rounds_the_same_queries_are_submitted_again(small_config, tmp_path):
+    first = run(small_config(tmp_path / "first", *ADMISSION))
+    config = small_config(tmp_path / "second", *ADMISSION)
+    release, done = AggregatorSession.ask, []
+
+    def interrupted(session, queries, vote):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(queries)
+        return release(session, queries, vote)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AggregatorSession, "ask", interrupted)
+        run(config)
+    second = run(config)
+    assert pq.read_table(second.labels).equals(pq.read_table(first.labels))
+    assert read_json(second.statement) == read_json(first.statement)
+
+
+def test_admission_needs_to_know_how_many(small_config, tmp_path):
+    with pytest.raises(ConfigError, match="Expected num_queries with admission"):
+        small_config(tmp_path, ADMISSION[0], "aggregator.num_queries=null")
+
+
+def test_a_leaking_budget_needs_its_flag(small_config, tmp_path):
+    with pytest.raises(ConfigError, match="accept_leak"):
+        small_config(tmp_path, "aggregator.budget={kind: data_dependent, epsilon: 2}")
+
+
+def test_equal_records_are_one_query(small_config, tmp_path):
+    config = small_config(tmp_path / "run", "aggregator.num_queries=3")
+    dataset = load_dataset(config.data)
+    public = dataset.public
+    doubled = public.take([0, 0, 1, 2])
+    doubled = dataclasses.replace(doubled, record_id=("a", "again", "b", "c"))
+    chosen = choose_queries(dataclasses.replace(dataset, public=doubled), config.aggregator)
+    assert chosen.record_id == ("a", "b", "c")

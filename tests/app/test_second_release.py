@@ -1,0 +1,108 @@
+"""Training again would release the same records again: it is refused, or counted, and never happens unnoticed."""
+
+import shutil
+
+import pytest
+from each_method import train
+from small_runs import copied
+
+from fairpate.app.odometer import LimitReachedError, Odometer
+from fairpate.app.rundir import RunDirectoryError, read_statement
+
+
+def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    private = "noise=os_entropy"
+    first, second = (train(tmp_path / f"run-{seed}", "dp_sgd", private, f"seed={seed}") for seed in range(2))
+    alone, both = read_statement(first), read_statement(second)
+    assert (alone.noise, alone.earlier_releases, both.earlier_releases) == ("os_entropy", 0, 1)
+    assert both.epsilon < both.epsilon_with_earlier < both.epsilon + alone.epsilon
+    assert "1 earlier result" in both.remarks[-1]
+    counted = Odometer().totals(delta=both.delta)
+    assert [(total.releases, total.epsilon) for total in counted] == [(2, both.epsilon_with_earlier)]
+    Odometer().path.unlink()
+    first.receipt.unlink()  # as a version without an odometer left it
+    for seed in range(2):
+        train(tmp_path / f"run-{seed}", "dp_sgd", private, f"seed={seed}")
+    again = Odometer().totals(delta=both.delta)
+    assert [(total.releases, total.epsilon) for total in again] == [(2, pytest.approx(both.epsilon_with_earlier))]
+
+
+def test_a_model_that_would_pass_the_limit_is_not_released(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    Odometer().set_limit("color_digits", "record", epsilon=1.0, delta=1e-4)
+    with pytest.raises(LimitReachedError, match=r"color_digits, unit record: 0 releases.*the limit is 1"):
+        train(tmp_path / "run", "dp_sgd", "noise=os_entropy")
+    assert list((tmp_path / "run/public").iterdir()) == []
+    assert not (tmp_path / "run/private/release.json").exists()
+
+
+def test_a_released_model_is_not_trained_again(trained, tmp_path):
+    folder = copied(trained("dp_sgd"), tmp_path / "run")
+    model, record = folder.student.read_bytes(), folder.record.read_bytes()
+    folder.record.unlink()
+    folder.metrics.unlink()
+    train(folder.root, "dp_sgd")
+    assert (folder.student.read_bytes(), folder.record.read_bytes()) == (model, record)
+
+
+def test_a_run_of_another_method_in_the_same_folder_is_refused_by_field(trained, tmp_path):
+    folder = copied(trained("dp_sgd"), tmp_path / "run")
+    for other in ("fair_dp_sgd", "fairpate"):
+        with pytest.raises(RunDirectoryError, match=f"method: dp_sgd -> {other}"):
+            train(folder.root, other)
+    with pytest.raises(RunDirectoryError, match=r"dp_sgd\.epochs: 2.0 -> 3.0"):
+        train(folder.root, "dp_sgd", "dp_sgd.epochs=3")
+
+
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_damaged_or_lost_model_is_never_released_twice(trained, tmp_path, length):
+    folder = copied(trained("dp_sgd"), tmp_path / "run")
+    statement = folder.statement.read_bytes()
+    folder.student.write_bytes(folder.student.read_bytes()[:length])
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors.*second release.*--out"):
+        train(folder.root, "dp_sgd")
+    folder.student.unlink()
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: gone.*second release"):
+        train(folder.root, "dp_sgd")
+    assert folder.statement.read_bytes() == statement
+    assert not folder.student.exists()
+
+
+def test_a_model_without_privacy_is_made_again(trained, tmp_path):
+    folder = copied(trained("sgd"), tmp_path / "run")
+    before = folder.student.read_bytes()
+    folder.student.write_bytes(b"")
+    with pytest.raises(RunDirectoryError, match=r"delete it and give the same command again"):
+        train(folder.root, "sgd")
+    folder.student.unlink()
+    train(folder.root, "sgd")
+    assert folder.student.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"epsilon": 1}'])
+def test_a_damaged_statement_is_named(trained, tmp_path, content):
+    folder = copied(trained("dp_sgd"), tmp_path / "run")
+    folder.statement.write_text(content)
+    with pytest.raises(RunDirectoryError, match=r"statement\.json: damaged"):
+        train(folder.root, "dp_sgd")
+
+
+def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_twice(tmp_path, monkeypatch):
+    """Its noise is drawn anew, so that both together tell more: a limit sees both."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    private = (tmp_path / "run", "dp_sgd", "noise=os_entropy", "target.epsilon=1")
+    folder = train(*private)
+    first = folder.student.read_bytes()
+    shutil.rmtree(folder.public)
+    Odometer().set_limit("color_digits", "record", epsilon=1.01, delta=1e-4)
+    with pytest.raises(LimitReachedError, match="1 releases"):
+        train(*private)
+    assert not folder.student.exists()
+    assert not folder.statement.exists()
+    Odometer().set_limit("color_digits", "record", epsilon=10, delta=1e-4)
+    train(*private)
+    assert folder.student.read_bytes() != first
+    assert read_statement(folder).earlier_releases == 1
+    (total,) = Odometer().totals(delta=1e-4)
+    assert total.releases == 2
