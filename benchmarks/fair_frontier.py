@@ -34,7 +34,7 @@ from ray.util.actor_pool import ActorPool
 from fairpate.app.progress import Reporter
 from fairpate.app.run import initial_model
 from fairpate.app.rundir import RunDirectory
-from fairpate.config import apply_override
+from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, load_dataset
 from fairpate.fairness.gaps import dp_one_vs_rest, dp_pairwise
 from fairpate.fairness.rates import joint_table

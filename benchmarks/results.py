@@ -24,7 +24,7 @@ from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, config_digest, read_json, read_statement
 from fairpate.app.tables import read_labels
-from fairpate.config import apply_override, merge, read_yaml
+from fairpate.config_reader import apply_override, merge, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.methods import DEFAULT

@@ -24,7 +24,8 @@ from fairpate.app.compare.folder import open_sweep_folder
 from fairpate.app.compare.run import compare
 from fairpate.app.records_table import Row
 from fairpate.compare_config import SweepConfig
-from fairpate.config import RayConfig, parse_config
+from fairpate.config import RayConfig
+from fairpate.config_reader import parse_config
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray
 

@@ -20,7 +20,8 @@ import yaml
 from fairpate import __version__
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
-from fairpate.config import ConfigError, DataConfig, parse_config
+from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import parse_config
 from fairpate.data import entry_for
 from fairpate.data.files import sha256_of
 from fairpate.evaluation.card_page import (

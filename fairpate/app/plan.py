@@ -36,7 +36,8 @@ from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import require_data_by_name
-from fairpate.config import ConfigError, DataConfig, PrivacyTarget, parse_config, read_yaml
+from fairpate.config import ConfigError, DataConfig, PrivacyTarget
+from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fairpate import __version__
-from fairpate.config import ConfigError, read_yaml
+from fairpate.config import ConfigError
+from fairpate.config_reader import read_yaml
 from fairpate.files import check_output_folder, write_atomically
 from fairpate.storage import Storage, open_storage
 from fairpate.types import PrivacyStatement, UsageError, UserError

@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from fairpate.config import ConfigError, Count, CountOrZero, Section, parse_config, read_yaml
+from fairpate.config import ConfigError, Count, CountOrZero, Section
+from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data.codebook import Coding, Column, Interval, When
 from fairpate.data.entry import DataSettingsError, Option, Origin, SourceFile, as_text, holds
 from fairpate.data.files import ARCHIVE_SUFFIXES

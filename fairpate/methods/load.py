@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from fairpate.config import ConfigError, apply_override, merge, parse_config, read_yaml
+from fairpate.config import ConfigError
+from fairpate.config_reader import apply_override, merge, parse_config, read_yaml
 from fairpate.methods import DEFAULT, all_methods, find_method
 from fairpate.methods.definition import Method
 from fairpate.names import nearest

@@ -6,7 +6,7 @@ from each_method import train
 from fairpate.app import cli
 from fairpate.app.progress import Reporter
 from fairpate.app.run import finished_run, run_method
-from fairpate.config import apply_override
+from fairpate.config_reader import apply_override
 from fairpate.methods.load import configured
 
 SMALL = [

@@ -11,7 +11,8 @@ from fairpate.app.compare.cells import cells_of
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, parse_config
+from fairpate.config import ConfigError
+from fairpate.config_reader import parse_config
 from fairpate.data import REGISTRY
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.load import configured

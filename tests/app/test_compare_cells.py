@@ -11,7 +11,8 @@ from fairpate.app import compare
 from fairpate.app.compare.cells import DEMO, Cell, cells_of, load_sweep
 from fairpate.app.rundir import config_digest
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, parse_config
+from fairpate.config import ConfigError
+from fairpate.config_reader import parse_config
 from fairpate.methods.load import load_method, start_of
 
 CONFIGS = Path(compare.__file__).parents[3] / "configs"

@@ -30,7 +30,7 @@ from fairpate.app.records_table import Row, read_rows, write_rows
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, check_run_directory
 from fairpate.compare_config import SweepConfig
-from fairpate.config import parse_config
+from fairpate.config_reader import parse_config
 from fairpate.methods.definition import Method
 from fairpate.types import RunRecord, VoteBatch
 from teachers.pool import PoolError

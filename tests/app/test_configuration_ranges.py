@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, parse_config
+from fairpate.config import ConfigError
+from fairpate.config_reader import parse_config
 from fairpate.methods import all_methods
 from fairpate.methods.load import configured
 

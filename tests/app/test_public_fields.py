@@ -25,7 +25,7 @@ from fairpate.app.compare.report import write_frontier_reports
 from fairpate.app.compare.run import Comparison, failure, run_cell
 from fairpate.app.rundir import RunDirectory
 from fairpate.compare_config import SweepConfig
-from fairpate.config import parse_config
+from fairpate.config_reader import parse_config
 from fairpate.evaluation.frontier_page import FrontierReport
 from fairpate.evaluation.report import Guarantee, PublicReport, Voting
 

@@ -21,7 +21,8 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.serve import serve_aggregator, settings
 from fairpate.app.trained_on import recorded_data
 from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, DataConfig, parse_config
+from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import FairPateClassifier
 from fairpate.methods.definition import Method

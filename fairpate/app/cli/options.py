@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fairpate.config import DataConfig, apply_override, parse_config
+from fairpate.config import DataConfig
+from fairpate.config_reader import apply_override, parse_config
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]

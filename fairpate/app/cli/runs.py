@@ -22,7 +22,8 @@ from fairpate.app.cli.options import (
     with_data_dir,
 )
 from fairpate.app.terminal import terminal
-from fairpate.config import BACKBONES, ConfigError, DataConfig, read_yaml
+from fairpate.config import BACKBONES, ConfigError, DataConfig
+from fairpate.config_reader import read_yaml
 from fairpate.files import check_output_folder
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 
 from fairpate.app.rundir import config_digest, determining_values
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, flat_grid, overlapping
-from fairpate.config import ConfigError, DataConfig, RayConfig, apply_override, merge, parse_config, read_yaml
+from fairpate.config import ConfigError, DataConfig, RayConfig
+from fairpate.config_reader import apply_override, merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
 from fairpate.data.files import locate
 from fairpate.methods import all_methods, find_method
