@@ -35,23 +35,12 @@ from fairpate.evaluation.card_page import (
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
 from fairpate.evaluation.records import Guarantee
+from fairpate.privacy.event_values import event_from
 from fairpate.strict_json import strict
-from fairpate.types import PrivacyStatement
+from fairpate.types import PrivacyStatement, Unit
 from student.predict import load_student
 
 FORMAT = "fairpate.card/1"
-
-_EVENTS: Mapping[str, tuple[str, str]] = {
-    "laplace_scale": ("step", "of a Gaussian and a Laplace sum"),
-    "attribute_noise_multiplier": ("Gaussian sum", "hiding the sensitive attribute"),
-    "noise_multiplier": ("Gaussian sum", ""),
-    "beta": ("release", "of the data-dependent privacy cost"),
-    "sampling_rate": ("noisy table", "of votes"),
-    "noise_stddev_votes": ("noisy vote", "of teachers"),
-    "threshold_stddev_votes": ("noisy count", "of teachers who agree"),
-    "epsilon": ("release", "of pure differential privacy"),
-}
-"""The field that gives an event away, first come first served, and what the event is called."""
 
 
 def write_card(
@@ -120,7 +109,7 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         accounting=statement.accounting,
         noise=statement.noise,
         tuning_accounted=statement.tuning_accounted,
-        events=[described_event(event) for event in events]
+        events=[described_event(event, statement.unit) for event in events]
         if queries is None
         else [f"{queries.submitted} queries to teachers, every one priced at its worst case"],
         epsilon_sanitised=None if queries is None else queries.epsilon_sanitised,
@@ -130,18 +119,19 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
     )
 
 
-def described_event(event: Mapping[str, Any]) -> str:
-    """One event as a line; what an event is follows from the fields it has."""
+def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
+    """One event of a statement as a line; ``unit`` is the statement's."""
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
-    noun, kind = next((words for field, words in _EVENTS.items() if field in event), ("release", ""))
+    # Older statements lack the noun.
+    head, *of = str(event.get("noun") or event_from(event, unit).noun).partition(" of ")
     sample = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
     number = event.get("count", 1)
     each = " each" if number > 1 else ""
-    words = [counted(number, noun), kind, sample, f"({numbers}{each})" if numbers else ""]
+    words = [counted(number, head) + "".join(of), sample, f"({numbers}{each})" if numbers else ""]
     return " ".join(filter(None, words))
 
 

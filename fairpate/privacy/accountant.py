@@ -57,6 +57,11 @@ class Event(Protocol):
         ...
 
     @property
+    def noun(self) -> str:
+        """What one of them is called, on every page; what stands before `` of `` takes the s."""
+        ...
+
+    @property
     def data_dependent(self) -> bool:
         """Whether the price is computed from private values and must stay with the operator."""
         ...
@@ -75,6 +80,7 @@ class _TeacherEvent:
 class ThresholdChecks(_TeacherEvent):
     """``count`` noisy comparisons of the largest vote count with a finite threshold, whatever their outcome."""
 
+    noun: ClassVar[str] = "noisy count of teachers who agree"
     count: int
     threshold_stddev_votes: float
 
@@ -90,6 +96,7 @@ class NoisyArgmaxes(_TeacherEvent):
     advance has spent, since each step's charge is known before it runs.
     """
 
+    noun: ClassVar[str] = "noisy vote of teachers"
     count: int
     noise_stddev_votes: float
 
@@ -101,6 +108,7 @@ class NoisyArgmaxes(_TeacherEvent):
 class ConfidentGnmaxQueries(_TeacherEvent):
     """``count`` Confident-GNMax queries submitted, both steps charged for each: holds for any votes."""
 
+    noun: ClassVar[str] = "noisy vote of teachers"
     count: int
     threshold: float
     threshold_stddev_votes: float
@@ -117,6 +125,7 @@ class ConfidentGnmaxVotes(_TeacherEvent):
     Priced at the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole votes, shape (Q, C).
     """
 
+    noun: ClassVar[str] = "noisy vote of teachers"
     data_dependent: ClassVar[bool] = True
     votes_QC: IntArray
     threshold: float
@@ -133,6 +142,7 @@ class PoissonGaussians:
     removing a record; replacing one is priced by :func:`epsilon_pld` alone.
     """
 
+    noun: ClassVar[str] = "Gaussian sum"
     unit: ClassVar[Unit] = "record"
     data_dependent: ClassVar[bool] = False
     count: int

@@ -14,16 +14,16 @@ from fairpate.types import Unit
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as plain values, with its kind. ValueError for one that depends on private values."""
+    """An event as plain values, with its kind and noun. ValueError for one that depends on private values."""
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return {"kind": type(event).__name__, **asdict(event)}  # type: ignore[call-overload]
+    return {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
 
 
 def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
     """The event of :func:`event_json`; without a kind, as statements hold it, that of its fields and ``unit``."""
     kinds = accountant.event_kinds()
-    rest = {name: _number(value) for name, value in values.items() if name != "kind"}
+    rest = {name: _number(value) for name, value in values.items() if name not in ("kind", "noun")}
     if "kind" not in values:
         rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
         names = set(rest)

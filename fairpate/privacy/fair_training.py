@@ -43,6 +43,7 @@ class PoissonGaussianLaplaces:
     ``laplace_scale``: scale over the L1 norm that it may add to the second.
     """
 
+    noun: ClassVar[str] = "step of a Gaussian and a Laplace sum"
     unit: ClassVar[Unit] = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False
@@ -62,6 +63,7 @@ class AttributeGaussians:
     ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
     """
 
+    noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
     data_dependent: ClassVar[bool] = False
@@ -76,6 +78,7 @@ class AttributeGaussians:
 class SecretBatchAttributeGaussians:
     """``count`` such releases on fresh secret Poisson batches, of whose members the step may tell all but that."""
 
+    noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
     data_dependent: ClassVar[bool] = False

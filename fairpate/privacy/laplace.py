@@ -50,6 +50,7 @@ class PureReleases:
     ``epsilon`` may be ``inf``: nothing is guaranteed.
     """
 
+    noun: ClassVar[str] = "release of pure differential privacy"
     data_dependent: ClassVar[bool] = False
     count: int
     epsilon: float
@@ -64,6 +65,8 @@ class PureReleases:
 @dataclass(frozen=True, kw_only=True)
 class LaplaceReleases(PureReleases):
     """``count`` vectors with independent Laplace noise; ``epsilon`` is the L1 sensitivity over the noise's scale."""
+
+    noun: ClassVar[str] = "release of sums with Laplace noise"
 
 
 @event_rdp.register

@@ -75,6 +75,8 @@ class _RecordsVote:
 class VoteTables(_RecordsVote):
     """``count`` tables with noise on every cell, empty ones too; a record adds one vote, to one cell of each."""
 
+    noun: ClassVar[str] = "noisy table of votes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
@@ -95,6 +97,7 @@ class NeighbourVotes(_RecordsVote):
     ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
     """
 
+    noun: ClassVar[str] = "noisy vote of nearest records"
     threshold_stddev_votes: float | None = None
 
     def __post_init__(self) -> None:

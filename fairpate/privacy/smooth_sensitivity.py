@@ -69,6 +69,7 @@ class SmoothRelease:
     ``inf``: that is not published.
     """
 
+    noun: ClassVar[str] = "release of the data-dependent privacy cost"
     unit: ClassVar[Unit] = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False

@@ -18,6 +18,7 @@ from fairpate.app.run import run_method, size_remarks
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.event_values import event_json
 from fairpate.privacy.fair_training import (
     AttributeGaussians,
     AttributeQueries,
@@ -25,7 +26,7 @@ from fairpate.privacy.fair_training import (
     SecretBatchAttributeGaussians,
 )
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.record_votes import VoteTables
+from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import TELLS_SIZE
 
@@ -163,15 +164,16 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
         ),
         (
             AttributeGaussians(count=10, attribute_noise_multiplier=4.979),
-            "10 Gaussian sums hiding the sensitive attribute (attribute noise multiplier 4.979 each)",
+            "10 attribute-level Gaussian sums (attribute noise multiplier 4.979 each)",
         ),
         (
             SecretBatchAttributeGaussians(count=2, attribute_noise_multiplier=4.0, sampling_rate=0.1),
-            "2 Gaussian sums hiding the sensitive attribute over Poisson samples (",
+            "2 attribute-level Gaussian sums over Poisson samples (",
         ),
         (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
         (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
         (VoteTables(count=1, noise_stddev_votes=3.0), "1 noisy table of votes (noise stddev votes 3, "),
+        (NeighbourVotes(count=2, noise_stddev_votes=3.0, sampling_rate=0.1), "2 noisy votes of nearest records over "),
         (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
         (
             SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0),
@@ -180,7 +182,14 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
     ],
 )
 def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
-    assert described_event(asdict(event)).startswith(words)
+    assert described_event(event_json(event)).startswith(words)
+    assert described_event(asdict(event), event.unit).startswith(words)  # as an older statement holds it
+
+
+def test_an_event_of_another_package_brings_its_own_noun() -> None:
+    """A card is written where the class of the event is not known."""
+    event = {"kind": "NoisySums", "noun": "noisy sum of all records", "count": 2, "width": 8}
+    assert described_event(event) == "2 noisy sums of all records (width 8 each)"
 
 
 def test_the_card_of_a_run_says_that_seeded_noise_protects_nobody(asked: RunDirectory) -> None:

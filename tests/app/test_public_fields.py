@@ -58,7 +58,7 @@ CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
 CLAIM |= {"earlier_releases", "epsilon_with_earlier"}  # of events that hold for any data
 OUTCOMES = {"submitted", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
 EVENT = {
-    "kind",
+    *("kind", "noun"),
     *("count", "noise_multiplier", "sampling_rate", "relation", "unit"),
     *("threshold", "threshold_stddev_votes", "noise_stddev_votes"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def test_the_default_grid_is_wide_and_a_narrow_one_confesses() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Relabelled:
+    noun: ClassVar[str] = "relabelling of records"
     unit: str = "sensitive attribute"
     relation: str = "replace one"
     data_dependent: bool = False
