@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -28,20 +31,30 @@ def list_methods() -> Table:
 
 
 def describe_method(name: str) -> Group:
-    """Every field with its default and its meaning. ConfigError for an unknown name."""
+    """Every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
     method = find_method(name)
-    table = Table("field", "default", "meaning", box=SIMPLE_HEAD)
-    for path, default, meaning in fields_of(method):
-        table.add_row(path, default, meaning)
-    heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}")
-    return Group(heading, table)
+    heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}\n")
+    lines: list[RenderableType] = [heading]
+    for path, default, meaning in fields_of(method()):
+        lines.append(Text(f"{path}={default}" if default else path, style="bold"))
+        if meaning:
+            lines.append(Padding(Text(meaning), (0, 0, 0, 4), expand=False))
+    return Group(*lines)
 
 
-def fields_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Dotted field, default and description, section by section."""
-    for name, field in section.model_fields.items():
-        default: Any = field.get_default(call_default_factory=True) if not field.is_required() else "required"
-        if isinstance(default, Section):
-            yield from fields_of(type(default), f"{prefix}{name}.")
+def fields_of(section: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Dotted field, value and description, section by section; a section that is described has a line of its own."""
+    described = getattr(type(section), "model_fields", {})
+    for name in described or [field.name for field in fields(section)]:
+        value, meaning = getattr(section, name), (described[name].description or "") if described else ""
+        if isinstance(value, Section) or is_dataclass(value):
+            if meaning:
+                yield f"{prefix}{name}", "", meaning
+            yield from fields_of(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", "null" if default is None else str(default), field.description or ""
+            yield f"{prefix}{name}", _as_yaml(value), meaning
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as it is given with ``--set``."""
+    return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")

@@ -12,6 +12,8 @@ from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import AsJson, DataDir, data_config
 from fairpate.app.terminal import terminal
 
+_WIDTH = 100  # of tables of prose where there is no terminal
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Its fields, defaults and paper; none lists all.")] = None,
@@ -19,7 +21,10 @@ def methods(
     """List every method with what it protects and its source, or one with all of its fields."""
     from fairpate.app.catalogue import describe_method, list_methods
 
-    terminal().print(list_methods() if name is None else describe_method(name))
+    console = terminal()
+    if not console.is_terminal:
+        console.width = _WIDTH  # prose in columns, which would be as wide as its longest sentence
+    console.print(list_methods() if name is None else describe_method(name))
 
 
 def plan(
