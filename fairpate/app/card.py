@@ -18,7 +18,15 @@ from typing import Any
 import yaml
 
 from fairpate import __version__
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
+from fairpate.app.rundir import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_statement,
+    run_at,
+    write_json,
+    write_text,
+)
 from fairpate.app.trained_on import DataRecord, require_data, require_student_of
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import parse_config
@@ -48,9 +56,10 @@ def write_card(
 ) -> tuple[Path, Path]:
     """Write ``public/card.html`` and ``public/card.json`` of the run in ``root``, and return their paths.
 
-    What the caller does not say of the use is named as not stated. RunDirectoryError for a run that published nothing.
+    What the caller does not say of the use is named as not stated. RunFolderError for a folder without
+    a run, RunDirectoryError for a run that published nothing.
     """
-    run = RunDirectory(root=root)
+    run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
     paths = run.public / "card.html", run.public / "card.json"
     derived = {name: getattr(card, name) for name in ("publishable", "not_publishable", "limits")}
@@ -65,7 +74,7 @@ def write_card(
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     """The card of a run; only its public part, its method and what names its data set are read."""
-    for path in (run.config, run.statement, run.metrics, run.student):
+    for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
                 f"{path}: missing; a card is of a published student: finish the run first. A run of a method without "

@@ -15,16 +15,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aggregator import audit
+from aggregator.files import ledger_files
 from fairpate.app.odometer import Odometer
 from fairpate.app.receipt import OdometerError
-from fairpate.app.rundir import RunDirectory
+from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.terminal import facts
 from fairpate.evaluation.page import epsilon_text
 
 
 def ledger_path(path: Path) -> Path:
-    """The ledger of a run directory, or the file itself."""
-    return RunDirectory(root=path).ledger if path.is_dir() else path
+    """The ledger of a run directory, or the file itself. RunFolderError where nothing of a ledger is."""
+    ledger = RunDirectory(root=path).ledger if path.is_dir() else path
+    if not ledger_files(ledger):
+        raise RunFolderError(f"{ledger}: no ledger; give a ledger file, or a run of a method that asks teachers.")
+    return ledger
 
 
 def describe_verified(path: Path) -> Table:

@@ -241,10 +241,16 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
     """The run in ``root`` and its configuration, whatever its method."""
     from fairpate.methods.load import load_method  # methods know of run directories, so not above
 
+    run = run_at(root)
+    return run, load_method(run.config)
+
+
+def run_at(root: Path) -> RunDirectory:
+    """The run in ``root``. RunFolderError where there is none."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         raise RunFolderError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
-    return run, load_method(run.config)
+    return run
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:

@@ -63,7 +63,13 @@ def test_version_and_help(fairpate):
         (["compare"], ["config"]),
         (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
         (["plan", "--data", "color_digits"], ["--epsilon"]),
-        (["report", "nowhere"], ["nowhere", "holds no run"]),
+        *([[*words, "nowhere"], ["nowhere: holds no run"]] for words in (["report"], ["card"], ["serve"])),
+        (["serve", "--student", "nowhere"], ["nowhere: holds no run"]),
+        (["serve", "--stop", "nowhere"], ["nowhere: holds no run"]),
+        (["plan", "--data", "color_digits", "--epsilon", "1", "--votes", "nowhere"], ["--votes: nowhere", "no votes"]),
+        (["ledger", "verify", "nowhere"], ["nowhere: no ledger"]),
+        (["ledger", "show", "."], ["ledger.sqlite: no ledger"]),
+        (["ledger", "export", "nowhere", "out.json"], ["nowhere: no ledger"]),
         (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
@@ -86,7 +92,6 @@ def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, argu
     ("arguments", "words"),
     [
         (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
-        (["card", "nowhere"], ["nowhere", "missing", "published student"]),
         (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "is it running?"]),
     ],
 )
