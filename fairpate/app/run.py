@@ -235,6 +235,7 @@ def _student(
         _state(config, run, labels, meter)
     if is_trained:
         if labels is None:
+            _require_statement(run, is_free=is_free)
             _count_earlier(meter, run)
         return read_student(run, is_free=is_free), labels
     trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
@@ -261,6 +262,13 @@ def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
             "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
             "epsilons."
         )
+
+
+def _require_statement(run: RunDirectory, *, is_free: bool) -> None:
+    """RunDirectoryError where the statement of a released model is gone: what qualifies the claim stood there only."""
+    if not run.statement.exists():
+        remedy = f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
+        raise RunDirectoryError(f"{run.statement}: gone, although {run.student} was released under it; {remedy}.")
 
 
 def _count_earlier(meter: Meter, run: RunDirectory) -> None:

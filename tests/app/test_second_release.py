@@ -80,6 +80,14 @@ def test_a_model_without_privacy_is_made_again(trained, tmp_path):
     assert folder.student.read_bytes() == before
 
 
+@pytest.mark.parametrize(("method", "remedy"), [("dp_sgd", "restore it from a copy"), ("sgd", "delete .*safetensors")])
+def test_a_model_without_its_statement_is_named(trained, tmp_path, method, remedy):
+    folder = copied(trained(method), tmp_path / "run")
+    folder.statement.unlink()
+    with pytest.raises(RunDirectoryError, match=rf"statement\.json: gone, although .* released under it; {remedy}"):
+        train(folder.root, method)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"epsilon": 1}'])
 def test_a_damaged_statement_is_named(trained, tmp_path, content):
     folder = copied(trained("dp_sgd"), tmp_path / "run")
