@@ -1,15 +1,20 @@
-"""What an attacker who saw one run proves about epsilon, at a level of confidence.
+"""What an attacker who saw releases proves about epsilon, at a level of confidence.
 
-Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv 2305.08846, Theorem 5.2): M
-canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; an attacker
-who guesses the coins, for as many canaries as it likes, is right about no more of them than randomised response at
-epsilon
-would allow, up to a term in delta. Too many right guesses refute the epsilon. The guesser may be as bad as it likes:
-a low bound proves nothing, a bound above the claim proves a fault.
+**One run.** Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv 2305.08846, Theorem
+5.2): M canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; an
+attacker who guesses the coins, for as many canaries as it likes, is right about no more of them than randomised
+response at epsilon would allow, up to a term in delta. Too many right guesses refute the epsilon. How many guesses are
+made must be settled before the coins are seen.
 
-Where scores come from is not known here. How many guesses are made must be settled before the coins are seen.
+**Many releases.** Where one release is cheap it is repeated, of data with the canary and of data without it. Whether a
+score reaches a threshold tells the two apart, and an (epsilon, delta) mechanism bounds how well: P[reached with] <=
+e^epsilon P[reached without] + delta, the same for the complement, and for both with the two exchanged (Kairouz, Oh and
+Viswanath 2015, arXiv 1311.0776). The probabilities lie in intervals of Clopper and Pearson.
 
-Shapes: M canaries.
+The attacker may be as bad as it likes: a low bound proves nothing, a bound above the claim proves a fault. Where scores
+come from is not known here.
+
+Shapes: M canaries; R releases with the canary, S without; T thresholds.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 
@@ -102,3 +109,57 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
+
+
+def epsilon_of_best_threshold(
+    with_R: npt.ArrayLike, without_S: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> float:
+    """The epsilon up to which every (epsilon, delta) claim is refuted by scores of releases with and without a canary.
+
+    Scores are independent. The first half of each chooses the threshold and the side, the second half is counted. A
+    mechanism that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError for fewer
+    than two scores a side, for NaN, and unless 0 <= delta <= 1 and 0 < confidence < 1.
+    """
+    if not 0 <= delta <= 1 or not 0 < confidence < 1:
+        raise ValueError(f"Expected 0 <= delta <= 1 and 0 < confidence < 1, got {delta} and {confidence}.")
+    sides = [np.asarray(scores, dtype=np.float64) for scores in (with_R, without_S)]
+    if any(scores.ndim != 1 or len(scores) < 2 or np.isnan(scores).any() for scores in sides):
+        raise ValueError("Expected two scores or more of releases with and without the canary, and no NaN.")
+    chosen, counted = ([np.sort(scores[half::2]) for scores in sides] for half in (0, 1))
+    thresholds_T = _thresholds(np.sort(np.concatenate(chosen)))
+    # At a level that holds for all thresholds at once, or chance in the tails would choose.
+    for_all = 1 - (1 - confidence) / (4 * len(thresholds_T))
+    promising_4T = _bounds(chosen[0], chosen[1], thresholds_T, delta=delta, confidence=for_all)
+    test, threshold = np.unravel_index(promising_4T.argmax(), promising_4T.shape)
+    found_4T = _bounds(counted[0], counted[1], thresholds_T[[threshold]], delta=delta, confidence=confidence)
+    return max(0.0, float(found_4T[test, 0]))
+
+
+def _thresholds(scores: FloatArray) -> FloatArray:
+    """Some of the ascending ``scores``, close together at both ends, where the rare outcomes lie."""
+    ranks = np.unique(np.geomspace(1, len(scores), 200).astype(np.int64))
+    thresholds: FloatArray = np.unique(scores[np.concatenate([ranks - 1, len(scores) - ranks])])
+    return thresholds
+
+
+def _bounds(
+    with_R: FloatArray, without_S: FloatArray, thresholds_T: FloatArray, *, delta: float, confidence: float
+) -> FloatArray:
+    """Lower bounds (4, T) on epsilon: scores that reach a threshold and those that do not, each side against the other.
+
+    Scores ascend. -inf where nothing is refuted.
+    """
+    counts = [len(scores) - np.searchsorted(scores, thresholds_T) for scores in (with_R, without_S)]
+    totals = len(with_R), len(without_S)
+    level = (1 - confidence) / 2
+    bounds = []
+    for reached in (counts, [total - count for total, count in zip(totals, counts, strict=True)]):
+        for likely, rare in ((0, 1), (1, 0)):
+            low = stats.beta.ppf(level, reached[likely], totals[likely] - reached[likely] + 1)
+            high = stats.beta.ppf(1 - level, reached[rare] + 1, totals[rare] - reached[rare])
+            # Beta distributions without a parameter stand for none reached, and for all.
+            low = np.where(reached[likely] == 0, 0.0, low)
+            high = np.where(reached[rare] == totals[rare], 1.0, high)
+            with np.errstate(divide="ignore"):
+                bounds.append(np.log(np.maximum(low - delta, 0.0)) - np.log(high))
+    return np.stack(bounds)
