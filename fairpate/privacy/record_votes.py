@@ -82,6 +82,7 @@ class VoteTables(_RecordsVote):
 class VoteSums(_RecordsVote):
     """``count`` tables of sums with noise on every cell; a record adds whole numbers of L2 norm at most ``norm``."""
 
+    noun: ClassVar[str] = "noisy table of weighted votes"
     norm: int = 1
 
     def __post_init__(self) -> None:
