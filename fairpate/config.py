@@ -64,6 +64,9 @@ class EmbeddingConfig(Section):
     )
     pixels: Count | None = Field(16, description="Pictures: also shrunk to so many pixels a side; null: edges alone.")
     mirrored: bool = Field(False, description="Pictures: averaged with the mirror image's.")
+    graph_share: Fraction = Field(
+        0.2, description="Pictures: how much of the squared norm tells the place in the pool's graph of neighbours."
+    )
 
 
 class DataConfig(Section):

@@ -6,6 +6,7 @@
 
 then the pool's principal components. Each value is divided once by the root of its spread over the pool, a table's
 columns before they are rotated and a picture's components after, so that neither rare values nor large ones decide.
+Beside them, pictures have their place in the pool's graph of neighbours (:mod:`.neighbour_graph`).
 
 What a record becomes depends on that record and on public ones, bit for bit, so that it costs no privacy and moves no
 sensitivity. A product of matrices of floats does not have that property: how a row is rounded depends on its place
@@ -26,16 +27,18 @@ from torch.nn import functional
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset
 from fairpate.data.gradients import oriented_gradients
+from fairpate.data.neighbour_graph import Graph
 
 _AT_ONCE = 1024
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
+_GRAPH_COMPONENTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding:
-    """A function of one record. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
+class Components:
+    """Principal components. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
 
     ``whole_FE`` are components in whole numbers, and ``unit_E`` what one of them stands for.
     """
@@ -49,7 +52,7 @@ class Embedding:
     unit_E: Tensor
 
     @classmethod
-    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Embedding:
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
         """Of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
         ``evened``: components of pictures are divided by the roots of their spreads.
@@ -91,13 +94,43 @@ class Embedding:
         return embedded_NE
 
 
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """Components, and with a ``graph`` both in shares of a norm of about one; ``radius``: of components, by median."""
+
+    config: EmbeddingConfig
+    components: Components
+    graph: Graph | None = None
+    radius: float = 1.0
+
+    @classmethod
+    def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
+        """Of the public ``pool`` (M, ...)."""
+        components = Components.of(pool, config)
+        if pool.ndim == 2 or not config.graph_share:
+            return cls(config=config, components=components)
+        edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
+        graph = Graph.of(pool, Components.of(pool, edges, evened=False))
+        radius = float(components(pool).norm(dim=1).median()) or 1.0
+        return cls(config=config, components=components, graph=graph, radius=radius)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
+        components = self.components(x)
+        if self.graph is None:
+            return components
+        share = self.config.graph_share
+        places = [functional.normalize(self.graph(part)) for part in torch.split(x, _AT_ONCE)]
+        return torch.cat([components * ((1 - share) ** 0.5 / self.radius), torch.cat(places) * share**0.5], dim=1)
+
+
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
     """The data set as a table of coordinates, in every split; None leaves it as it is."""
     if config is None:
         return dataset
     embedding = Embedding.of(dataset.public.x, config)
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
-    names = tuple(f"component {e}" for e in range(len(embedding.unit_E)))
+    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, **splits)
 
 

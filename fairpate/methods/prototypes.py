@@ -1,49 +1,30 @@
-"""Embeddings of records and their centres, from public records alone: who votes in which cell.
+"""Centres of public records: who votes in which cell.
 
-Two embeddings. ``components``: principal components of the pool, a table's columns over the root of their spread, so
-that neither rare values nor wide columns decide, pictures as oriented gradients (:mod:`fairpate.data.gradients`).
-``graph``: the pool's neighbours in those components, and the leading eigenvectors of the graph that they make (Ng,
-Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006), which follow the shape of a class where distances alone
-cut through it. Pictures are near when one is near a slightly turned, slanted, stretched or moved copy of the other.
-Another record is the mean of its nearest public neighbours.
+Two embeddings. ``components``: principal components of the pool (:mod:`fairpate.data.embedding`), of pictures those of
+their oriented gradients. ``graph``: eigenvectors of the pool's graph of neighbours in those components
+(:mod:`fairpate.data.neighbour_graph`).
 
 What a record's prototype is depends on that record and on public ones, never on another private record. Shapes: N
-records, M public ones, V copies of each, D components, E eigenvectors, K prototypes.
+records, M public ones, D components, E eigenvectors, K prototypes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy import sparse
-from scipy.sparse.linalg import eigsh
 from sklearn.cluster import KMeans
 from torch import Tensor
-from torch.nn import functional
 
 from fairpate.config import ConfigError, EmbeddingConfig
-from fairpate.data.embedding import Embedding
+from fairpate.data.embedding import Components
+from fairpate.data.neighbour_graph import Embed, Floats, Graph, Nearness, largest_norm
 from fairpate.types import IntArray
 
-Floats = npt.NDArray[np.float32]
-Embed = Callable[[Tensor], Floats]
 EmbeddingName = Literal["components", "graph"]
-_NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
-_LARGEST_NORM = 2.0**11
-_COPIES = (
-    *((turn, 0.0, 1.0, 1.0, 0.0, 0.0) for turn in (0.0, -0.2, 0.2)),
-    *((0.0, slant, 1.0, 1.0, 0.0, 0.0) for slant in (-0.25, 0.25)),
-    *((0.0, 0.0, wide, high, 0.0, 0.0) for wide, high in ((0.85, 1.0), (1.18, 1.0), (1.0, 0.87), (1.0, 1.15))),
-    *((0.0, 0.0, 1.0, 1.0, across, down) for across, down in ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.1), (0.0, -0.1))),
-)
-"""Turn in radians, slant, width, height, and moves in half sides of the copies that a picture is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +40,11 @@ class Prototypes:
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
         """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
         plain = EmbeddingConfig(num_components=num_components, steps=0, pixels=None)
-        embed: Embed = Components(embedding=Embedding.of(pool, plain, evened=False))
-        embedded = embed(pool)
+        embed: Embed = Components.of(pool, plain, evened=False)
+        embedded = embed(pool).numpy()
         if embedding == "graph":
-            embed = Graph.of(pool, embed, seed=seed)
-            embedded = embed.coordinates_ME
+            embed = graph = Graph.of(pool, embed, seed=seed)
+            embedded = graph.coordinates_ME
         different = len(np.unique(embedded, axis=0))
         if count > different:
             raise ConfigError(
@@ -82,126 +63,5 @@ class Prototypes:
         """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
         nearest = [np.zeros(0, dtype=np.int64)]
         nearness = Nearness.to(self.centres, radius=largest_norm(self.coordinates_MD))
-        nearest += [nearness(self.embed(part)).argmax(axis=1) for part in torch.split(x, _AT_ONCE) if len(part)]
+        nearest += [nearness(self.embed(part).numpy()).argmax(axis=1) for part in torch.split(x, _AT_ONCE) if len(part)]
         return np.concatenate(nearest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Components:
-    """Principal components of the pool, as arrays."""
-
-    embedding: Embedding
-
-    def __call__(self, x: Tensor) -> Floats:
-        """Coordinates (N, D) of records (N, ...)."""
-        coordinates_ND: Floats = self.embedding(x).numpy()
-        return coordinates_ND
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nearness:
-    """How near rows are to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
-
-    Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
-    other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
-    """
-
-    scale: float
-    others_KD: Floats
-    half_squares_K: Floats
-
-    @classmethod
-    def to(cls, others_KD: Floats, *, radius: float) -> Nearness:
-        """``others_KD`` are public; no public row has a larger norm than ``radius``."""
-        scale = _LARGEST_NORM / max(radius, 1e-30)
-        whole_KD = np.rint(others_KD * scale).astype(np.float32)
-        half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
-        return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
-
-    def __call__(self, rows_ND: Floats) -> Floats:
-        """Of rows (N, D) to every other: (N, K)."""
-        products_NK: Floats = self.whole(rows_ND) @ self.others_KD.T
-        return products_NK - self.half_squares_K
-
-    def whole(self, rows_ND: Floats) -> Floats:
-        """Rows in whole numbers; one longer than all public ones is made as long."""
-        scaled_ND = rows_ND.astype(np.float64) * self.scale
-        lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
-        whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
-            "f4"
-        )
-        return whole_ND
-
-
-@dataclass(frozen=True, kw_only=True)
-class Graph:
-    """Eigenvectors of the pool's graph of neighbours; other records lie where their neighbours are."""
-
-    components: Embed
-    copies: list[Nearness]
-    coordinates_ME: Floats
-
-    @classmethod
-    def of(cls, pool: Tensor, components: Embed, *, seed: int) -> Graph:
-        """Of the public ``pool`` (M, ...)."""
-        copies_VMD = [components(copy) for copy in _copies(pool)]
-        radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
-        copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
-        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
-        near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
-        others = near_MK != np.arange(len(pool))[:, None]
-        farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
-        weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
-        rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
-        one_way = sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
-        adjacency = one_way.maximum(one_way.T)
-        root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
-        scale = sparse.diags(1 / root_M)
-        start = np.random.default_rng(seed).uniform(size=len(pool))
-        values, vectors = eigsh(scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start)
-        diffused = vectors / root_M[:, None] * values**_DIFFUSION
-        norms = np.linalg.norm(diffused, axis=1, keepdims=True)
-        coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
-        return cls(components=components, copies=copies, coordinates_ME=coordinates_ME)
-
-    def __call__(self, x: Tensor) -> Floats:
-        """Coordinates (N, E) of records (N, ...)."""
-        near, _ = nearest_copies(self.components(x), self.copies, _VOTING_NEIGHBOURS)
-        mean: Floats = self.coordinates_ME[near].mean(axis=1)
-        return mean
-
-
-def largest_norm(rows_ND: Floats) -> float:
-    """Of public rows."""
-    return float(np.linalg.norm(rows_ND, axis=1).max())
-
-
-def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
-    """The ``count`` public records with a copy nearest to each record, and the squared distances: each (N, count)."""
-    nearness_NM = copies[0](embedded_ND)
-    for copy in copies[1:]:
-        np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
-    near = np.argpartition(-nearness_NM, min(count, nearness_NM.shape[1]) - 1, axis=1)[:, :count]
-    lengths_N1 = np.square(copies[0].whole(embedded_ND)).sum(axis=1, keepdims=True)
-    return near, np.maximum(lengths_N1 - 2 * np.take_along_axis(nearness_NM, near, axis=1), 0.0)
-
-
-def _copies(pool: Tensor) -> Iterator[Tensor]:
-    """The pool, and for pictures the pool as every other of ``_COPIES`` shows it."""
-    if pool.ndim != 4:
-        yield pool
-        return
-    for turn, slant, wide, high, across, down in _COPIES:
-        cosine, sine = math.cos(turn), math.sin(turn)
-        matrix = torch.tensor(
-            [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]], dtype=torch.float32
-        )
-        shown = []
-        for part in torch.split(pool, _AT_ONCE):
-            grid = functional.affine_grid(matrix.expand(len(part), 2, 3), list(part.shape), align_corners=False)
-            shown.append(functional.grid_sample(part.float(), grid, align_corners=False))
-        yield torch.cat(shown)
-
-
-def _parts(rows: Floats) -> Iterator[Floats]:
-    return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))

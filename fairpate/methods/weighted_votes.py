@@ -96,7 +96,7 @@ class Ballot:
 class WeightedVotes(VotesOfRecords):
     """Within the target for one record, added or removed: one release for everything."""
 
-    title: ClassVar[str] = "one weighted vote per record"
+    title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
 
     method: str = "weighted_votes"

@@ -41,7 +41,9 @@ BEYOND: dict[str, Sequence[float]] = {
     "shear_degrees": [-1e-9, 90.0],
     **dict.fromkeys(["translation_fraction", "scale_fraction", "elastic_fraction"], BELOW_1),
     **dict.fromkeys(["dropout", "momentum", "label_smoothing"], BELOW_1),
-    **dict.fromkeys(["channel_swap", "horizontal_flip", "erase", "max_gap", "mixing_gap", "averaged_share"], SHARE),
+    **dict.fromkeys(
+        ["channel_swap", "horizontal_flip", "erase", "max_gap", "mixing_gap", "averaged_share", "graph_share"], SHARE
+    ),
     **dict.fromkeys(["CalibrationConfig.max_disparity", "shares"], SHARE),
     **dict.fromkeys(["target_delta", "delta", "held_out", "count_share", "failure_probability"], INSIDE_0_1),
     **dict.fromkeys(["frequency_share", "feature_share", "dual_share", "size_share", "histogram_share"], INSIDE_0_1),

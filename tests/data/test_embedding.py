@@ -9,7 +9,7 @@ import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.data.embedding import Embedding, embedded
+from fairpate.data.embedding import Components, Embedding, embedded
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +26,19 @@ def table(rows: int = 400, seed: int = 0) -> torch.Tensor:
 
 
 def test_columns_of_many_values_are_compared_with_public_quantiles():
-    embedding = Embedding.of(table(), EmbeddingConfig(steps=4))
-    assert embedding.column_K.tolist() == [0] * 4 + [2] * 5
-    quantiles = embedding.thresholds_K[:4]
+    components = Components.of(table(), EmbeddingConfig(steps=4))
+    assert components.column_K.tolist() == [0] * 4 + [2] * 5
+    quantiles = components.thresholds_K[:4]
     assert torch.allclose(quantiles, torch.quantile(table()[:, 0], torch.tensor([0.2, 0.4, 0.6, 0.8])), atol=0.05)
     rare = table()[:, 2]
-    assert embedding.thresholds_K[4] == rare[rare > 0].min()
-    assert Embedding.of(table(), EmbeddingConfig(steps=0)).column_K.tolist() == []
+    assert components.thresholds_K[4] == rare[rare > 0].min()
+    assert Components.of(table(), EmbeddingConfig(steps=0)).column_K.tolist() == []
 
 
 def test_components_are_those_of_the_plain_features_scaled_by_the_root_of_their_spread():
     pool = table()
-    embedding = Embedding.of(pool, EmbeddingConfig(steps=3))
-    column, threshold = embedding.column_K, embedding.thresholds_K
+    embedding = components = Components.of(pool, EmbeddingConfig(steps=3))
+    column, threshold = components.column_K, components.thresholds_K
     plain = torch.cat([pool, (pool[:, column] >= threshold).float()], dim=1)
     spread = plain.std(dim=0, correction=0)
     scaled = (plain - plain.mean(dim=0)) / torch.where(spread > 0, spread, 1.0).sqrt()
@@ -46,7 +46,7 @@ def test_components_are_those_of_the_plain_features_scaled_by_the_root_of_their_
     torch.testing.assert_close(
         torch.cdist(embedding(pool), embedding(pool)), torch.cdist(scaled, scaled), atol=5e-3, rtol=0
     )
-    few = Embedding.of(pool, EmbeddingConfig(num_components=2, steps=3))
+    few = Components.of(pool, EmbeddingConfig(num_components=2, steps=3))
     torch.testing.assert_close(few(pool).abs(), embedding(pool)[:, :2].abs())
 
 
@@ -69,20 +69,20 @@ def test_private_records_do_not_enter_what_is_fitted(digits):
     assert torch.equal(whole.private.x[:7], fewer.private.x)
     assert torch.equal(whole.test.x, fewer.test.x)
     assert whole.kind == "tabular"
-    assert len(whole.feature_names) == whole.private.x.shape[1] <= 200
+    assert len(whole.feature_names) == whole.private.x.shape[1] <= 220
 
 
 def test_a_mirrored_picture_has_the_coordinates_of_the_picture(digits):
-    embedding = Embedding.of(digits.public.x, EmbeddingConfig(mirrored=True))
+    embedding = Components.of(digits.public.x, EmbeddingConfig(mirrored=True))
     x = digits.private.x[:50]
     torch.testing.assert_close(embedding(x.flip(-1)), embedding(x), atol=1e-4, rtol=1e-4)
-    plain = Embedding.of(digits.public.x, EmbeddingConfig())
+    plain = Components.of(digits.public.x, EmbeddingConfig())
     assert not torch.allclose(plain(x.flip(-1)), plain(x), atol=1e-2)
 
 
 def test_pictures_may_be_told_by_their_edges_alone(digits):
     grey = digits.public.x.float().mean(dim=1, keepdim=True).expand_as(digits.public.x).to(torch.uint8)
-    edges = Embedding.of(digits.public.x, EmbeddingConfig(pixels=None))
+    edges = Components.of(digits.public.x, EmbeddingConfig(pixels=None))
     assert edges.mean_F.shape == (900,)
     torch.testing.assert_close(edges(grey), edges(digits.public.x), atol=0.6, rtol=0.2)
 
@@ -91,5 +91,10 @@ def test_it_is_part_of_the_configuration_of_the_data():
     config = DataConfig(options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=30))
     dataset = load_dataset(config)
     assert dataset.embedding is not None
-    assert dataset.public.x.shape[1] == 30
+    assert dataset.public.x.shape[1] == 30 + 20
+    lengths = dataset.public.x.square()
+    torch.testing.assert_close(lengths[:, 30:].sum(dim=1), torch.full((300,), 0.2))
+    assert lengths[:, :30].sum(dim=1).median() == pytest.approx(0.8, rel=1e-3)
+    alone = load_dataset(config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, graph_share=0.0)}))
+    assert alone.public.x.shape[1] == 30
     assert dataset.public.x.dtype == torch.float32

@@ -20,7 +20,8 @@ from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_statement
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods import prototypes, record_votes
+from fairpate.data.neighbour_graph import Nearness
+from fairpate.methods import record_votes
 from fairpate.methods.load import configured
 from fairpate.methods.prototypes import Prototypes
 from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, labels_of_line, noisy_votes
@@ -117,7 +118,7 @@ def test_where_a_record_votes_is_its_own_affair(embedding: str, digits: Dataset)
 def test_nearness_orders_by_distance_and_does_not_depend_on_other_rows() -> None:
     generator = np.random.default_rng(0)
     rows, others = (generator.normal(size=(size, 30)).astype(np.float32) for size in (700, 40))
-    nearness = prototypes.Nearness.to(others, radius=9.0)
+    nearness = Nearness.to(others, radius=9.0)
     distances = np.linalg.norm(rows[:, None] - others, axis=2)
     found = nearness(rows)
     assert (found.argmax(axis=1) == distances.argmin(axis=1)).mean() > 0.995

@@ -146,7 +146,7 @@ def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_i
 
 
 def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
-    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12)))
+    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12, graph_share=0.0)))
     own = Ballot.of(dataset, EmbeddingConfig())
     assert own.embedding is None
     assert own.votes(dataset.private.x).shape[1] == 13
