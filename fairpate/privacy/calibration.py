@@ -47,10 +47,12 @@ def least_noise(
     low, high = _bracket(spent, target_epsilon)
     if low == high:
         return high
+    ends = {math.log(noise): noise for noise in (low, high)}  # spent already, and not quite exp(log(noise))
 
     def excess(log_noise: float) -> float:
         # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, as it may be 0 or inf.
-        return math.log(min(max(spent(math.exp(log_noise)) / target_epsilon, 1e-9), 1e9))
+        noise = ends.get(log_noise) or math.exp(log_noise)
+        return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
 
     noise = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
     # The root is found up to a tolerance, on either side; noise is only ever rounded up.

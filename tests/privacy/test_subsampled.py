@@ -9,6 +9,8 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
 
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import (
@@ -54,6 +56,29 @@ def test_the_privacy_loss_distribution_has_the_published_epsilon_under_both_rela
     assert epsilon_pld([steps(500, 2.0, 0.02)], target_delta=1e-6) == pytest.approx(1.06261, rel=1e-3)
     with pytest.raises(ValueError, match="epsilon_pld"):
         epsilon([replaced], target_delta=1e-5)
+
+
+@pytest.mark.parametrize(("count", "noise"), [(25, 1.0), (36, 0.5), (225, 0.5), (10_000, 10 / 3)])
+def test_large_epsilons_on_coarser_grids_are_close_bounds(count: int, noise: float) -> None:
+    """Without sampling the divergence is known: Balle and Wang 2018, Theorem 8; epsilons of 33 to 576."""
+    mu = math.sqrt(count) / noise
+
+    def excess(eps: float) -> float:
+        below = math.exp(eps + log_ndtr(-eps / mu - mu / 2))
+        return float(ndtr(mu / 2 - eps / mu) - below) - 1e-5
+
+    exact = brentq(excess, mu, mu * (mu + 9), xtol=1e-9)
+    found = epsilon_pld([steps(count, noise, 1.0)], target_delta=1e-5)
+    interval = 1e-5 * exact
+    assert exact <= found <= exact * (1 + 1e-6) + count * interval**2 / 8
+
+
+def test_the_noise_of_a_target_without_much_privacy_is_found() -> None:
+    noise = noise_multiplier_for(
+        target_epsilon=1000, target_delta=1e-5, sampling_rate=0.1, num_steps=200, accounting="pld"
+    )
+    spent, less = (epsilon_pld([steps(200, factor * noise, 0.1)], target_delta=1e-5) for factor in (1, 0.99))
+    assert spent <= 1000 < less
 
 
 def test_two_mechanisms_on_one_sample_are_composed_before_amplification() -> None:
