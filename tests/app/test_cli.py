@@ -147,9 +147,11 @@ def test_methods_are_listed_with_what_they_protect_and_their_source(fairpate):
     assert max(map(len, output.splitlines())) <= 100
     lines = {line.split()[0]: line for line in output.splitlines() if line.split()}
     for name, method in all_methods().items():
-        assert all(words in lines[name] for words in (method.title, method().unit, method.paper.split()[0])), name
+        # Long ones go on in the next line.
+        first = (method.title.split()[0], method().unit.split()[0], method.paper.split()[0])
+        assert all(word in lines[name] for word in first), name
     assert "nothing" in lines["sgd"]
-    assert "sensitive attribute" in lines["pf_ld"]
+    assert "sensitive" in lines["pf_ld"]
 
 
 @pytest.mark.parametrize("name", all_methods())
@@ -235,10 +237,10 @@ def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
 
 
 def test_the_installed_module_answers_with_an_exit_code():
-    command = [sys.executable, "-m", "fairpate", "run", "missing.yaml"]
+    command = [sys.executable, "-m", "fairpate", "run", "--sed", "1"]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no such file" in done.stderr
+    assert "--sed" in done.stderr
 
 
 def test_a_limit_on_an_unknown_data_set_says_so(fairpate, tmp_path, monkeypatch):
@@ -274,11 +276,12 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
     assert "the same command goes on" in errors
 
 
-def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(tmp_path):
+def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpate, tmp_path):
     arguments = ["teachers.num_teachers=8", "ray.num_actors=0", "aggregator.num_queries=10", "student.fit.epochs=1"]
     arguments += ["aggregator.mechanism.threshold=1", "aggregator.gate.max_disparity=.inf"]
-    command = [sys.executable, "-m", "fairpate", "run", "--out", "run", *(f"--set={word}" for word in arguments)]
-    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    command = ["run", "--out", "run", *(f"--set={word}" for word in arguments)]
+    process = [sys.executable, "-m", "fairpate", *command]
+    started = subprocess.Popen(process, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603
     said = ""
     while "teachers     started" not in said:
         said += started.stderr.readline()
@@ -287,9 +290,9 @@ def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(tmp_pa
     assert started.returncode == 143
     assert rest.splitlines()[-1].startswith("error Interrupted")
     assert "***" not in rest
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    assert str(Path("run/public/report.html")) in done.stdout
+    code, output, errors = fairpate(*command)
+    assert code == 0, errors
+    assert str(Path("run/public/report.html")) in output
 
 
 def documented_runs():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_runs import read_json
 
 from fairpate.app import serve
 from fairpate.app.odometer import LimitReachedError, Odometer
@@ -52,11 +51,6 @@ def configured(out: Path, *overrides: str) -> SfPate:
     return config
 
 
-def read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
-
-
 def identical_teachers(config: SfPate, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
     """All of them know the truth."""
     assert not training.run.votes.exists()
@@ -83,7 +77,7 @@ def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
 ) -> None:
     monkeypatch.setattr(SfPate, "ask", identical_teachers)
     run: RunDirectory = run_method(configured(tmp_path / "run", f"sf_pate.variant={variant}"), Reporter(quiet=True))
-    statement, costs = read(run.statement), read(run.costs)
+    statement, costs = read_json(run.statement), read_json(run.costs)
     assert (statement["unit"], statement["relation"]) == ("sensitive attribute", "replace one")
     assert (costs["unit"], costs["relation"]) == ("sensitive attribute", "replace one")
     (stated,) = statement["events"]
