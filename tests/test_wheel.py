@@ -14,7 +14,8 @@ PACKAGES = {"aggregator", "fairpate", "student", "teachers"}
 @pytest.fixture(scope="session")
 def wheel_names(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
     # A build folder of its own: setuptools would pack what an earlier build left in the checkout's.
     settings = folder / "settings.cfg"
     settings.write_text(f"[build]\nbuild_base = {folder / 'build'}\n", encoding="utf-8")

@@ -6,6 +6,12 @@ from serving import ANALYST, running, tokens_of_both_roles
 
 
 @pytest.fixture
+def path(tmp_path):
+    """Where a ledger of the test lies."""
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
 def service(tmp_path):
     """``service(**settings)`` starts one service and returns its URL; all are stopped after the test."""
     with contextlib.ExitStack() as stack:

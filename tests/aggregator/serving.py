@@ -53,6 +53,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def ids(numbers):
+    """The body of a request for records of the pool."""
+    return {"queries": [{"id": number} for number in numbers]}
+
+
 def tokens_of_both_roles():
     return read_tokens({"FAIRPATE_ANALYST_TOKEN": ANALYST, "FAIRPATE_OPERATOR_TOKEN": OPERATOR})
 

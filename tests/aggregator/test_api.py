@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ANALYST, OPERATOR, POOL, TERMS, running, table_votes, tokens_of_both_roles
+from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.batching import until_next_step
 from aggregator.files import LedgerError
@@ -24,8 +24,16 @@ FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 
 
-def ids(numbers):
-    return {"queries": [{"id": number} for number in numbers]}
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory):
+    """A client of one service for all requests that are refused; none of them is charged."""
+    path = tmp_path_factory.mktemp("refusing") / "ledger.sqlite"
+    with (
+        running(path, tokens=tokens_of_both_roles()) as url,
+        httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as client,
+    ):
+        yield client
+        assert client.get("/v1/budget").json()["queries_submitted"] == 0
 
 
 def replies(response):
@@ -124,20 +132,20 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
         ({"queries": [{"features": 5, "group": "red"}]}, "queries.0.features", "5", "valid list"),
     ],
 )
-def test_bad_input_names_field_value_and_remedy(http, body, field, value, remedy):
-    response = http.post("/v1/queries", json=body)
+def test_bad_input_names_field_value_and_remedy(refusing, body, field, value, remedy):
+    response = refusing.post("/v1/queries", json=body)
     assert response.status_code == 422
     fault = response.json()["errors"][0]
     assert fault["field"].endswith(field)
     assert value in fault["value"]
     assert remedy in fault["remedy"]
-    assert http.get("/v1/budget").json()["queries_submitted"] == 0
+    assert refusing.get("/v1/budget").json()["queries_submitted"] == 0
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_is_none_is_refused(http, number):
+def test_a_number_that_is_none_is_refused(refusing, number):
     text = json.dumps({"queries": [{"features": FEATURES, "group": "red"}]}).replace("-2.0", number)
-    response = http.post("/v1/queries", content=text, headers={"Content-Type": "application/json"})
+    response = refusing.post("/v1/queries", content=text, headers={"Content-Type": "application/json"})
     assert response.status_code == 422
     assert "queries.0.features.0.2" in response.text
 
@@ -145,8 +153,8 @@ def test_a_number_that_is_none_is_refused(http, number):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"queries": [{"id": ' + b"9" * 5000 + b"}]}"]
 )
-def test_a_body_that_is_no_json_is_refused_with_an_explanation(http, content):
-    response = http.post("/v1/queries", content=content, headers={"Content-Type": "application/json"})
+def test_a_body_that_is_no_json_is_refused_with_an_explanation(refusing, content):
+    response = refusing.post("/v1/queries", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code in (400, 422)
     assert response.json()["errors"][0]["remedy"]
 
@@ -181,11 +189,11 @@ def test_the_largest_body_follows_from_the_public_shape_of_a_record(dtype, shape
     assert max_body_bytes(pool) == expected
 
 
-def test_unknown_paths_and_methods_are_explained(http):
-    for response in (http.get("/v1/votes"), http.delete("/v1/budget"), http.get("/v1/queries/xyz")):
+def test_unknown_paths_and_methods_are_explained(refusing):
+    for response in (refusing.get("/v1/votes"), refusing.delete("/v1/budget"), refusing.get("/v1/queries/xyz")):
         assert response.status_code in (404, 405, 422)
         assert set(response.json()["errors"][0]) == {"field", "value", "remedy"}
-    assert http.get(f"/v1/queries/{'0' * 64}").status_code == 404
+    assert refusing.get(f"/v1/queries/{'0' * 64}").status_code == 404
 
 
 def test_each_role_sees_its_own(http):

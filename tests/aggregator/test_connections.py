@@ -127,9 +127,8 @@ def test_what_is_too_large_is_refused_before_it_costs_anything(address, name):
             assert status in received.split(b"\r\n")[0] or not received  # the kernel may throw the reply away
             assert len(received) < 4000
             assert seconds < CLOSED_WITHIN_S
-    received, _ = sent(address, pieces())
-    if received:
-        assert set(json.loads(received.split(b"\r\n\r\n")[-1])["errors"][0]) == {"field", "value", "remedy"}
+            if received:
+                assert set(json.loads(received.split(b"\r\n\r\n")[-1])["errors"][0]) == {"field", "value", "remedy"}
 
 
 SLOW = {
@@ -167,7 +166,7 @@ def test_a_reply_that_nobody_fetches_is_given_up(address):
             connection.connect(address)
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
             deaf.append(connection)
-        time.sleep(5)
+        time.sleep(3)  # longer than the service waits for them
         for connection in deaf:
             with contextlib.suppress(ConnectionError):
                 while connection.recv(65536):

@@ -6,17 +6,13 @@ import time
 import httpx
 import pytest
 from own_disk import told_beside_own_disk
-from serving import ANALYST, OPERATOR, running, table_votes, tokens_of_both_roles
+from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 READERS = ("/livez", "/readyz", "/metrics", "/v1/budget", "/v1/statement", "/v1/operator/ledger")
-
-
-def ids(numbers):
-    return {"queries": [{"id": number} for number in numbers]}
 
 
 def until(condition, *, timeout_s=10.0):
@@ -112,14 +108,11 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[2:]
 import httpx
-from serving import running
+from serving import ids, running
 
 disk = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=True)
 told = {}
-
-def ids(numbers):
-    return {"queries": [{"id": number} for number in numbers]}
 
 def ready(want):
     deadline = time.monotonic() + 10

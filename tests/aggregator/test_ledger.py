@@ -30,11 +30,6 @@ VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.sqlite"
-
-
 def reserve(ledger, *keys):
     return ledger.reserve(list(keys), [1] * len(keys), np.tile(VOTES, (len(keys), 1)))
 

@@ -49,11 +49,6 @@ TERMS = LedgerTerms(
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
 def batch():
     generator = np.random.default_rng(0)
     votes_QC = np.array([generator.multinomial(60, generator.dirichlet([0.5] * 3)) for _ in range(100)])

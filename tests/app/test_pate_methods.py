@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each_method import weights
+from small_runs import read_json
 
 from aggregator.budget import mechanism_within
 from aggregator.gnmax import ConfidentGnmax
@@ -20,7 +22,6 @@ from fairpate.config import ConfigError
 from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.types import STOPPED_BY_VOTES
-from student.predict import load_student
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
@@ -51,15 +52,6 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         return made[key]
 
     return run
-
-
-def weights(run: RunDirectory) -> dict[str, list[float]]:
-    return {name: values.flatten().tolist() for name, values in load_student(run.student).network.state_dict().items()}
-
-
-def read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
 
 
 def test_noise_is_scaled_until_the_queries_fit_and_no_further() -> None:
@@ -122,11 +114,11 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
 
 def test_the_operators_record_holds_the_price_of_the_votes(train: Train) -> None:
     run = train("fairpate")
-    public, private = read(run.record), read(run.private_record)
+    public, private = read_json(run.record), read_json(run.private_record)
     assert not public["epsilon_is_data_dependent"]
     assert private["epsilon_is_data_dependent"]
-    assert public["epsilon"] == read(run.statement)["epsilon"] <= 80
-    assert private["epsilon"] == read(run.costs)["epsilon_data_dependent"] < public["epsilon"]
+    assert public["epsilon"] == read_json(run.statement)["epsilon"] <= 80
+    assert private["epsilon"] == read_json(run.costs)["epsilon_data_dependent"] < public["epsilon"]
     assert {**public, "epsilon": 0, "epsilon_is_data_dependent": 0} == {
         **private,
         "epsilon": 0,
@@ -136,9 +128,9 @@ def test_the_operators_record_holds_the_price_of_the_votes(train: Train) -> None
 
 def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train: Train) -> None:
     run = train("pate", *BY_VOTES)
-    statement = read(run.statement)
-    assert 0 < read(run.private_record)["epsilon"] <= 8
-    assert read(run.record)["epsilon"] == statement["epsilon"] > 0
+    statement = read_json(run.statement)
+    assert 0 < read_json(run.private_record)["epsilon"] <= 8
+    assert read_json(run.record)["epsilon"] == statement["epsilon"] > 0
     (event,) = statement["events"]
     assert 0 < event["count"] < 120
     assert event["noise_stddev_votes"] == 1
@@ -146,8 +138,8 @@ def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train:
 
 def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -> None:
     leaking, kept = train("pate", *BY_VOTES), train("fairpate")
-    assert read(leaking.statement)["remarks"] == [STOPPED_BY_VOTES]
-    assert read(kept.statement)["remarks"] == []
+    assert read_json(leaking.statement)["remarks"] == [STOPPED_BY_VOTES]
+    assert read_json(kept.statement)["remarks"] == []
     page, card = (path.read_text(encoding="utf-8") for path in write_card(leaking.root))
     assert STOPPED_BY_VOTES in page
     assert STOPPED_BY_VOTES in json.loads(card)["limits"]
@@ -156,11 +148,11 @@ def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -
 def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
     """The same votes, so that only the noise and the student's first weights differ."""
     run = train("fairpate", "target.epsilon=null")
-    (event,) = read(run.statement)["events"]
+    (event,) = read_json(run.statement)["events"]
     assert (event["threshold_stddev_votes"], event["noise_stddev_votes"], event["count"]) == (2, 1, 120)
     planned = ConfidentGnmaxQueries(count=120, threshold=5, threshold_stddev_votes=2, noise_stddev_votes=1)
-    assert read(run.statement)["epsilon"] == epsilon([planned], target_delta=1e-5).epsilon > 80
-    (scaled,) = read(train("fairpate").statement)["events"]
+    assert read_json(run.statement)["epsilon"] == epsilon([planned], target_delta=1e-5).epsilon > 80
+    (scaled,) = read_json(train("fairpate").statement)["events"]
     assert scaled["noise_stddev_votes"] > 1
 
 

@@ -1,15 +1,10 @@
 """Where a run keeps what it makes: a shared storage, and never a folder that is deleted with a job."""
 
 import pytest
+from small_runs import run
 
-from fairpate.app.progress import Reporter
-from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, config_digest, create_run_directory
 from fairpate.storage import StorageError
-
-
-def run(config):
-    return run_method(config, Reporter(quiet=True))
 
 
 def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import read_json
 
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
@@ -48,11 +48,6 @@ def train(out: Path, method: str, *overrides: str) -> RunDirectory:
     return run_method(configured(SMALL, [f"out={out}", *overrides], method=method), Reporter(quiet=True))
 
 
-def read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
-
-
 @pytest.mark.parametrize(
     ("method", "settings", "needs_group"),
     [
@@ -71,20 +66,20 @@ def test_a_randomised_classifier_is_published_and_measured_by_expectation(
     assert student.card.is_randomised
     assert student.card.needs_group == needs_group
     said = student.predict(test.x, groups).probabilities_NC
-    metrics = read(run.metrics)
+    metrics = read_json(run.metrics)
     assert metrics["accuracy"] == pytest.approx(said[np.arange(len(labels)), labels].mean(), abs=1e-6)
     high = [said[groups == group, 1].mean() for group in (0, 1)]
     assert metrics["gaps"]["dp_pairwise"]["value"] == pytest.approx(abs(high[0] - high[1]), abs=1e-6)
     draws = [student.predict(test.x, groups, generator=np.random.default_rng(seed)).labels for seed in range(200)]
     np.testing.assert_allclose(np.mean(draws, axis=0), said[:, 1], atol=0.2)
-    assert read(run.record)["accuracy"] == metrics["accuracy"]
+    assert read_json(run.record)["accuracy"] == metrics["accuracy"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_statement_says_what_is_protected_and_what_is_not(method: str, digits: Dataset, tmp_path: Path) -> None:
     assert digits.num_classes == 2
     run = train(tmp_path / "run", method)
-    statement = read(run.statement)
+    statement = read_json(run.statement)
     assert (statement["unit"], statement["relation"]) == ("sensitive attribute", "replace one")
     assert statement["not_protected"].startswith("features and labels")
     assert 1.9 < statement["epsilon"] <= 2
@@ -95,14 +90,14 @@ def test_the_statement_says_what_is_protected_and_what_is_not(method: str, digit
 
 def test_a_private_base_protects_the_record(digits: Dataset, tmp_path: Path) -> None:
     small = ("dp_postprocessing.base=dp_sgd", "target.accounting=rdp", "dp_sgd.epochs=2", "target.epsilon=4")
-    statement = read(train(tmp_path / digits.name, "dp_postprocessing", *small).statement)
+    statement = read_json(train(tmp_path / digits.name, "dp_postprocessing", *small).statement)
     assert (statement["unit"], statement["relation"]) == ("record", "add or remove one")
     assert statement["not_protected"] is None
     assert statement["epsilon"] <= 4
 
 
 def test_the_printed_oracle_learner_promises_nothing(digits: Dataset, tmp_path: Path) -> None:
-    statement = read(
+    statement = read_json(
         train(tmp_path / digits.name, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_in_paper").statement
     )
     assert statement["epsilon"] is None
@@ -111,7 +106,7 @@ def test_the_printed_oracle_learner_promises_nothing(digits: Dataset, tmp_path: 
 
 def test_the_reject_option_draws_labels_and_refuses_some(digits: Dataset, tmp_path: Path) -> None:
     run = train(tmp_path / digits.name, "dp_postprocessing", "student.idp3={max_disparity: 0.02, min_count: 5}")
-    metrics = read(run.metrics)
+    metrics = read_json(run.metrics)
     assert metrics["coverage"] < 1
     assert metrics["accuracy"] * metrics["num_answered"] == pytest.approx(
         round(metrics["accuracy"] * metrics["num_answered"])
@@ -123,7 +118,7 @@ def test_f_ld_learns_several_classes_from_reports(tmp_path: Path) -> None:
     settings = ("randomised_response.learner=f_ld", "f_ld.epochs=2", "student.model={name: mlp, hidden: [8]}")
     run = train(tmp_path / "run", "randomised_response", *settings)
     assert not load_student(run.student).card.is_randomised
-    assert read(run.statement)["unit"] == "sensitive attribute"
+    assert read_json(run.statement)["unit"] == "sensitive attribute"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +144,7 @@ def test_what_cannot_be_trained_is_refused(method: str, settings: list[str], mes
 def test_without_noise_nothing_is_published(method: str, settings: list[str], digits: Dataset, tmp_path: Path) -> None:
     run = train(tmp_path / "run", method, "target.epsilon=.inf", *settings)
     assert run.student == tmp_path / "run" / "private" / "student.safetensors"
-    assert read(run.statement)["epsilon"] is None
+    assert read_json(run.statement)["epsilon"] is None
     assert not (tmp_path / "run" / "public").exists()
     for base in ("dp_sgd", "fair_dp_sgd"):
         with pytest.raises(ValueError, match="finite target_epsilon, got inf"):

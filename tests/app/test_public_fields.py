@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
+from small_runs import read_json
 
 from fairpate.app.card import write_card
 from fairpate.app.compare.cells import cells_of
@@ -131,10 +132,6 @@ def unlisted(value: Any, listed: set[str], *, settings: tuple[str, ...] = ()) ->
     of_settings = {name for name in found if name.startswith(settings)} if settings else set()
     places = {name for name in of_settings if any(part in PLACES for part in name.split("."))}
     return (found - of_settings - listed) | places
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def names(folder: Path) -> set[str]:

@@ -230,7 +230,10 @@ def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, sma
 
 
 def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_config, tmp_path):
-    run = run_method(small_config(tmp_path / "run", "dp_sgd.epochs=0.5", method="dp_sgd"), Reporter(quiet=True))
+    run = run_method(
+        small_config(tmp_path / "run", "dp_sgd.epochs=0.5", "target.accounting=rdp", method="dp_sgd"),
+        Reporter(quiet=True),
+    )
     for arguments in (["serve", run.root], ["serve", run.root, "--stop"]):
         code, _, errors = fairpate(*arguments)
         assert code == 2

@@ -51,11 +51,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with 200 pictures of noise, named like faces; class 1 is brighter."""
+    """A data folder with 100 pictures of noise, named like faces; class 1 is brighter."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "utkface" / "UTKFace").mkdir(parents=True)
     draws = np.random.default_rng(0)
-    for number in range(200):
+    for number in range(100):
         gender, race = number % 2, number // 2 % RACES
         pixels = draws.integers(90 * gender, 160 + 90 * gender, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "utkface" / "UTKFace" / f"25_{gender}_{race}_2017{number}.jpg")
@@ -68,14 +68,14 @@ def settings(faces: Path) -> dict[str, Any]:
             "name": "utkface",
             "data_dir": str(faces),
             "options": {"image_size": 32},
-            "num_public": 60,
+            "num_public": 30,
             "num_validation": 0,
-            "num_test": 40,
+            "num_test": 20,
         },
         "noise": "seeded",
         "teachers": {"num_teachers": 4, "model": {"name": "resnet18"}, "fit": {"epochs": 5}},
         "aggregator": {
-            "num_queries": 30,
+            "num_queries": 20,
             "mechanism": {"threshold": 0, "threshold_stddev_votes": 0.1, "noise_stddev_votes": 0.1},
             "gate": {"max_disparity": 1.0, "min_count": 1},
         },
@@ -134,5 +134,6 @@ def test_weights_that_cannot_be_used_end_in_one_message(
 
 def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, config: Path) -> None:
     options = ["--set", "student.model={name: resnet18, norm: group}", "--set", "dp_sgd={epochs: 0.2, batch_size: 10}"]
+    options += ["--set", "target.accounting=rdp"]
     code, errors = fairpate("run", config, "--method", "dp_sgd", "--weights", weights, *options, "--out", "run")
     assert (code, errors.count("start from"), "model start from" in errors) == (0, 1, True), errors

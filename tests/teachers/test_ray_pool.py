@@ -120,20 +120,18 @@ def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
         list(pool.run(lambda *_: time.sleep(120), None, [0]))
 
 
-class LatePool(RayPool):
-    """A pool that hears of the newest of its results first."""
+def test_a_sum_is_the_same_in_whatever_order_ray_tells(one_actor: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = one_actor._wait_for_one
 
-    def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        if self._starting or not pending:
-            return super()._wait_for_one(pending)
+    def newest(pending: Mapping[Any, Any]) -> Any:
+        if one_actor._starting or not pending:
+            return usual(pending)
         settled, _ = ray.wait(list(pending), num_returns=len(pending), timeout=60)
         return settled[-1]
 
-
-def test_a_sum_is_the_same_in_whatever_order_ray_tells(ray_session: None) -> None:
-    with LatePool(ONE_ACTOR) as pool:
-        done: list[int] = []
-        total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
+    monkeypatch.setattr(one_actor, "_wait_for_one", newest)
+    done: list[int] = []
+    total = one_actor.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
     assert done != sorted(done)
     assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
 
@@ -143,7 +141,7 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None) -> No
         time.sleep(0.02)
         return np.full(num_values, item, dtype=np.uint16)
 
-    with RayPool(RayConfig(num_actors=3, num_cpus=0.3)) as pool:
+    with RayPool(TWO_ACTORS) as pool:
         for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
             done: list[int] = []
             total = pool.sum(counts, num_values, range(20), done.append)
@@ -168,13 +166,13 @@ class LosingPool(RayPool):
         return settled
 
 
-@pytest.mark.parametrize("num_told", [2, 6])  # on its way, and all added up
-def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None, num_told: int) -> None:
+def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None) -> None:
     with LosingPool(ONE_ACTOR) as pool:
-        pool.num_told = num_told
-        done: list[int] = []
-        total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), done.append)
-    assert (total.tolist(), set(done)) == ([21, 21, 21], set(range(6)))
+        for num_told in (2, 6):  # on its way, and all added up
+            pool.num_told = num_told
+            done: list[int] = []
+            total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), done.append)
+            assert (total.tolist(), set(done)) == ([21, 21, 21], set(range(6)))
 
 
 def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(one_actor: RayPool) -> None:
