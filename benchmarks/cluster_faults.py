@@ -193,6 +193,8 @@ FAULTS = {
     "node at a fifth of its speed": Fault(when=in_training, breaks=_slow),
     "network cut for 1 s while training": Fault(when=in_training, breaks=_cut(1.0), needs_network=True),
     "network cut for 8 s while training": Fault(when=in_training, breaks=_cut(8.0), needs_network=True),
+    # For good as far as the run can tell: it ends meanwhile, or gives up.
+    "network cut for good while training": Fault(when=in_training, breaks=_cut(90.0), needs_network=True),
     "network cut for 8 s while voting": Fault(when=in_voting, breaks=_cut(8.0), delay_s=0.2, needs_network=True),
     "driver killed while training": Fault(when=in_training),
     "driver killed while voting": Fault(when=in_voting, delay_s=0.3),
