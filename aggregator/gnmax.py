@@ -25,7 +25,7 @@ from aggregator.mechanism import NOT_CONFIDENT, FloatArray, Mechanism, Outcome, 
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant, gnmax, smooth_sensitivity
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
+from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 
@@ -36,63 +36,23 @@ _FEW = 8  # fewer queries are faster one by one
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidentGnmax(MechanismParameters, Mechanism):
-    """Labels that enough teachers agree on. Realised price: the exact joint cost of threshold bit and noisy argmax."""
+class ConfidentVotes(MechanismParameters, Mechanism):
+    """Votes behind a check of consensus: the draw, its worst case and its words, whatever is released of it."""
 
-    name: ClassVar[str] = "confident_gnmax"
+    def noisy_counts(self, votes_QC: IntArray, words: WordArray, source: NoiseSource) -> tuple[IntArray, IntArray]:
+        """The rows whose noisy threshold check passes, and the noisy counts of those, shape (rows, C).
 
-    def answer(
-        self,
-        votes_QC: IntArray,
-        *,
-        groups: Sequence[int],
-        keys: Sequence[str],
-        gate: DemographicParityGate,
-        source: NoiseSource,
-    ) -> list[Outcome]:
-        """CF-GNMax on Q queries in order."""
-        return gated(self.labels(votes_QC, keys=keys, source=source), groups, gate)
-
-    def labels(self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:
-        """Labels of the queries whose noisy threshold check passes, else ``NOT_CONFIDENT``.
-
-        The noise of the check and of every count are independent; ties are broken uniformly.
+        The noise of the check and of every count are independent. Word 0 of each row of ``words`` is the check's, the
+        others one per class: no draw shifts another, alone or in a block.
         """
-        # Word 0 is the check's, the others one per class: no draw shifts another, alone or in a block.
-        words = source.words(keys, 1 + votes_QC.shape[1])
-        if len(keys) < _FEW:
-            return [
-                self._label(votes_C, key, words_C, source)
-                for votes_C, key, words_C in zip(votes_QC.tolist(), keys, words.tolist(), strict=True)
-            ]
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
         (confident,) = (votes_QC.max(axis=1) + noise_Q >= self.threshold).nonzero()
         noise_QC = discrete_gaussians(self.noise_stddev_votes, words[confident, 1:], source)
-        labels_Q = np.full(len(keys), NOT_CONFIDENT, dtype=np.int64)
-        labels_Q[confident] = _argmax(votes_QC[confident] + noise_QC, [keys[i] for i in confident.tolist()], source)
-        labels: list[int] = labels_Q.tolist()
-        return labels
-
-    def _label(self, votes_C: Sequence[int], key: str, words: Sequence[int], source: NoiseSource) -> int:
-        """The same for one query, from the same words to the same label."""
-        if max(votes_C) + discrete_gaussian(self.threshold_stddev_votes, words[0], source) < self.threshold:
-            return NOT_CONFIDENT
-        stddev = self.noise_stddev_votes
-        noisy_C = [
-            votes + discrete_gaussian(stddev, word, source) for votes, word in zip(votes_C, words[1:], strict=True)
-        ]
-        most = max(noisy_C)
-        if noisy_C.count(most) == 1:
-            return noisy_C.index(most)
-        return _among([label for label, votes in enumerate(noisy_C) if votes == most], key, source)
+        return confident, votes_QC[confident] + noise_QC
 
     def worst_case(self, num_queries: int) -> ConfidentGnmaxQueries:
         """Both steps for every query."""
         return ConfidentGnmaxQueries(count=num_queries, **self.parameters)
-
-    def realised(self, votes_QC: IntArray) -> ConfidentGnmaxVotes:
-        """The queries with their votes."""
-        return ConfidentGnmaxVotes(votes_QC=votes_QC, **self.parameters)
 
     def scaled(self, factor: float) -> Self:
         """Both noises multiplied; the threshold stays."""
@@ -119,6 +79,56 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
             "sigma1": f"{self.threshold_stddev_votes:.1f}" if has_check else "-",
             "sigma2": f"{self.noise_stddev_votes:.1f}",
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidentGnmax(ConfidentVotes):
+    """Labels that enough teachers agree on. Realised price: the exact joint cost of threshold bit and noisy argmax."""
+
+    name: ClassVar[str] = "confident_gnmax"
+
+    def answer(
+        self,
+        votes_QC: IntArray,
+        *,
+        groups: Sequence[int],
+        keys: Sequence[str],
+        gate: DemographicParityGate,
+        source: NoiseSource,
+    ) -> list[Outcome]:
+        """CF-GNMax on Q queries in order."""
+        return gated(self.labels(votes_QC, keys=keys, source=source), groups, gate)
+
+    def labels(self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:
+        """Labels of the queries whose noisy threshold check passes, else ``NOT_CONFIDENT``.
+
+        Ties are broken uniformly.
+        """
+        words = source.words(keys, 1 + votes_QC.shape[1])
+        if len(keys) < _FEW:
+            return [
+                self._label(votes_C, key, words_C, source)
+                for votes_C, key, words_C in zip(votes_QC.tolist(), keys, words.tolist(), strict=True)
+            ]
+        confident, noisy_QC = self.noisy_counts(votes_QC, words, source)
+        return labels_of(noisy_QC, confident, keys=keys, source=source)
+
+    def _label(self, votes_C: Sequence[int], key: str, words: Sequence[int], source: NoiseSource) -> int:
+        """The same for one query, from the same words to the same label."""
+        if max(votes_C) + discrete_gaussian(self.threshold_stddev_votes, words[0], source) < self.threshold:
+            return NOT_CONFIDENT
+        stddev = self.noise_stddev_votes
+        noisy_C = [
+            votes + discrete_gaussian(stddev, word, source) for votes, word in zip(votes_C, words[1:], strict=True)
+        ]
+        most = max(noisy_C)
+        if noisy_C.count(most) == 1:
+            return noisy_C.index(most)
+        return _among([label for label, votes in enumerate(noisy_C) if votes == most], key, source)
+
+    def realised(self, votes_QC: IntArray) -> ConfidentGnmaxVotes:
+        """The queries with their votes."""
+        return ConfidentGnmaxVotes(votes_QC=votes_QC, **self.parameters)
 
     def answer_probability(self, votes_QC: IntArray) -> FloatArray:
         """P[the threshold is passed] per query, shape (Q,)."""
@@ -156,6 +166,14 @@ class ConfidentGnmax(MechanismParameters, Mechanism):
     def publish(self, votes_QC: IntArray, *, release: SmoothRelease, source: NoiseSource) -> SanitisedRdp:
         """By smooth sensitivity."""
         return smooth_sensitivity.sanitised_rdp(votes_QC, release=release, source=source, **self.parameters)
+
+
+def labels_of(noisy_QC: IntArray, confident: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:
+    """The largest of the noisy counts of each query in ``confident``, ties broken uniformly; else ``NOT_CONFIDENT``."""
+    labels_Q = np.full(len(keys), NOT_CONFIDENT, dtype=np.int64)
+    labels_Q[confident] = _argmax(noisy_QC, [keys[i] for i in confident.tolist()], source)
+    labels: list[int] = labels_Q.tolist()
+    return labels
 
 
 def _argmax(noisy_QC: IntArray, keys: Sequence[str], source: NoiseSource) -> IntArray:

@@ -26,7 +26,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
-from fairpate.types import IntArray
+from fairpate.types import IntArray, ReleaseKind
 
 FloatArray = npt.NDArray[np.float64]
 Verdict = Literal["answer", "confidence", "fairness", "free"]
@@ -68,10 +68,11 @@ def outcome(verdict: Verdict, label: int | None = None) -> Outcome:
 class Mechanism(ABC):
     """Draws outcomes and names events; a frozen dataclass whose fields are its public parameters, plain numbers.
 
-    ``name`` is stored in ledgers, and never given to another mechanism.
+    ``name`` is stored in ledgers, and never given to another mechanism. ``releases`` says what goes with an answer.
     """
 
     name: ClassVar[str]
+    releases: ClassVar[ReleaseKind] = "label"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -120,6 +121,10 @@ class Mechanism(ABC):
     def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
         """Whether all voters voted that must. ValueError unless these are counts for at least two classes."""
         return check_votes(votes_QC, num_teachers=num_teachers)
+
+    def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
+        """What released counts say of every label, shape (Q, C): rows sum to one. ValueError where there are none."""
+        raise ValueError(f"{self.name} releases labels alone.")
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
         """The Renyi curve (A,) that the code published with the paper would charge, for comparison only.

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.mechanism import Mechanism
-from fairpate.types import MechanismParameters
+from aggregator.noisy_counts import ConfidentCounts
+from fairpate.types import MechanismParameters, ReleaseKind
 
 KindT = TypeVar("KindT", bound=type[Mechanism])
 _KINDS: dict[str, type[Mechanism]] = {}
@@ -30,10 +31,12 @@ def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:
         raise ValueError(f"mechanism {name}: {error}") from error
 
 
-def mechanism_of(parameters: MechanismParameters) -> Mechanism:
-    """The mechanism that a configuration's parameters are of."""
-    (kind,) = (kind for kind in _KINDS.values() if issubclass(kind, type(parameters)))
+def mechanism_of(parameters: MechanismParameters, release: ReleaseKind = "label") -> Mechanism:
+    """The mechanism that a configuration's parameters are of, and that releases what it asks for."""
+    kinds = [kind for kind in _KINDS.values() if issubclass(kind, type(parameters))]
+    (kind,) = (kind for kind in kinds if kind.releases == release)
     return kind(**vars(parameters))
 
 
 register(ConfidentGnmax)
+register(ConfidentCounts)

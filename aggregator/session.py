@@ -12,6 +12,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from aggregator.budget import BudgetStatus as BudgetStatus
 from aggregator.budget import epsilon_data_independent, open_filter
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
+from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
@@ -92,6 +94,11 @@ class AggregatorSession:
         self._filter = open_filter(ledger)
         self._line: list[_Request] = []
         self._at_line, self._at_ledger = threading.Lock(), threading.Lock()
+
+    @property
+    def terms(self) -> LedgerTerms:
+        """What its ledger is a ledger of."""
+        return self._ledger.terms
 
     def ask(self, queries: Sequence[Query], vote: VoteFunction) -> tuple[Reply, ...]:
         """One reply per query, in order; a batch stops at the exact query that crosses the budget.
@@ -285,6 +292,8 @@ class SessionResult:
                 record_ids=tuple(record_id for part in labelled for record_id in part.record_ids),
                 labels=np.concatenate([part.labels for part in labelled]),
                 groups=np.concatenate([part.groups for part in labelled]),
+                counts=_joined([part.counts for part in labelled]),
+                chances=_joined([part.chances for part in labelled]),
             ),
             over_budget=sum(result.over_budget for result in results),
         )
@@ -318,16 +327,27 @@ def answer_queries(
             queries[start : start + block_size], lambda new: batch.votes_QC[[row_of[query.key] for query in new]]
         )
         on_progress(len(replies))
-    return _collect(queries, replies)
+    return _collect(queries, replies, session.terms)
 
 
-def _collect(queries: Sequence[Query], replies: Sequence[Reply]) -> SessionResult:
+def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
+
+
+def _collect(queries: Sequence[Query], replies: Sequence[Reply], terms: LedgerTerms) -> SessionResult:
     submitted = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
-    answered = [(query, reply.label) for query, reply in submitted if reply.label is not None]
+    answered = [(query, reply) for query, reply in submitted if reply.label is not None]
+    counts = None
+    if terms.mechanism.releases == "counts":
+        rows = [reply.counts for _, reply in answered]
+        counts = np.array(rows, dtype=np.int64).reshape(len(rows), terms.num_classes)
     labelled = LabelledSet(
         record_ids=tuple(query.record_id for query, _ in answered),
-        labels=np.array([label for _, label in answered], dtype=np.int64),
+        labels=np.array([reply.label for _, reply in answered], dtype=np.int64),
         groups=np.array([query.group for query, _ in answered], dtype=np.int64),
+        counts=counts,
+        chances=None if counts is None else terms.mechanism.chances(counts, num_teachers=terms.num_teachers),
     )
     return SessionResult(
         replies=tuple(_published(query, reply) for query, reply in submitted),

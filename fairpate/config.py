@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fairpate.types import MAX_THRESHOLD_VOTES, Budget, BudgetKind, GateRule, MechanismParameters, Relation, UsageError
+from fairpate.types import (
+    MAX_THRESHOLD_VOTES,
+    Budget,
+    BudgetKind,
+    GateRule,
+    MechanismParameters,
+    Relation,
+    ReleaseKind,
+    UsageError,
+)
 
 LARGEST = 1e12
 """No real setting is as large; what is would overflow far from the field that caused it."""
@@ -271,6 +280,22 @@ class AggregatorConfig(Section):
     publication: PublicationConfig | None = Field(
         None, description="null: the data-dependent privacy cost stays private."
     )
+    release: ReleaseKind = Field(
+        "label",
+        description="`counts`: every answer comes with all noisy counts, which say how sure the teachers were, and the "
+        "student learns from them. At the same price, as long as no price depends on votes.",
+    )
+
+    @model_validator(mode="after")
+    def _counts_have_one_price(self) -> AggregatorConfig:
+        depends = self.budget is not None and self.budget.kind == "data_dependent"
+        if self.release == "counts" and (depends or self.publication is not None):
+            field = "budget.kind other than data_dependent" if depends else "no publication"
+            raise ValueError(
+                f"Expected {field} with release: counts, got one: the price that depends on votes is that of the label "
+                "alone; leave it out, or set release: label."
+            )
+        return self
 
     @model_validator(mode="after")
     def _admission_chooses(self) -> AggregatorConfig:

@@ -31,6 +31,7 @@ _SUM_TOLERANCE = 1e-4
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
+ReleaseKind = Literal["label", "counts"]
 ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
 RefusalReason = Literal["confidence", "fairness", "free"]
@@ -168,18 +169,22 @@ class Refusal:
 class LabelledSet:
     """What the mechanism released, in the order it was asked: the answered public records and their labels.
 
-    ``chances`` (Q, C), where there are any, are the probabilities of every class given what was released: a student
-    learns from them instead of ``labels``.
+    ``counts`` (Q, C) are the noisy votes that were released with every label, where they were. ``chances`` (Q, C),
+    where there are any, are the probabilities of every class given what was released: a student learns from them
+    instead of ``labels``.
     """
 
     record_ids: tuple[str, ...]
     labels: IntArray
     groups: IntArray
+    counts: IntArray | None = None
     chances: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):
             raise ValueError("Expected as many labels and groups as record_ids.")
+        if self.counts is not None and (self.counts.ndim != 2 or len(self.counts) != len(self.record_ids)):
+            raise ValueError(f"Expected counts of shape ({len(self.record_ids)}, classes), got {self.counts.shape}.")
         if self.chances is not None:
             _require_distributions(self.chances, len(self.record_ids))
 
@@ -190,6 +195,7 @@ class LabelledSet:
             record_ids=tuple(self.record_ids[row] for row in rows.tolist()),
             labels=self.labels[rows],
             groups=self.groups[rows],
+            counts=None if self.counts is None else self.counts[rows],
             chances=None if self.chances is None else self.chances[rows],
         )
 

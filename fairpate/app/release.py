@@ -377,7 +377,7 @@ def open_ledger(
 def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
     """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
     key_of = dict(zip(queries.record_id, _keys(queries), strict=True))
-    lost = [record_id for record_id, label in _released(run) if not _knows(ledger, key_of.get(record_id), label)]
+    lost = [record_id for record_id, answer in _released(run) if not _knows(ledger, key_of.get(record_id), answer)]
     stated = 0
     if run.statement.exists():
         stated = read_json(run.statement)["queries"]["submitted"]
@@ -389,15 +389,20 @@ def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
         )
 
 
-def _released(run: RunDirectory) -> Sequence[tuple[str, int]]:
+def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
     if not run.labels.exists():
         return ()
     labelled = read_labels(run.labels)
-    return list(zip(labelled.record_ids, labelled.labels.tolist(), strict=True))
+    counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
+    answers = [
+        Outcome(verdict="answer", label=label, counts=row)
+        for label, row in zip(labelled.labels.tolist(), counts, strict=True)
+    ]
+    return list(zip(labelled.record_ids, answers, strict=True))
 
 
-def _knows(ledger: Ledger, key: str | None, label: int) -> bool:
-    return key is not None and ledger.outcome(key) == Outcome(verdict="answer", label=label)
+def _knows(ledger: Ledger, key: str | None, answer: Outcome) -> bool:
+    return key is not None and ledger.outcome(key) == answer
 
 
 def _keys(queries: Split) -> list[str]:

@@ -10,15 +10,14 @@ import pyarrow.parquet as pq
 
 from fairpate.app.rundir import RunDirectoryError
 from fairpate.files import write_atomically
-from fairpate.types import LabelledSet, VoteBatch
+from fairpate.types import IntArray, LabelledSet, VoteBatch
 
 _ENSEMBLE = b"ensemble"
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
     """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
-    counts = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
-    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": counts})
+    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
     path.chmod(0o600)
@@ -39,19 +38,28 @@ def read_votes(path: Path) -> VoteBatch:
 
 
 def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """One row per answered query, in the order asked: record_id, group, label."""
-    table = pa.table({"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels})
+    """One row per answered query, in the order asked: record_id, group, label, and noisy counts if released."""
+    columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
+    if labelled.counts is not None:
+        columns["counts"] = _rows(labelled.counts)
+    table = pa.table(columns)
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
 
 def read_labels(path: Path) -> LabelledSet:
-    """The labels that :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    """What :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
+    counts = table["counts"].to_pylist() if "counts" in table.column_names else None
     return LabelledSet(
         record_ids=tuple(table["record_id"].to_pylist()),
         labels=table["label"].to_numpy().astype(np.int64),
         groups=table["group"].to_numpy().astype(np.int64),
+        counts=None if counts is None else np.array(counts, dtype=np.int64).reshape(len(counts), -1 if counts else 0),
     )
+
+
+def _rows(values_QC: IntArray) -> pa.Array:
+    return pa.array(values_QC.tolist(), type=pa.list_(pa.int64(), values_QC.shape[1]))
 
 
 def _read(path: Path) -> pa.Table:

@@ -122,7 +122,7 @@ class PateFamily(Method):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """What is fixed before the first vote: noises as configured, or scaled to the target."""
         settings, budget, target = self.aggregator, self.aggregator.budget, self.target
-        mechanism = mechanism_of(settings.mechanism)
+        mechanism = mechanism_of(settings.mechanism, settings.release)
         if target.epsilon is not None:
             mechanism = mechanism_within(
                 mechanism,

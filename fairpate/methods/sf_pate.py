@@ -72,10 +72,15 @@ class SfPate(PateFamily):
         return True
 
     def check(self) -> None:
-        """ConfigError besides for a publication, which prices whole records."""
+        """ConfigError besides for a publication, which prices whole records, and for counts that nobody reads."""
         super().check()
         if self.aggregator.publication is not None:
             raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
+
+        if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
+            raise ConfigError(
+                "aggregator.release: counts teach no student of sf_s, which learns from attributes; set label."
+            )
 
     @property
     def reads_public(self) -> bool:

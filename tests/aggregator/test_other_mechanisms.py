@@ -233,7 +233,7 @@ GNMAX: dict[str, Any] = {"threshold": 30, "threshold_stddev_votes": 10, "noise_s
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
-        ("nobody", {}, "unknown mechanism 'nobody', known: confident_gnmax, "),
+        ("nobody", {}, "unknown mechanism 'nobody', known: confident_counts, confident_gnmax, "),
         ("confident_gnmax", {"sigma": 1}, "confident_gnmax: .*sigma"),
         ("confident_gnmax", {**GNMAX, "noise_stddev_votes": -1}, "noise_stddev_votes"),
     ],

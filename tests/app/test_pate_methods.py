@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.tables import read_labels
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, open_run_directory
+from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import ConfigError
 from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
@@ -36,6 +37,8 @@ SMALL: dict[str, Any] = {
     "ray": {"num_actors": 0},
 }
 BY_VOTES = ["aggregator.budget={kind: data_dependent, epsilon: 8, accept_leak: true}", "target.epsilon=null"]
+COUNTS = "aggregator.release=counts"
+PUBLICATION = "aggregator.publication={order: 20, beta: 0.01, noise_stddev: 0.5, scale_noise_stddev: 0.5}"
 Train = Callable[..., RunDirectory]
 
 
@@ -52,6 +55,11 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         return made[key]
 
     return run
+
+
+def run_again(run: RunDirectory) -> RunDirectory:
+    _, config = open_run_directory(run.root)
+    return run_method(config.model_copy(update={"out": run.root}), Reporter(quiet=True))
 
 
 def test_noise_is_scaled_until_the_queries_fit_and_no_further() -> None:
@@ -145,6 +153,44 @@ def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -
     assert STOPPED_BY_VOTES in json.loads(card)["limits"]
 
 
+@pytest.mark.parametrize("method", ["pate", "pate_s_pre"])
+def test_counts_come_with_the_same_labels_at_the_same_price_and_teach_another_student(
+    train: Train, method: str
+) -> None:
+    labels, counts = train(method), train(method, COUNTS)
+    plain, rich = read_labels(labels.labels), read_labels(counts.labels)
+    assert rich.record_ids == plain.record_ids
+    assert rich.labels.tolist() == plain.labels.tolist()
+    assert plain.counts is None
+    assert rich.counts is not None
+    assert rich.counts.shape == (len(rich.labels), 10)
+    assert read_json(counts.statement)["epsilon"] == read_json(labels.statement)["epsilon"]
+    # No price depends on votes: the operator's is the one that is published.
+    assert read_json(counts.private_record)["epsilon"] == read_json(counts.record)["epsilon"]
+    assert read_json(labels.private_record)["epsilon"] < read_json(labels.record)["epsilon"]
+    assert weights(counts) != weights(labels)
+    assert "noisy counts released with every label" in counts.public_report.read_text(encoding="utf-8")
+
+
+def test_a_repeated_run_with_counts_releases_nothing_anew(train: Train) -> None:
+    run = train("pate", COUNTS, "aggregator.admission={rounds: 2}", "aggregator.num_queries=60")
+    before = {path.name: path.read_bytes() for path in run.public.iterdir()}
+    learned = weights(run)
+    run.student.unlink()
+    again = run_again(run)
+    assert again.labels.read_bytes() == before["labels.parquet"]
+    assert weights(again) == learned
+
+
+def test_a_released_count_that_the_ledger_does_not_hold_is_noticed(train: Train) -> None:
+    run = train("pate", COUNTS, "seed=5")
+    released = read_labels(run.labels)
+    assert released.counts is not None
+    write_labels(replace(released, counts=released.counts + 1), run.labels)
+    with pytest.raises(RunDirectoryError, match=r"ledger.sqlite: lacks .* labels that were released"):
+        run_again(run)
+
+
 def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
     """The same votes, so that only the noise and the student's first weights differ."""
     run = train("fairpate", "target.epsilon=null")
@@ -163,6 +209,9 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
         (["aggregator.gate.min_count=1"], r"aggregator\.gate\.min_count: pate does not read it"),
         (["aggregator.budget={epsilon: 3}"], r"aggregator\.budget: target\.epsilon is the budget; leave one"),
         (["target.epsilon=null", "aggregator.budget={kind: data_dependent, epsilon: 3}"], "accept_leak: true"),
+        ([*BY_VOTES, COUNTS], "aggregator: Expected budget.kind other than data_dependent"),
+        ([COUNTS, PUBLICATION], "aggregator: Expected no publication with release: counts, got one: .* or set release"),
+        (["aggregator.release=all"], r"aggregator\.release: Input should be 'label' or 'counts' \(got 'all'\)"),
         (["target.epsilon=1.0e-9"], "raise it"),
         (["target.epsilon=0"], r"target\.epsilon: .*greater than 0"),
     ],

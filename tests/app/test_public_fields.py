@@ -24,6 +24,8 @@ from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.folder import open_sweep_folder
 from fairpate.app.compare.report import write_frontier_reports
 from fairpate.app.compare.run import Comparison, failure, run_cell
+from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
 from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
@@ -100,6 +102,7 @@ CARD = {
     *(f"refusals.{name}" for name in ("num_orders", "accuracy", "coverage")),
     *(f"refusals.unrefused.{name}" for name in EVALUATION),
 }
+IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
 PLACES = ("out", "storage", "ray", "data_dir", "engine", "block_size", "path")
 RUN_FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
 CARD_FILES = {"card.html", "card.json"}
@@ -181,6 +184,13 @@ def test_a_run_with_votes_publishes_what_is_listed(asked: RunDirectory) -> None:
     assert names(asked.public) == RUN_FILES | {"labels.parquet"}
     assert pq.read_table(asked.labels).column_names == ["record_id", "group", "label"]
     check_run(asked)
+
+
+def test_a_run_that_releases_counts_publishes_them_beside_its_labels(small_config: Any, tmp_path: Path) -> None:
+    run = run_method(small_config(tmp_path / "run", "aggregator.release=counts", IDP3), Reporter(quiet=True))
+    assert names(run.public) == RUN_FILES | {"labels.parquet"}
+    assert pq.read_table(run.labels).column_names == ["record_id", "group", "label", "counts"]
+    check_run(run)
 
 
 def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:

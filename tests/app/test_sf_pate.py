@@ -132,6 +132,7 @@ def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> Non
             "aggregator.publication={order: 8, beta: 0.05, noise_stddev: 20, scale_noise_stddev: 10}",
             "aggregator.publication: prices whole records",
         ),
+        ("aggregator.release=counts", "aggregator.release: counts teach no student of sf_s, .*; set label"),
     ],
 )
 def test_what_is_priced_for_other_units_is_refused(setting: str, message: str, tmp_path: Path) -> None:
