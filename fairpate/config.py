@@ -151,7 +151,9 @@ class WeightsConfig(Section):
 class ModelConfig(Section):
     """The architecture, and where it starts."""
 
-    name: Literal["logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"] = "mlp"
+    name: Literal[
+        "logistic", "hog_logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"
+    ] = Field("mlp", description="`hog_logistic`: logistic regression on a picture's oriented gradients.")
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
     width: Count = Field(32, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -426,11 +428,17 @@ class CalibrationConfig(DpfrConfig):
     learning_rate: Positive = 1e-3
 
 
+class SelfLabelConfig(LearningConfig):
+    """How the student of self-labelling learns, and what it is."""
+
+    model: ModelConfig | None = Field(None, description="The model that is then published; null: as student.model.")
+
+
 class PublicDataConfig(Section):
     """What public records are used for besides queries; open to every method, and free of privacy cost."""
 
     pretrain: FitConfig | None = Field(None, description="Start from weights that tell how public images are turned.")
-    self_label: LearningConfig | None = Field(
+    self_label: SelfLabelConfig | None = Field(
         None, description="Publish a student that learned from labels the trained model gives the pool."
     )
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")

@@ -22,6 +22,7 @@ BASE = {
     "fairpate.strict_json",
     "fairpate.pages",
     "fairpate.api_page",
+    "fairpate.oriented_gradients",
 }
 LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
 ALLOWED = {
@@ -30,6 +31,7 @@ ALLOWED = {
     "fairpate.files": {"fairpate.types"},
     "fairpate.strict_json": set(),
     "fairpate.pages": set(),
+    "fairpate.oriented_gradients": set(),
     "fairpate.api_page": {"fairpate.pages"},
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types", "fairpate.names"},

@@ -38,7 +38,7 @@ from fairpate.app.rundir import (
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.students import read_student, student_card
 from fairpate.app.trained_on import record_data, with_given_data
-from fairpate.config import AugmentConfig, ConfigError, DataConfig, Section, StudentConfig
+from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
@@ -159,9 +159,12 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
     return trained, Student(card=_card(config, dataset, trained, network), network=network)
 
 
-def initial_model(config: Method, dataset: Dataset) -> nn.Module:
-    """What training starts from: random weights of the run's seed, perhaps pre-trained on public pictures."""
-    architecture = config.student.model
+def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
+    """What training starts from: random weights of the run's seed, perhaps pre-trained on public pictures.
+
+    ``architecture`` None is ``student.model``.
+    """
+    architecture = architecture or config.student.model
     model = build_model(
         architecture,
         input_shape=tuple(dataset.public.x.shape[1:]),
@@ -251,7 +254,16 @@ def _student(
 
 def _check_weights(config: Method, dataset: Dataset, reporter: Reporter) -> None:
     models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
-    check_weights(models | {"model": config.student.model}, dataset, reporter)
+    models["model"] = config.student.model
+    if _published(config) != config.student.model:
+        models["published model"] = _published(config)
+    check_weights(models, dataset, reporter)
+
+
+def _published(config: Method) -> ModelConfig:
+    """The architecture of what is published: that of self-labelling's student where it has one of its own."""
+    labelling = config.public_data.self_label
+    return (labelling and labelling.model) or config.student.model
 
 
 def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
@@ -318,6 +330,7 @@ def _card(config: Method, dataset: Dataset, trained: Trained, network: nn.Module
     mixing = trained.mixing_GCC
     return replace(
         student_card(config.student, dataset),
+        model=_published(config),
         num_members=len(network.members) if isinstance(network, Mixture) else None,
         mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
         num_training_labels=trained.num_training_labels,
@@ -339,11 +352,11 @@ def _post_process(model: nn.Module, config: Method, training: Training) -> nn.Mo
                 )
             model = train_student(
                 PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                StudentConfig(model=config.student.model, **dict(settings.self_label)),
+                StudentConfig(**dict(settings.self_label) | {"model": _published(config)}),
                 num_classes=dataset.num_classes,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
-                initial_model=initial_model(config, dataset) if settings.pretrain is not None else None,
+                initial_model=None if settings.pretrain is None else initial_model(config, dataset, _published(config)),
             )
     if settings.calibration is not None:
         with reporter.stage("calibration"):

@@ -43,6 +43,7 @@ _PLACES = (
     "teachers.block_size",
     "teachers.model.weights.path",
     "student.model.weights.path",
+    "public_data.self_label.model.weights.path",
 )
 
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset
-from fairpate.data.gradients import oriented_gradients
+from fairpate.oriented_gradients import oriented_gradients
 from fairpate.data.neighbour_graph import Graph
 
 _AT_ONCE = 1024

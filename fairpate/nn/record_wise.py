@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.nn.layer_gradients import supports
-from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, ScaleBytes, seeded_torch
+from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, seeded_torch
 
 _CONTAINERS = frozenset(
     {
@@ -35,6 +35,7 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
     {
         ScaleBytes,
         ImageNetScale,
+        OrientedGradients,
         FrozenBatchNorm,
         nn.Identity,
         nn.Dropout,

@@ -36,7 +36,7 @@ BEYOND: dict[str, Sequence[float]] = {
     "DpSgdConfig.epochs": ABOVE_0,
     "num_teachers": [1, 0, -1, INTEGER + 1],
     "AdmissionConfig.rounds": [1, 0, INTEGER + 1],
-    **dict.fromkeys(["StudentConfig.rounds", "LearningConfig.rounds"], COUNT),
+    **dict.fromkeys(["StudentConfig.rounds", "SelfLabelConfig.rounds"], COUNT),
     "rotation_degrees": [-1e-9, 180.1],
     "shear_degrees": [-1e-9, 90.0],
     **dict.fromkeys(["translation_fraction", "scale_fraction", "elastic_fraction"], BELOW_1),

@@ -90,6 +90,16 @@ def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(traine
     assert {"without_refusals", "orders"} <= set(read_json(found.metrics))
 
 
+def test_self_labelling_may_publish_another_architecture(trained, tmp_path):
+    """The private model is a plain one, the student a network; what is priced stays."""
+    option = "public_data.self_label={confidence: 0.1, fit: {epochs: 1}, model: {name: lenet}}"
+    folder = train(tmp_path / "run", "dp_sgd", "student.model.name=hog_logistic", option)
+    student = load_student(folder.student)
+    assert student.card.model.name == "lenet"
+    assert read_json(folder.statement) == read_json(trained("dp_sgd").statement)
+    assert run(config_of("dp_sgd", folder.root, "student.model.name=hog_logistic", option)) == folder
+
+
 def test_all_methods_see_the_same_splits_and_start_from_the_same_weights(tmp_path):
     """Without a step that moves them, DP-SGD and FairDP-SGD are the model they started from."""
     still = ("dp_sgd.epochs=1.0e-9", "dp_sgd.learning_rate=1.0e-30")

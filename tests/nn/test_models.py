@@ -7,10 +7,12 @@ from torch import nn
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits, predict_probabilities
+from fairpate.oriented_gradients import oriented_gradients
 
 CASES = [
     ("logistic", (7,)),
     ("logistic", (2, 8, 8)),
+    ("hog_logistic", (2, 8, 8)),
     ("mlp", (7,)),
     ("lenet", (2, 8, 8)),
     ("lenet", (2, 28, 28)),
@@ -60,6 +62,14 @@ def test_bytes_are_scaled_by_a_public_constant() -> None:
     torch.testing.assert_close(model(x), model(x.float() / 255))
 
 
+def test_logistic_regression_on_gradients_is_that_of_the_table_of_their_roots() -> None:
+    shape = (3, 28, 28)
+    model = build_model(ModelConfig(name="hog_logistic"), input_shape=shape, num_classes=4, generator_seed=0)
+    table = build_model(ModelConfig(name="logistic"), input_shape=(900,), num_classes=4, generator_seed=0)
+    x = _records(shape)
+    torch.testing.assert_close(predict_logits(model, x), predict_logits(table, oriented_gradients(x).sqrt()))
+
+
 def test_lenet_on_colour_mnist_has_the_published_size() -> None:
     model = build_model(ModelConfig(name="lenet"), input_shape=(2, 28, 28), num_classes=10, generator_seed=0)
     convolutions = (2 * 25 + 1) * 20 + (20 * 25 + 1) * 50
@@ -71,6 +81,7 @@ def test_lenet_on_colour_mnist_has_the_published_size() -> None:
     ("name", "shape", "message"),
     [
         ("lenet", (7,), "reads images"),
+        ("hog_logistic", (7,), "reads images"),
         ("cnn", (3, 4, 28), "at least 8 pixels"),
         ("densenet121", (3, 28, 28), "at least 32 pixels"),
     ],

@@ -131,7 +131,7 @@ def test_channels_last_changes_no_norm(name: str) -> None:
     assert_matches_brute_force(model, images().contiguous(memory_format=torch.channels_last), "book_keeping")
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet", "cnn"])
+@pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet", "cnn"])
 def test_whole_models_match_in_both_engines(name: str) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 12, 12), num_classes=3, generator_seed=0).double()
     x = torch.rand(BATCH, 2, 12, 12, dtype=torch.float64, generator=generator())
@@ -203,7 +203,7 @@ def test_no_record_gives_zeros() -> None:
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, 3e38])
 @pytest.mark.parametrize("engine", ["book_keeping", "functional"])
-@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet"])
+@pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet"])
 def test_a_record_whose_gradient_is_not_finite_adds_nothing(
     name: str, engine: Engine, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,7 +229,7 @@ def test_weights_that_are_not_finite_stop_training() -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e6, 1e15, 1e25])
 @pytest.mark.parametrize("engine", ["book_keeping", "functional"])
-@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet"])
+@pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet"])
 def test_a_record_alone_adds_at_most_the_clip_norm_whatever_its_size(name: str, engine: Engine, size: float) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 8, 8), num_classes=3, generator_seed=0)
     x, y = size * torch.randn(6, 2, 8, 8, generator=generator()), torch.arange(6) % 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -238,7 +238,7 @@ def test_what_is_altered_is_not_known_and_right_all_the_same(name: str) -> None:
     assert_is_autograd(model, *records())
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"])
+@pytest.mark.parametrize("name", get_args(ModelConfig.model_fields["name"].annotation))
 def test_the_architectures_of_this_project_are_known(name: Any) -> None:
     model = build_model(ModelConfig(name=name, dropout=0.5), input_shape=(2, 32, 32), num_classes=3, generator_seed=0)
     assert unknown_module(model) is None

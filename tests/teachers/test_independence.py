@@ -45,6 +45,7 @@ TABLES = [
 ]
 PICTURE_MODELS = [
     ("logistic", ADAM | {"augment": CHANGING}, 16),
+    ("hog_logistic", ADAM, 16),
     ("lenet", ADAM, 16),
     ("cnn", MOMENTUM | {"augment": CHANGING}, 16),
     ("cnn", ADAM | {"precision": "bfloat16"}, 16),
