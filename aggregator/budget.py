@@ -4,9 +4,10 @@ A limit on the data-independent price is a Renyi filter (see :mod:`fairpate.priv
 admits most queries, known before the first: each charge is fixed before it is made, so stopping at the limit is sound
 although analysts choose their queries adaptively. What is then guaranteed is the limit. The price of the queries that
 were submitted is the guarantee only where their number was fixed beforehand: a number that depends on answers is one
-that a filter for that number might never have stopped at. A limit on the number of queries is as sound, and says
-nothing of publications. A limit on the price that depends on votes is a filter over those prices; when it stops is a
-function of private votes and therefore leaks, which no arithmetic here can fix.
+that a filter for that number might never have stopped at. A limit on the number of queries is as sound, also for loss
+distributions, tighter, which are composed for that number beforehand; it says nothing of publications. A limit on the
+price that depends on votes is a filter over those prices; when it stops is a function of private votes and therefore
+leaks, which no arithmetic here can fix.
 
 Reservations count in full, refused, free and crashed ones included, and so does every publication of the price of
 votes. What an analyst may see is in :class:`BudgetStatus`.
@@ -224,13 +225,26 @@ def mechanism_within(
 ) -> MechanismT:
     """``mechanism`` with its noise multiplied by the least factor that keeps ``num_queries`` within the target.
 
-    Whatever the votes. ValueError for a target that no noise reaches.
+    Whatever the votes. A loss distribution prices queries that have one, and then no more than ``num_queries`` may be
+    submitted. ValueError for a target that no noise reaches.
     """
-    factor = least_noise(
-        lambda factor: [mechanism.scaled(factor).worst_case(num_queries)],
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-    )
+
+    def events(factor: float) -> list[accountant.Event]:
+        return [mechanism.scaled(factor).worst_case(num_queries)]
+
+    factor = least_noise(events, target_epsilon=target_epsilon, target_delta=target_delta)
+    if (
+        accountant.has_loss_distributions(events(factor))
+        and accountant.epsilon_pld(events(factor), target_delta=target_delta) <= target_epsilon
+    ):
+        # From the curves' factor down: with far more noise, distributions on the integers are long.
+        factor = least_noise(
+            events,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            accounting="pld",
+            largest_noise=factor,
+        )
     return mechanism.scaled(factor)
 
 
@@ -240,6 +254,9 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_public
     if num_publications:
         assert terms.publication is not None
         events += [terms.publication] * num_publications
+    if terms.budget.kind == "query_count":
+        return accountant.least_epsilon(events, target_delta=terms.budget.delta)
+    # A limit on the price is a Renyi filter, which spends by curves.
     return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
 
 
@@ -255,5 +272,7 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
         return None
     if budget.max_queries is None:
         return budget.epsilon
-    each_A = accountant.rdp([terms.mechanism.worst_case(1), *([terms.publication] if terms.publication else [])])
+    if terms.publication is None:
+        return accountant.least_epsilon([terms.mechanism.worst_case(budget.max_queries)], target_delta=budget.delta)
+    each_A = accountant.rdp([terms.mechanism.worst_case(1), terms.publication])
     return accountant.epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]

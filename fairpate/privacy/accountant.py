@@ -412,6 +412,17 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
     raise ValueError(f"Expected accounting 'rdp' or 'pld', got {accounting!r}.")
 
 
+def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
+    """The least of the bounds that there are: Renyi curves, and loss distributions where every event has one.
+
+    All hold for any data, so that taking the least tells nothing. Errors as :func:`epsilon`.
+    """
+    by_curves = epsilon(events, target_delta=target_delta).epsilon
+    if not events or not has_loss_distributions(events):
+        return by_curves
+    return min(by_curves, epsilon_pld(events, target_delta=target_delta))
+
+
 def as_in_paper_rdp(
     event: ConfidentGnmaxVotes,
     *,

@@ -30,11 +30,12 @@ def least_noise(
     target_delta: float,
     accounting: Accounting = "rdp",
     tolerance: float = 1e-3,
+    largest_noise: float = _LARGEST_NOISE,
 ) -> float:
     """The least noise, up to ``tolerance`` of it and from above, at which ``events_of`` it stay within the target.
 
-    ValueError for an infinite target, and for one that no noise reaches, such as one that other events among them
-    already exceed; errors as
+    None above ``largest_noise`` is tried. ValueError for an infinite target, and for one that no noise reaches, such as
+    one that other events among them already exceed; errors as
     :func:`fairpate.privacy.accountant.epsilon_of`.
     """
 
@@ -44,7 +45,7 @@ def least_noise(
     def spent(noise: float) -> float:
         return accountant.epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)
 
-    low, high = _bracket(spent, target_epsilon)
+    low, high = _bracket(spent, target_epsilon, largest_noise)
     if low == high:
         return high
     ends = {math.log(noise): noise for noise in (low, high)}  # spent already, and not quite exp(log(noise))
@@ -61,12 +62,12 @@ def least_noise(
     return noise
 
 
-def _bracket(spent: Callable[[float], float], target_epsilon: float) -> tuple[float, float]:
+def _bracket(spent: Callable[[float], float], target_epsilon: float, largest_noise: float) -> tuple[float, float]:
     """Noises below and above the one looked for; equal where even the smallest is enough.
 
     From above, where loss distributions are quick to compose: with much noise, epsilon falls about as its inverse.
     """
-    high = _LARGEST_NOISE
+    high = largest_noise
     cost = spent(high)
     # `not >` refuses a NaN as well.
     if not target_epsilon > 0 or cost > target_epsilon:

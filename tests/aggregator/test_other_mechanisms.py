@@ -214,7 +214,7 @@ def test_a_table_s_noisy_counts_come_back_after_a_restart(tmp_path: Path) -> Non
     with Ledger(path, TABLE, create=False) as ledger:
         assert session(ledger).ask(query, lambda _: pytest.fail("asked again")) == (released,)
         assert ledger.counts_GC[0][released.label or 0] == 1
-    one_table = accountant.epsilon([VoteTables(count=1, noise_stddev_votes=30.0)], target_delta=1e-5).epsilon
+    one_table = accountant.epsilon_pld([VoteTables(count=1, noise_stddev_votes=30.0)], target_delta=1e-5)
     assert audit.verify(path).epsilon_submitted == one_table
 
 
