@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset
-from fairpate.oriented_gradients import oriented_gradients
 from fairpate.data.neighbour_graph import Graph
+from fairpate.oriented_gradients import oriented_gradients
 
 _AT_ONCE = 1024
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding

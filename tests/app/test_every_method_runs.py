@@ -97,7 +97,7 @@ def test_self_labelling_may_publish_another_architecture(trained, tmp_path):
     student = load_student(folder.student)
     assert student.card.model.name == "lenet"
     assert read_json(folder.statement) == read_json(trained("dp_sgd").statement)
-    again = run_method(config_of("dp_sgd", folder.root, "student.model.name=hog_logistic", option), Reporter(quiet=True))
+    again = train(folder.root, "dp_sgd", "student.model.name=hog_logistic", option)
     assert again == folder
 
 
