@@ -21,12 +21,12 @@ from rich.console import Console
 
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import open_sweep_folder
-from fairpate.app.compare.run import compare
+from fairpate.app.compare.run import Handed, compare
 from fairpate.app.records_table import Row
 from fairpate.compare_config import SweepConfig
 from fairpate.config import RayConfig
 from fairpate.config_reader import parse_config
-from fairpate.types import RunRecord, VoteBatch
+from fairpate.types import RunRecord
 from teachers.cluster import start_ray
 
 QUIET = Console(quiet=True)
@@ -114,13 +114,13 @@ def _sweep(
     return parse_config(values, SweepConfig)
 
 
-def sleep(cell: Cell, _out: Path, _votes: VoteBatch | None, _torch_threads: int) -> list[Row]:
+def sleep(cell: Cell, _out: Path, _shared: Handed, _torch_threads: int) -> list[Row]:
     """A cell that takes ``dp_sgd.learning_rate`` seconds."""
     time.sleep(cell.config.model_dump()["dp_sgd"]["learning_rate"])
     return [record(cell)]
 
 
-def refuse(cell: Cell, _out: Path, _votes: VoteBatch | None, _torch_threads: int) -> list[Row]:
+def refuse(cell: Cell, _out: Path, _shared: Handed, _torch_threads: int) -> list[Row]:
     """A cell that must not run again."""
     raise AssertionError(f"Cell {cell.digest} was finished.")
 

@@ -142,6 +142,7 @@ def test_ray_is_imported_by_the_shell_only():
     }
     assert shells <= {
         "aggregator/actor.py",
+        "fairpate/app/compare/releases.py",
         "fairpate/app/compare/run.py",
         "fairpate/app/serve.py",
         "student/replicas.py",

@@ -32,18 +32,22 @@ _log = logging.getLogger(__name__)
 class Meter:
     """One run's way to the odometer: told before anything of the run becomes visible.
 
-    Made when a run is opened; a run that has its receipt and is unknown to the odometer is counted again.
+    Made when a run is opened; a run that has its receipt and is unknown to the odometer is counted again. ``release``:
+    the id of the release that the run keeps (:mod:`fairpate.app.released`), which was counted when it was drawn; a run
+    that goes on from it, in whatever folder, is no other release.
     """
 
-    def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str) -> None:
+    def __init__(
+        self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, release: str | None = None
+    ) -> None:
         self._run, self._odometer = run, odometer
         self._data, self._method = data, method
         receipt = read_receipt(run)
-        self.id = secrets.token_hex(16) if receipt is None else receipt.run
+        self.id = release or (secrets.token_hex(16) if receipt is None else receipt.run)
         if receipt is None:
             return
-        stored = odometer.find(self.id)
-        if stored is not None and _is_copy(run, stored):
+        stored = odometer.find(receipt.run)
+        if release is None and stored is not None and _is_copy(run, stored):
             _log.warning("%s: a copy of %s; counted as another run.", run.root, stored.path)
             self.id = secrets.token_hex(16)
         elif stored is None:

@@ -23,6 +23,7 @@ from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.meter import Meter
 from fairpate.app.odometer import Odometer, standing_remarks
 from fairpate.app.progress import Reporter
+from fairpate.app.released import release_id
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
     RunDirectory,
@@ -44,6 +45,7 @@ from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
 from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
 from fairpate.methods.trained import Trained
 from fairpate.nn.calibrate import calibrate
 from fairpate.nn.mixture import Mixture
@@ -79,33 +81,16 @@ def run_method(
     dataset: Dataset | None = None,
     *,
     load: Callable[[DataConfig], Dataset] = load_dataset,
+    release_of: Path | None = None,
 ) -> RunDirectory:
     """Run one method, or go on where an earlier command left off, and leave the run directory complete.
 
     ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
-    that describes the run names it; ``config.data`` then counts for nothing. Errors name the field or file, the value
+    that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
+    whose release this one goes on, without a look at private records. Errors name the field or file, the value
     and the remedy; what was finished stays, and nothing is charged twice.
     """
-    is_given = dataset is not None
-    if dataset is None:
-        config.require_trainable()
-    else:  # its features are looked at themselves, below
-        config.check()
-        config = with_given_data(config, dataset)
-    config = with_pinned_weights(config)
-    # Before data are read: a folder that is no place for this run should cost no time.
-    check_run_directory(config)
-    with reporter.stage("data"):
-        dataset = load(config.data) if dataset is None else dataset
-        _check_data(config, dataset)
-    run = create_run_directory(config)
-    record_data(run, dataset, given_from_python=is_given)
-    if not config.is_private:
-        # Not rmtree: a folder that holds anything is an error and never deleted.
-        run.public.rmdir()
-        run = UnprotectedRun(root=run.root)
-    reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-    meter = Meter(run, Odometer(), data=dataset.name, method=config.method)
+    config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of)
     if isinstance(config, PateFamily):
         _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
@@ -126,6 +111,57 @@ def run_method(
             num_training_labels=student.card.num_training_labels,
         )
     return run
+
+
+def make_release(
+    config: ReleasingMethod, reporter: Reporter, *, load: Callable[[DataConfig], Dataset] = load_dataset
+) -> RunDirectory:
+    """The release of ``config`` alone, for runs that go on from it: drawn and counted once.
+
+    Errors as :func:`run_method`.
+    """
+    opened, dataset, run, meter = _opened(config, reporter, None, load, None)
+    if not run.released.exists():
+        meter.start_another()
+    training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
+    assert isinstance(opened, ReleasingMethod)
+    kept_release(opened, training)
+    return run
+
+
+def _opened(
+    config: Method,
+    reporter: Reporter,
+    dataset: Dataset | None,
+    load: Callable[[DataConfig], Dataset],
+    release_of: Path | None,
+) -> tuple[Method, Dataset, RunDirectory, Meter]:
+    """What a run starts from: its configuration, checked; its data set; its folder, described; its meter."""
+    is_given = dataset is not None
+    if dataset is None:
+        config.require_trainable()
+    else:  # its features are looked at themselves, below
+        config.check()
+        config = with_given_data(config, dataset)
+    config = with_pinned_weights(config)
+    # Before data are read: a folder that is no place for this run should cost no time.
+    check_run_directory(config)
+    if release_of is not None:
+        check_release_of(config, release_of)
+    with reporter.stage("data"):
+        dataset = load(config.data) if dataset is None else dataset
+        _check_data(config, dataset)
+    run = create_run_directory(config)
+    record_data(run, dataset, given_from_python=is_given)
+    if not config.is_private:
+        # Not rmtree: a folder that holds anything is an error and never deleted.
+        run.public.rmdir()
+        run = UnprotectedRun(root=run.root)
+    if release_of is not None:
+        take_release(run, release_of)
+    reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
+    meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
+    return config, dataset, run, meter
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
@@ -215,10 +251,10 @@ def _student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
 ) -> tuple[Student, Labels | None]:
     """The published student, trained if it is not there; and the labels that were released, where some were."""
-    is_free = isinstance(config, PateFamily) or not config.is_private
+    is_free = isinstance(config, PateFamily) or not config.is_private or run.released.exists()
     is_trained = run.student.exists()
     if not is_trained:
-        _require_unreleased(run, is_free=is_free)
+        _require_unreleased(config, run, is_free=is_free)
         if not is_free:
             meter.start_another()
         _check_weights(config, dataset, reporter)
@@ -241,11 +277,17 @@ def _student(
             _require_statement(run, is_free=is_free)
             _count_earlier(meter, run)
         return read_student(run, is_free=is_free), labels
-    trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
+    if labels is not None:
+        trained = config.learn(training, labels)  # type: ignore[attr-defined]
+    elif isinstance(config, ReleasingMethod):
+        trained = config.learn(training, kept_release(config, training))
+    else:
+        trained = config.train(training)
     network = _post_process(trained.model, config, training)
     if labels is None:
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
-        meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
+        if not isinstance(config, ReleasingMethod):
+            meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
         _state(config, run, trained, meter)
     student = Student(card=_card(config, dataset, trained, network), network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
@@ -266,11 +308,12 @@ def _published(config: Method) -> ModelConfig:
     return (labelling and labelling.model) or config.student.model
 
 
-def _require_unreleased(run: RunDirectory, *, is_free: bool) -> None:
-    """RunDirectoryError where a model was released and is gone, and training it again would be another release."""
+def _require_unreleased(config: Method, run: RunDirectory, *, is_free: bool) -> None:
+    """RunDirectoryError where what was released is gone, and making it again would be another release."""
     if run.statement.exists() and not is_free:
+        gone = run.released if isinstance(config, ReleasingMethod) else run.student
         raise RunDirectoryError(
-            f"{run.student}: gone, although {run.statement} says it was released. Training again would be a second "
+            f"{gone}: gone, although {run.statement} says it was released. Training again would be a second "
             "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
             "epsilons."
         )
@@ -284,8 +327,11 @@ def _require_statement(run: RunDirectory, *, is_free: bool) -> None:
 
 
 def _count_earlier(meter: Meter, run: RunDirectory) -> None:
-    """Count a model that a version without an odometer released, by its statement."""
-    if meter.stored() is None:
+    """Count a model that a version without an odometer released, by its statement.
+
+    A release that is kept was counted when it was drawn, by its own run.
+    """
+    if meter.stored() is None and not run.released.exists():
         statement = read_statement(run)
         events = [event_from(values, statement.unit) for values in statement.events]
         meter.record(events, noise=statement.noise, enforce=False)
@@ -313,6 +359,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         remarks=(
             *trained.remarks,
+            *shared_remarks(run),
             *size_remarks(config, trained.events, cost.unit),
             *standing_remarks(standing, delta=cost.delta),
         ),

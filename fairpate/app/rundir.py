@@ -94,6 +94,11 @@ class RunDirectory:
         return self.private / "release.json"
 
     @property
+    def released(self) -> Path:
+        """What private records were read for, where that is kept: all else follows from it and public records."""
+        return self.public / "released.safetensors"
+
+    @property
     def labels(self) -> Path:
         """Released labels."""
         return self.public / "labels.parquet"
@@ -255,7 +260,7 @@ def run_at(root: Path) -> RunDirectory:
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:
-    before, now = (_flatten(_without_places(c)) for c in (_stored(run), config.model_dump(mode="json")))
+    before, now = (flat_values(_without_places(c)) for c in (_stored(run), config.model_dump(mode="json")))
     names = sorted(before.keys() | now.keys())
     if before.get("method", now["method"]) != now["method"]:
         names = ["method"]  # the sections of another method are others too
@@ -274,13 +279,14 @@ def _stored(run: RunDirectory) -> dict[str, Any]:
         return read_yaml(run.config)
 
 
-def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by their dotted names."""
     if not isinstance(values, dict):
         return {prefix: values}
     return {
         path: leaf
         for name, value in values.items()
-        for path, leaf in _flatten(value, f"{prefix}.{name}" if prefix else name).items()
+        for path, leaf in flat_values(value, f"{prefix}.{name}" if prefix else name).items()
     }
 
 

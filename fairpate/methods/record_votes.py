@@ -21,16 +21,18 @@ Shapes: N private records, M public ones, K prototypes, C classes, D or E coordi
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 from sklearn.linear_model import LogisticRegression
 
+from fairpate.app.released import Released
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import Count
 from fairpate.methods.definition import Training
-from fairpate.methods.prototypes import EmbeddingName, Prototypes
+from fairpate.methods.prototypes import EmbeddingName, Floats, Prototypes
 from fairpate.methods.trained import Trained
 from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -80,12 +82,16 @@ class RecordVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
+    afterwards: ClassVar[tuple[str, ...]] = (
+        *VotesOfRecords.afterwards,
+        *(f"record_votes.{field}" for field in ("rule", *TaughtConfig.model_fields)),
+    )
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
-    def train(self, training: Training) -> Trained:
-        """Prototypes, one noisy table, labels of the pool, and a student of the surest."""
+    def measure(self, training: Training) -> Released:
+        """Prototypes, and one noisy table."""
         dataset, settings = training.dataset, self.record_votes
         stddev = self.least_noise(_event)
         with training.reporter.stage("prototypes"):
@@ -104,12 +110,24 @@ class RecordVotes(VotesOfRecords):
                 stddev=stddev,
                 source=self.source,
             )
-        if settings.rule == "cells":
-            said = labels_of_cells(votes_KC, prototypes.prototype_M, stddev=stddev)
-        else:
-            said = labels_of_line(votes_KC, prototypes, stddev=stddev)
         training.reporter.note("votes", f"{len(votes_KC)} prototypes, noise {stddev:.2f}")
-        return self.taught(said, settings, training, event=_event(stddev))
+        # Where the pool lies goes with the table: made again elsewhere, prototypes may come in another order.
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "votes_KC": votes_KC,
+            "prototype_M": prototypes.prototype_M,
+            "coordinates_MD": prototypes.coordinates_MD,
+        }
+        return Released(arrays=arrays, events=(_event(stddev),))
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """Labels of the pool, and a student of the surest."""
+        settings, arrays, stddev = self.record_votes, released.arrays, self.least_noise(_event)
+        votes_KC, prototype_M = arrays["votes_KC"], arrays["prototype_M"]
+        if settings.rule == "cells":
+            said = labels_of_cells(votes_KC, prototype_M, stddev=stddev)
+        else:
+            said = labels_of_line(votes_KC, prototype_M, arrays["coordinates_MD"], stddev=stddev)
+        return self.taught(said, settings, training, events=released.events)
 
 
 def _event(stddev: float) -> VoteTables:
@@ -125,23 +143,22 @@ def labels_of_cells(votes_KC: IntArray, prototype_M: IntArray, *, stddev: float)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
 
-def labels_of_line(votes_KC: IntArray, prototypes: Prototypes, *, stddev: float) -> PoolLabels:
+def labels_of_line(votes_KC: IntArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float) -> PoolLabels:
     """The same by logistic regression on the pool's coordinates: a record stands for a share of its cell's counts.
 
     The ridge is what the noise of K cells calls for, against the information in as many votes.
     """
-    plain_MD, prototype_M = prototypes.coordinates_MD, prototypes.prototype_M
     positive_KC = np.maximum(votes_KC, 0)
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]
     record_R, label_R = np.nonzero(weights_MC)
     if len(np.unique(label_R)) < 2:
         return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
-    spread = np.sqrt(plain_MD.var(axis=0).sum()) or 1.0
+    spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
     line = LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
-    line.fit(plain_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
-    chance_MC = line.predict_proba(plain_MD / spread)
+    line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
+    chance_MC = line.predict_proba(coordinates_MD / spread)
     ordered_MC = np.sort(chance_MC, axis=1)
     return PoolLabels(
         labels_M=line.classes_[chance_MC.argmax(axis=1)], certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2]

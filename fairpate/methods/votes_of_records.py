@@ -23,7 +23,8 @@ from pydantic import Field
 from fairpate.app.students import fit_student
 from fairpate.config import ConfigError, Section, StudentConfig
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.definition import Training
+from fairpate.methods.releasing import ReleasingMethod
 from fairpate.methods.trained import Trained
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.calibration import least_noise
@@ -50,7 +51,7 @@ class PoolLabels:
     chances_MC: FloatArray | None = None
 
 
-class VotesOfRecords(PrivateMethod):
+class VotesOfRecords(ReleasingMethod):
     """Within the target for one record, added or removed: one release for everything."""
 
     reads_groups: ClassVar[bool] = False
@@ -84,16 +85,16 @@ class VotesOfRecords(PrivateMethod):
             accounting=self.target.accounting,
         )
 
-    def taught(self, said: PoolLabels, settings: TaughtConfig, training: Training, *, event: Event) -> Trained:
-        """A student of the surest labels; ``event`` is the release that they come from."""
+    def taught(
+        self, said: PoolLabels, settings: TaughtConfig, training: Training, *, events: tuple[Event, ...]
+    ) -> Trained:
+        """A student of the surest labels; ``events`` are the release that they come from."""
         labelled = surest(said, settings, training)
         training.reporter.note("votes", f"{len(labelled.labels)} of {len(said.labels_M)} labels teach")
         network = fit_student(
             self.student, training.dataset, labelled, training.reporter, seed=self.seed, initial_model=training.model
         )
-        return Trained(
-            model=network, events=(event,), noise=self.source.label, num_training_labels=len(labelled.labels)
-        )
+        return Trained(model=network, events=events, noise=self.source.label, num_training_labels=len(labelled.labels))
 
 
 def surest(said: PoolLabels, settings: TaughtConfig, training: Training) -> LabelledSet:

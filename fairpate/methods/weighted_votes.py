@@ -30,6 +30,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from torch import Tensor
 
+from fairpate.app.released import Released
 from fairpate.config import EmbeddingConfig, Positive
 from fairpate.data import Dataset
 from fairpate.data.embedding import Embedding
@@ -98,23 +99,35 @@ class WeightedVotes(VotesOfRecords):
 
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
+    afterwards: ClassVar[tuple[str, ...]] = (
+        *VotesOfRecords.afterwards,
+        *(f"weighted_votes.{field}" for field in ("ridge", *TaughtConfig.model_fields)),
+    )
 
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
-    def train(self, training: Training) -> Trained:
-        """A ballot, one noisy table, the rule that fits it, and a student of what it says of the pool."""
-        dataset, settings = training.dataset, self.weighted_votes
+    def measure(self, training: Training) -> Released:
+        """A ballot, and one noisy table."""
+        dataset = training.dataset
         noise = self.least_noise(_event)
         event = _event(noise)
         with training.reporter.stage("votes"):
-            ballot = Ballot.of(dataset, settings.embedding)
+            ballot = Ballot.of(dataset, self.weighted_votes.embedding)
             private = dataset.private
             table_CW = ballot.table(private.x, private.y.numpy(), num_classes=dataset.num_classes)
             noisy_CW = with_noise(table_CW, stddev=event.noise_stddev_votes, source=self.source, row="class")
-        said = labels_of_sums(noisy_CW, ballot.votes(dataset.public.x), stddev=noise, ridge=settings.ridge)
         training.reporter.note("votes", f"{noisy_CW.shape[1]} numbers per class, noise {noise:.2f}")
-        return self.taught(said, settings, training, event=event)
+        # What the pool would vote goes with the table: made again elsewhere, components may have other signs.
+        pool_MW = ballot.votes(dataset.public.x).astype(np.int16)  # up to U
+        return Released(arrays={"sums_CW": noisy_CW, "pool_MW": pool_MW}, events=(event,))
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """The rule that fits the table, and a student of what it says of the pool."""
+        settings, arrays, noise = self.weighted_votes, released.arrays, self.least_noise(_event)
+        pool_MW = arrays["pool_MW"].astype(np.int64)
+        said = labels_of_sums(arrays["sums_CW"], pool_MW, stddev=noise, ridge=settings.ridge)
+        return self.taught(said, settings, training, events=released.events)
 
 
 def _event(noise: float) -> VoteSums:

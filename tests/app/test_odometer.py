@@ -14,7 +14,7 @@ from aggregator.files import LedgerError
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
 from aggregator.terms import LedgerTerms
-from fairpate.app.compare.run import count_cell
+from fairpate.app.compare.tasks import count_cell
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.receipt import OdometerError

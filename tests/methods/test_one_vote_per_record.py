@@ -256,7 +256,7 @@ def test_a_line_learns_what_noisy_cells_say_together(scale: float) -> None:
         source=SeededSource(1),
     )
     alone = labels_of_cells(table, found.prototype_M, stddev=15.0).labels_M
-    said = labels_of_line(table, found, stddev=15.0)
+    said = labels_of_line(table, found.prototype_M, found.coordinates_MD, stddev=15.0)
     together, certainty = said.labels_M, said.certainty_M
     assert (together == truth).mean() > (alone == truth).mean() + 0.04
     assert ((certainty >= 0) & (certainty <= 1)).all()
@@ -265,7 +265,7 @@ def test_a_line_learns_what_noisy_cells_say_together(scale: float) -> None:
 def test_a_line_through_one_class_is_that_class() -> None:
     found = cells(torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), count=5)
     for table in (np.array([[9, -1]] * 5), np.full((5, 2), -1)):
-        said = labels_of_line(table, found, stddev=1.0)
+        said = labels_of_line(table, found.prototype_M, found.coordinates_MD, stddev=1.0)
         labels, certainty = said.labels_M, said.certainty_M
         assert labels.tolist() == [0] * 50
         assert np.isfinite(certainty).all()
@@ -289,10 +289,10 @@ def test_what_cannot_be_is_refused_by_field(digits: Dataset, tmp_path: Path) -> 
         run(settings(tmp_path / "b", num_prototypes=301), digits)
 
 
-def test_the_public_part_holds_no_table_and_no_number_of_records(digits: Dataset, tmp_path: Path) -> None:
+def test_the_public_part_holds_the_noisy_table_and_no_number_of_records(digits: Dataset, tmp_path: Path) -> None:
     done = run(settings(tmp_path / "run"), digits)
     assert {path.name for path in done.public.iterdir()} == {
-        *("student.safetensors", "statement.json", "record.json", "metrics.json", "report.html")
+        *("student.safetensors", "released.safetensors", "statement.json", "record.json", "metrics.json", "report.html")
     }
     statement = read_statement(done)
     assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "pld")

@@ -58,17 +58,25 @@ def run(
     weights: Weights = None,
     out: Out = None,
     data_dir: DataDir = None,
+    release_of: Annotated[
+        Path | None,
+        typer.Option(help="A run whose release this one goes on from, at no cost; also its configuration, if none is."),
+    ] = None,
 ) -> None:
     """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report."""
+    from fairpate.app.progress import Reporter
+    from fairpate.app.run import run_method
+    from fairpate.app.rundir import open_run_directory
+    from fairpate.app.summary import summarise
+
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     base = config or (_DEMO if data in (None, DataConfig().name) else None)
+    if release_of is not None and config is None:
+        base = open_run_directory(release_of)[0].config
+        options.append("out=null")
     resolved = _load(base, [*(overrides or []), *options], method, weights)
-    from fairpate.app.progress import Reporter
-    from fairpate.app.run import run_method
-    from fairpate.app.summary import summarise
-
-    finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter())
+    finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter(), release_of=release_of)
     terminal().print(summarise(finished))
 
 

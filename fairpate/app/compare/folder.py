@@ -36,7 +36,7 @@ from fairpate.app.records_table import (
     write_rows,
     write_table,
 )
-from fairpate.app.rundir import RunDirectoryError, write_text
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_text
 from fairpate.compare_config import SweepConfig
 
 
@@ -105,6 +105,10 @@ class SweepFolder:
     def run(self, cell: Cell) -> Path:
         """The run directory of one cell."""
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
+
+    def release(self, name: str) -> RunDirectory:
+        """The run directory of a release that cells share."""
+        return RunDirectory(root=self.root / "runs" / f"release-{name}")
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
         """The digests of finished cells."""

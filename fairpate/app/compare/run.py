@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,18 +22,21 @@ from rich.console import Console
 from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.releases import collect_shared_releases, release_name
 from fairpate.app.compare.table import SweepTable
-from fairpate.app.compare.votes import SharedVotes, ballot, collect_shared_votes
-from fairpate.app.odometer import LimitReachedError, Odometer
+from fairpate.app.compare.tasks import count_cell, in_time
+from fairpate.app.compare.votes import Shared, ballot, collect_shared_votes
+from fairpate.app.odometer import LimitReachedError
 from fairpate.app.progress import Reporter
 from fairpate.app.receipt import OdometerError, Release, read_receipt
 from fairpate.app.records_table import Row, read_rows
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.compare_config import SweepConfig, TasksConfig
+from fairpate.compare_config import SweepConfig
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.files import write_atomically
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray
@@ -44,11 +46,9 @@ _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256
 _ASSEMBLED_EVERY = 256
 
-Compute = Callable[[Cell, Path, VoteBatch | None, int], list[Row]]
-
-
-class CellTimeoutError(RuntimeError):
-    """A cell that took longer than it may."""
+Handed = VoteBatch | bytes | None
+"""What a cell shares with others: votes, or the file of a release."""
+Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,35 +101,44 @@ def compare(
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep)
                     votes = collect_shared_votes(missing, folder, Reporter(console), sweep.ray)
+                    releases = collect_shared_releases(missing, folder, Reporter(console), sweep.tasks)
+                    shared = Shared(paths=votes.paths | releases.paths, faults=votes.faults | releases.faults)
                     table = SweepTable(cells, finished, console)
-                    run_cells(missing, cells, folder, votes, sweep, table, compute=compute or run_cell)
+                    run_cells(missing, cells, folder, shared, sweep, table, compute=compute or run_cell)
         finally:
             folder.assemble(cells)
     return Comparison(folder=folder, changed=True)
 
 
-def run_cell(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int = 1) -> list[Row]:
+def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
     """Train and measure one cell in ``out``: its row, and the operator's where a price depends on votes."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
     if out.exists() and not RunDirectory(root=out).config.exists():
         shutil.rmtree(out)  # a worker died before it had written what the run is
-    if votes is not None:
-        run = create_run_directory(config)
-        if not run.votes.exists():
-            write_votes(votes, run.votes)
+    if shared is not None:
+        _hand_over(shared, create_run_directory(config))
     run = run_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
     minutes = (time.monotonic() - started) / 60
     paths = [path for path in (run.record, run.private_record) if path.exists()]
     return [_row(cell, _read_record(path, cell), minutes) for path in dict.fromkeys(paths)]
 
 
+def _hand_over(shared: VoteBatch | bytes, run: RunDirectory) -> None:
+    """Let a run find what it shares, as if it had made it."""
+    if isinstance(shared, bytes):
+        if not run.released.exists():
+            write_atomically(run.released, lambda temporary: temporary.write_bytes(shared))
+    elif not run.votes.exists():
+        write_votes(shared, run.votes)
+
+
 def run_cells(
     missing: Sequence[Cell],
     cells: Sequence[Cell],
     folder: SweepFolder,
-    votes: SharedVotes,
+    shared: Shared,
     sweep: SweepConfig,
     table: SweepTable,
     *,
@@ -144,20 +153,20 @@ def run_cells(
 
     tasks = sweep.tasks
     reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
-    remote: Any = reserve(_compute_in_time)
+    remote: Any = reserve(in_time)
     handed_out: dict[str, Any] = {}
     pending: dict[Any, Cell] = {}
 
     def submit(cell: Cell) -> None:
-        name = ballot(cell)
-        if name in votes.faults:
-            _fail(cell, votes.faults[name], folder, table)
+        name = ballot(cell) or release_name(cell)
+        if name in shared.faults:
+            _fail(cell, shared.faults[name], folder, table)
             return
-        # Put once per ballot: as plain arguments the votes would travel with every cell.
+        # Put once per name: as plain arguments the votes would travel with every cell.
         if name is not None and name not in handed_out:
-            handed_out[name] = ray.put(read_votes(votes.paths[name]))
-        batch = None if name is None else handed_out[name]
-        pending[remote.remote(compute, cell, folder.run(cell), batch, tasks)] = cell
+            handed_out[name] = ray.put(_read_shared(shared.paths[name]))
+        handed = None if name is None else handed_out[name]
+        pending[remote.remote(tasks, _compute, compute, cell, folder.run(cell), handed, tasks.torch_threads)] = cell
 
     waiting, settled = iter(missing), itertools.count(1)
     started, has_room = time.monotonic(), False
@@ -179,22 +188,14 @@ def run_cells(
                 ray.cancel(reference, force=True)
 
 
-def _compute_in_time(
-    compute: Compute, cell: Cell, out: Path, votes: VoteBatch | None, tasks: TasksConfig
+def _read_shared(path: Path) -> VoteBatch | bytes:
+    return read_votes(path) if path.suffix == ".parquet" else path.read_bytes()
+
+
+def _compute(
+    compute: Compute, cell: Cell, out: Path, shared: Handed, torch_threads: int
 ) -> tuple[list[Row], Release | None]:
-    """``compute`` in a worker's main thread, which the operating system interrupts when time is up."""
-
-    def interrupt(*_: object) -> None:
-        raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
-
-    signal.signal(signal.SIGALRM, interrupt)
-    # 0 sets no timer.
-    signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
-    try:
-        rows = compute(cell, out, votes, tasks.torch_threads)
-        return rows, read_receipt(RunDirectory(root=out))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    return compute(cell, out, shared, torch_threads), read_receipt(RunDirectory(root=out))
 
 
 def _require_room(sweep: SweepConfig, *, waited_s: float = 0.0) -> bool:
@@ -235,19 +236,6 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
     else:
         folder.add(cell, rows)
         table.add(cell, rows[0])
-
-
-def count_cell(release: Release) -> None:
-    """Count what a cell released: a worker elsewhere has an odometer of its own, and its model is in a folder already.
-
-    LimitReachedError where it passes a limit that the worker did not know; it is counted all the same.
-    """
-    odometer = Odometer()
-    try:
-        odometer.record(release)
-    except LimitReachedError:
-        odometer.record(release, enforce=False)
-        raise
 
 
 def _fail(cell: Cell, cause: str, folder: SweepFolder, table: SweepTable) -> None:

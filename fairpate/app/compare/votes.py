@@ -29,8 +29,8 @@ from teachers.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedVotes:
-    """Where the votes of each ballot are, and why some ballots have none."""
+class Shared:
+    """Where that is which cells share, by its name, and why some of it is missing."""
 
     paths: dict[str, Path]
     faults: dict[str, str]
@@ -58,15 +58,13 @@ def _sharing(config: Method) -> PateFamily | None:
     return config if (method.ask, method.queried) == (PateFamily.ask, PateFamily.queried) else None
 
 
-def collect_shared_votes(
-    cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig
-) -> SharedVotes:
+def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig) -> Shared:
     """Train what is missing and let it vote, one ballot after the other, on the Ray that is there.
 
     A fault of one ballot does not stop the next.
     """
     cell_of = {name: cell for cell in cells if (name := ballot(cell)) is not None}
-    shared = SharedVotes(paths={name: folder.votes / f"{name}.parquet" for name in cell_of}, faults={})
+    shared = Shared(paths={name: folder.votes / f"{name}.parquet" for name in cell_of}, faults={})
     missing = [name for name, path in shared.paths.items() if not path.exists()]
     if missing:
         with open_pool(cluster) as pool:
