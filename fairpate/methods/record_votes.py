@@ -31,8 +31,9 @@ from sklearn.linear_model import LogisticRegression
 from fairpate.app.released import Released
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import Count
+from fairpate.data.neighbour_graph import Floats
 from fairpate.methods.definition import Training
-from fairpate.methods.prototypes import EmbeddingName, Floats, Prototypes
+from fairpate.methods.prototypes import EmbeddingName, Prototypes
 from fairpate.methods.trained import Trained
 from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
