@@ -221,6 +221,11 @@ def _check_data(config: Method, dataset: Dataset) -> None:
         for field in _augmented(config):
             raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
     if config.protects_attribute_only:
+        if dataset.embedding is not None:
+            raise ConfigError(
+                f"data.embedding: {config.method} protects the sensitive attribute alone, and an embedding hides "
+                "whether a column shows it; set it to null."
+            )
         require_unseen(dataset.private.x, dataset.private.z, method=config.method)
     config.check_data(dataset)
 

@@ -34,6 +34,7 @@ _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
 _GRAPH_COMPONENTS = 60
+_NORM = 4.0  # which usual learning rates suit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,32 +97,34 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Components, and with a ``graph`` both in shares of a norm of about one; ``radius``: of components, by median."""
+    """Components, and perhaps a ``graph``, in shares of a norm that most records have about.
+
+    ``radius``: the median norm of the pool's components.
+    """
 
     config: EmbeddingConfig
     components: Components
-    graph: Graph | None = None
-    radius: float = 1.0
+    graph: Graph | None
+    radius: float
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
         """Of the public ``pool`` (M, ...)."""
-        components = Components.of(pool, config)
-        if pool.ndim == 2 or not config.graph_share:
-            return cls(config=config, components=components)
-        edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
-        graph = Graph.of(pool, Components.of(pool, edges, evened=False))
+        components, graph = Components.of(pool, config), None
+        if pool.ndim == 4 and config.graph_share:
+            edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
+            graph = Graph.of(pool, Components.of(pool, edges, evened=False))
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
-        components = self.components(x)
+        share = 0.0 if self.graph is None else self.config.graph_share
+        components: Tensor = self.components(x) * (_NORM * (1 - share) ** 0.5 / self.radius)
         if self.graph is None:
             return components
-        share = self.config.graph_share
         places = [functional.normalize(self.graph(part)) for part in torch.split(x, _AT_ONCE)]
-        return torch.cat([components * ((1 - share) ** 0.5 / self.radius), torch.cat(places) * share**0.5], dim=1)
+        return torch.cat([components, torch.cat(places) * (_NORM * share**0.5)], dim=1)
 
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:

@@ -93,8 +93,8 @@ def test_it_is_part_of_the_configuration_of_the_data():
     assert dataset.embedding is not None
     assert dataset.public.x.shape[1] == 30 + 20
     lengths = dataset.public.x.square()
-    torch.testing.assert_close(lengths[:, 30:].sum(dim=1), torch.full((300,), 0.2))
-    assert lengths[:, :30].sum(dim=1).median() == pytest.approx(0.8, rel=1e-3)
+    torch.testing.assert_close(lengths[:, 30:].sum(dim=1), torch.full((300,), 16 * 0.2))
+    assert lengths[:, :30].sum(dim=1).median() == pytest.approx(16 * 0.8, rel=1e-3)
     alone = load_dataset(config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, graph_share=0.0)}))
     assert alone.public.x.shape[1] == 30
     assert dataset.public.x.dtype == torch.float32

@@ -23,7 +23,7 @@ from fairpate.app.cli.options import (
 )
 from fairpate.app.terminal import terminal
 from fairpate.config import BACKBONES, ConfigError, DataConfig
-from fairpate.config_reader import read_yaml
+from fairpate.config_reader import apply_override, parse_config, read_yaml
 from fairpate.files import check_output_folder
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def run(
         typer.Option(help="A run whose release this one goes on from, at no cost; also its configuration, if none is."),
     ] = None,
 ) -> None:
-    """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report."""
+    """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report.
+
+    Without CONFIG, and with a method, data or an epsilon, all else is chosen from public facts of the data set.
+    """
     from fairpate.app.progress import Reporter
     from fairpate.app.run import run_method
     from fairpate.app.rundir import open_run_directory
@@ -71,11 +74,14 @@ def run(
 
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
-    base = config or (_DEMO if data in (None, DataConfig().name) else None)
+    options = [*(overrides or []), *options]
     if release_of is not None and config is None:
-        base = open_run_directory(release_of)[0].config
+        config = open_run_directory(release_of)[0].config
         options.append("out=null")
-    resolved = _load(base, [*(overrides or []), *options], method, weights)
+    if config is None and weights is None and (method, data, epsilon) != (None, None, None):
+        resolved = _fitted(options, method)
+    else:
+        resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
     finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter(), release_of=release_of)
     terminal().print(summarise(finished))
 
@@ -119,6 +125,18 @@ def card(
 
     for path in write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact):
         typer.echo(str(path))
+
+
+def _fitted(options: list[str], method: str | None) -> Method:
+    """What suits the data set that ``options`` name, with ``options`` on top."""
+    from fairpate.methods.fitted import fitted
+    from fairpate.methods.load import configured
+
+    said: dict[str, Any] = {}
+    for option in options:
+        apply_override(said, option)
+    method = method or said.get("method")
+    return configured(fitted(parse_config(said.get("data", {}), DataConfig), method), options, method=method)
 
 
 def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:

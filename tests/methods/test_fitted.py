@@ -1,0 +1,51 @@
+"""Settings from public facts: they are valid for every method and data set, and no record is read for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairpate.app.progress import Reporter
+from fairpate.app.run import run_method
+from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
+from fairpate.data import REGISTRY
+from fairpate.data.entry import DatasetEntry
+from fairpate.methods import method_names
+from fairpate.methods.fitted import DEFAULT, fitted
+from fairpate.methods.load import configured
+
+
+@pytest.mark.parametrize("name", list(method_names()))
+@pytest.mark.parametrize("data", ["adult", "color_digits", "utkface"])
+def test_every_method_gets_a_valid_configuration_of_its_own(name: str, data: str) -> None:
+    values = fitted(DataConfig(name=data), name)
+    config = configured(values, [f"data.name={data}"], method=name)
+    assert config.method == name
+    assert (config.data.embedding is None) == config.protects_attribute_only
+    assert config.student.model.name == "logistic"
+
+
+def test_nothing_is_opened_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError
+
+    for entry in REGISTRY.values():
+        monkeypatch.setattr(DatasetEntry, "load", refuse, raising=False)
+        assert fitted(DataConfig(name=entry.name))["method"] == DEFAULT
+
+
+def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:
+    small, large = fitted(DataConfig(name="color_digits")), fitted(DataConfig(name="adult", num_public=400))
+    assert small["dp_sgd"]["batch_size"] < large["dp_sgd"]["batch_size"]
+    assert small["teachers"]["num_teachers"] < large["teachers"]["num_teachers"]
+    assert large["aggregator"]["num_queries"] == 400
+
+
+def test_a_method_that_protects_the_attribute_alone_refuses_an_embedding(tmp_path: Any) -> None:
+    data = DataConfig(
+        options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=5, graph_share=0.0)
+    )
+    config = configured({}, [f"out={tmp_path / 'run'}"], method="dp_postprocessing")
+    with pytest.raises(ConfigError, match=r"data\.embedding: dp_postprocessing protects .* set it to null"):
+        run_method(config.model_copy(update={"data": data}), Reporter(quiet=True))
