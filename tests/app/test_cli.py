@@ -276,6 +276,7 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
     assert "the same command goes on" in errors
 
 
+@pytest.mark.slow
 def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpate, tmp_path):
     arguments = ["teachers.num_teachers=8", "ray.num_actors=0", "aggregator.num_queries=10", "student.fit.epochs=1"]
     arguments += ["aggregator.mechanism.threshold=1", "aggregator.gate.max_disparity=.inf"]

@@ -106,6 +106,7 @@ def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
             open_backend(copy.root, config)
 
 
+@pytest.mark.slow
 def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
     """A stopped process is no dead one: Ray alone would wait for it for ever."""
     url, voters = served

@@ -32,6 +32,7 @@ def url(student, ray_session, tmp_path_factory):
     stop_student()
 
 
+@pytest.mark.slow
 def test_replicas_share_one_gate(url, student):
     """Many small requests, spread over two replicas, are gated as one stream is."""
     generator = np.random.default_rng(0)
@@ -59,6 +60,7 @@ def test_a_record_of_another_shape_or_range_is_refused(features):
         read_features(Record(features=features, group="red"), 0, untrained_student().card)
 
 
+@pytest.mark.slow
 def test_the_documentation_is_a_page_of_its_own_that_fetches_nothing(url):
     page = httpx.get(f"{url}/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
