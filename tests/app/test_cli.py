@@ -172,7 +172,7 @@ def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, name):
 
 
 def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, _: found.append(config))
+    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: found.append(config))
     monkeypatch.setattr("fairpate.app.summary.summarise", lambda _: "")
     found = []
     (tmp_path / "all.yaml").write_text("dp_sgd: {epochs: 2}\nraco_dp: {bound: 0.2}\nteachers: {num_teachers: 7}\n")
@@ -227,7 +227,7 @@ def test_fetch_needs_a_folder(fairpate, monkeypatch):
 
 
 def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fairpate.app.run.run_method", interrupted)
@@ -255,7 +255,7 @@ def test_a_limit_on_an_unknown_data_set_says_so(fairpate, tmp_path, monkeypatch)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeypatch, number, code, swallowed):
-    def ended(*_):
+    def ended(*_, **__):
         try:
             os.kill(os.getpid(), number)
             time.sleep(5)
@@ -310,7 +310,7 @@ def documented_runs():
 def test_every_documented_run_is_a_valid_configuration(arguments, fairpate, monkeypatch):
     asked = []
 
-    def stop(config, *_):
+    def stop(config, *_, **__):
         config.require_trainable()
         asked.append(config)
         raise UsageError("far enough")
