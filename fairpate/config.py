@@ -292,10 +292,11 @@ class AggregatorConfig(Section):
     def _counts_have_one_price(self) -> AggregatorConfig:
         depends = self.budget is not None and self.budget.kind == "data_dependent"
         if self.release == "counts" and (depends or self.publication is not None):
-            field = "budget.kind other than data_dependent" if depends else "no publication"
+            expected = "another budget.kind" if depends else "no publication"
+            found = "data_dependent" if depends else "one"
             raise ValueError(
-                f"Expected {field} with release: counts, got one: the price that depends on votes is that of the label "
-                "alone; leave it out, or set release: label."
+                f"Expected {expected} with release: counts, got {found}: the price that depends on votes is that of "
+                "the label alone; leave it out, or set release: label."
             )
         return self
 
