@@ -26,7 +26,7 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :data:`DEFAULT`."""
-    name = method or DEFAULT
+    name = DEFAULT if method is None else method
     entry = entry_for(data)
     num_public = entry.num_public if data.num_public is None else data.num_public
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}

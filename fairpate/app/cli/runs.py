@@ -135,8 +135,10 @@ def _fitted(options: list[str], method: str | None) -> Method:
     said: dict[str, Any] = {}
     for option in options:
         apply_override(said, option)
-    method = method or said.get("method")
-    return configured(fitted(parse_config(said.get("data", {}), DataConfig), method), options, method=method)
+    name = said.get("method") if method is None else method
+    if name is not None and not isinstance(name, str):
+        return configured({}, options)
+    return configured(fitted(parse_config(said.get("data", {}), DataConfig), name), options, method=name)
 
 
 def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
