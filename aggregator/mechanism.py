@@ -68,10 +68,12 @@ def outcome(verdict: Verdict, label: int | None = None) -> Outcome:
 class Mechanism(ABC):
     """Draws outcomes and names events; a frozen dataclass whose fields are its public parameters, plain numbers.
 
-    ``name`` is stored in ledgers, and never given to another mechanism. ``releases`` says what goes with an answer.
+    ``name`` is stored in ledgers, and never given to another mechanism. ``voters``: who votes, in a word for pages.
+    ``releases`` says what goes with an answer.
     """
 
     name: ClassVar[str]
+    voters: ClassVar[str] = "teachers"
     releases: ClassVar[ReleaseKind] = "label"
 
     @property

@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
-from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError, VoteBatch
+from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError
 
 MAX_BLOCK = 1024
 """Queries that share a transaction, and that a crash can waste, at most."""
@@ -62,6 +62,36 @@ VoteFunction = Callable[[Sequence[Query]], IntArray]
 """Counts of all teachers on Q queries, shape (Q, C); raises VotesUnavailableError rather than leave a teacher out."""
 
 _OVER_BUDGET = OverBudget()
+
+
+class Ballot(Protocol):
+    """Public queries and who votes on them, as :class:`fairpate.types.VoteBatch` holds them; private.
+
+    Where voters are drawn anew for each query, votes exist from the moment they are asked for.
+    """
+
+    @property
+    def record_ids(self) -> Sequence[str]:
+        """The public name of each query."""
+        ...
+
+    @property
+    def groups_Q(self) -> IntArray:
+        """The public group of each query."""
+        ...
+
+    @property
+    def ensemble(self) -> str:
+        """Who votes: a digest of what determines the votes."""
+        ...
+
+    def counts(self, rows: Sequence[int]) -> IntArray:
+        """``votes_QC`` on the queries in ``rows``; for one answer each."""
+        ...
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The queries in ``rows``, in their order."""
+        ...
 
 
 def query_key(features: npt.NDArray[np.generic], group: int) -> str:
@@ -304,14 +334,14 @@ class SessionResult:
 
 
 def answer_queries(
-    batch: VoteBatch,
+    batch: Ballot,
     *,
     keys: Sequence[str],
     session: AggregatorSession,
     block_size: int = 256,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> SessionResult:
-    """Ask every query of ``batch`` in order, with the votes it holds; ``keys[i]`` identifies query i.
+    """Ask every query of ``batch`` in order, with its votes; ``keys[i]`` identifies query i.
 
     ``on_progress`` hears how many queries of the batch are done.
     """
@@ -324,7 +354,7 @@ def answer_queries(
     replies: list[Reply] = []
     for start in range(0, len(queries), block_size):
         replies += session.ask(
-            queries[start : start + block_size], lambda new: batch.votes_QC[[row_of[query.key] for query in new]]
+            queries[start : start + block_size], lambda new: batch.counts([row_of[query.key] for query in new])
         )
         on_progress(len(replies))
     return _collect(queries, replies, session.terms)

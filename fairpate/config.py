@@ -263,14 +263,10 @@ class AdmissionConfig(Section):
     fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
 
-class AggregatorConfig(Section):
-    """Confident-GNMax and what it may cost."""
+class QueriesConfig(Section):
+    """Which public records are asked about, and what that may cost."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
-    mechanism: MechanismParameters = Field(
-        MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
-        description="With a target, both noises are multiplied by the factor at which the queries fit.",
-    )
     budget: BudgetConfig | None = Field(
         None,
         description="null: the target; without one data_independent, room for the run's queries and for one block that "
@@ -278,6 +274,21 @@ class AggregatorConfig(Section):
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
+    )
+
+    @model_validator(mode="after")
+    def _admission_chooses(self) -> QueriesConfig:
+        if self.admission is not None and self.num_queries is None:
+            raise ValueError("Expected num_queries with admission, got null: it chooses that many of the public split.")
+        return self
+
+
+class AggregatorConfig(QueriesConfig):
+    """Confident-GNMax and what it may cost."""
+
+    mechanism: MechanismParameters = Field(
+        MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
+        description="With a target, both noises are multiplied by the factor at which the queries fit.",
     )
     publication: PublicationConfig | None = Field(
         None, description="null: the data-dependent privacy cost stays private."
@@ -301,12 +312,6 @@ class AggregatorConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _admission_chooses(self) -> AggregatorConfig:
-        if self.admission is not None and self.num_queries is None:
-            raise ValueError("Expected num_queries with admission, got null: it chooses that many of the public split.")
-        return self
-
-    @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)
@@ -317,6 +322,12 @@ class AggregatorConfig(Section):
 
 class GatedAggregatorConfig(AggregatorConfig):
     """Confident&Fair-GNMax: a demographic-parity gate beside it."""
+
+    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+
+
+class GatedQueriesConfig(QueriesConfig):
+    """With a demographic-parity gate before an answer leaves."""
 
     gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
 
@@ -380,7 +391,7 @@ class RecordTerms(Terms):
 class QueriesTarget(Terms):
     """What released labels may cost together: one record added or removed."""
 
-    epsilon: Positive | None = Field(None, description="To publish. null: the noise is that of aggregator.mechanism.")
+    epsilon: Positive | None = Field(None, description="To publish. null: the noise is as configured.")
 
 
 class PrivacyTarget(Terms):

@@ -147,6 +147,20 @@ class VoteBatch:
                 f"{num_queries} records, {len(self.groups_Q)} groups, votes of shape {self.votes_QC.shape}."
             )
 
+    def counts(self, rows: Sequence[int]) -> IntArray:
+        """The votes on the queries in ``rows``."""
+        votes_QC: IntArray = self.votes_QC[list(rows)]
+        return votes_QC
+
+    def take(self, rows: Sequence[int]) -> VoteBatch:
+        """The queries in ``rows``, in their order."""
+        return VoteBatch(
+            record_ids=[self.record_ids[row] for row in rows],
+            groups_Q=self.groups_Q[list(rows)],
+            votes_QC=self.votes_QC[list(rows)],
+            ensemble=self.ensemble,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:

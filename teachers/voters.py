@@ -29,7 +29,7 @@ _VOTE_TIMEOUT_S = 60.0
 # -1: restarted without end, since voters serve for as long as the service does.
 _MAX_RESTARTS, _MAX_RETRIES = -1, 3
 _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
-_BESIDE_WORK = "signs of life"
+BESIDE_WORK = "signs of life"
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Voters:
             "max_restarts": _MAX_RESTARTS,
             "max_task_retries": _MAX_RETRIES,
             # A thread beside the one that votes: a voter that is busy still answers pings.
-            "concurrency_groups": {_BESIDE_WORK: 1},
+            "concurrency_groups": {BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(Voter)
         self._num_teachers, self._timeout_s = ensemble.num_teachers, timeout_s
@@ -159,7 +159,7 @@ class _WatchedVoter:
 
         if self._ping is None:
             # Not retried: the call fails while the actor is started again, and that is no sign of hanging.
-            self._ping = self._actor.ping.options(concurrency_group=_BESIDE_WORK, max_task_retries=0).remote()
+            self._ping = self._actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0).remote()
             self._asked_s = time.monotonic()
         if ray.wait([self._ping], timeout=0)[0]:
             self.answers, self._ping = _succeeded(self._ping), None

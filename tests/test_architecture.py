@@ -147,6 +147,7 @@ def test_ray_is_imported_by_the_shell_only():
         "fairpate/app/serve.py",
         "student/replicas.py",
         "teachers/cluster.py",
+        "teachers/neighbourhood.py",
         "teachers/pool.py",
         "teachers/voters.py",
     }

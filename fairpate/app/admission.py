@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from aggregator.admission import admit_queries
-from aggregator.session import AggregatorSession, SessionResult, answer_queries
+from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries
 from fairpate.app.students import public_records
 from fairpate.config import AdmissionConfig, StudentConfig
 from fairpate.data import Split
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.nn.predict import predict_probabilities
-from fairpate.types import GateRule, LabelledSet, VoteBatch
+from fairpate.types import GateRule, LabelledSet
 from student.train import train_student
 
 
 def answer_admitted(
-    votes: VoteBatch,
+    votes: Ballot,
     *,
     keys: Sequence[str],
     queries: Split,
@@ -66,7 +66,7 @@ def answer_admitted(
             chosen = [waiting[row] for row in admitted]
         results.append(
             answer_queries(
-                _rows(votes, chosen),
+                votes.take(chosen),
                 keys=[keys[row] for row in chosen],
                 session=session,
                 block_size=block_size,
@@ -94,12 +94,3 @@ def _predict(
         generator=torch.Generator().manual_seed(seed),
     )
     return predict_probabilities(network, queries.x[rows]).double().numpy()
-
-
-def _rows(votes: VoteBatch, rows: Sequence[int]) -> VoteBatch:
-    return VoteBatch(
-        record_ids=[votes.record_ids[row] for row in rows],
-        groups_Q=votes.groups_Q[list(rows)],
-        votes_QC=votes.votes_QC[list(rows)],
-        ensemble=votes.ensemble,
-    )

@@ -120,12 +120,19 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         tuning_accounted=statement.tuning_accounted,
         events=[described_event(event, statement.unit) for event in events]
         if queries is None
-        else [f"{queries.submitted} queries to teachers, every one priced at its worst case"],
+        else [f"{queries.submitted} queries to {_voters(statement)}, every one priced at its worst case"],
         epsilon_sanitised=None if queries is None else queries.epsilon_sanitised,
         not_protected=statement.not_protected,
         remarks=statement.remarks,
-        tells_size=any(event.get("sampling_rate", 1) < 1 for event in events),
+        # Neighbours are sampled at a rate that is configured, whatever the number of records.
+        tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
     )
+
+
+def _voters(statement: PrivacyStatement) -> str:
+    """Who was asked, by what was priced."""
+    sampled = any("sampling_rate" in event for event in statement.events)
+    return "the nearest records of Poisson samples" if sampled else "teachers"
 
 
 def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:

@@ -19,7 +19,7 @@ from aggregator.budget import (
 from aggregator.entries import Charge
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Mechanism, Outcome
-from aggregator.session import AggregatorSession, SessionResult, answer_queries, query_key, sanitised_epsilon
+from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries, query_key, sanitised_epsilon
 from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
 from fairpate.app.meter import LedgerMeter, Meter
@@ -27,7 +27,7 @@ from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
 from fairpate.app.tables import read_labels, write_labels
-from fairpate.config import AggregatorConfig, BudgetConfig, ConfigError, Noise, StudentConfig
+from fairpate.config import BudgetConfig, ConfigError, Noise, PublicationConfig, QueriesConfig, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
@@ -35,7 +35,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.privacy.fair_training import AttributeQueries
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.strict_json import strict
-from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, VoteBatch
+from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes
 
 ANSWERED_BY_SERVICE = (
     "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
@@ -49,12 +49,12 @@ _BLOCK = 256
 class ReleasePlan:
     """All that fixes a release of labels before the first vote.
 
-    ``mechanism`` is that of ``settings``, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
     ``attribute_only``: teachers tell of the sensitive attribute alone; ``student`` learns between the rounds of an
     admission.
     """
 
-    settings: AggregatorConfig
+    settings: QueriesConfig
     mechanism: Mechanism
     gate: GateRule
     budget: BudgetConfig | None
@@ -63,6 +63,7 @@ class ReleasePlan:
     noise: Noise
     seed: int
     student: StudentConfig
+    publication: PublicationConfig | None = None
     attribute_only: bool = False
 
     @property
@@ -100,7 +101,7 @@ class Release:
     remarks: tuple[str, ...]
 
 
-def choose_queries(dataset: Dataset, settings: AggregatorConfig) -> Split:
+def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(_keys(dataset.public)):
@@ -131,7 +132,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     if not fitting:
         raise ConfigError(
             f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing could be asked; "
-            "raise it, or the noises of aggregator.mechanism."
+            "raise it, or the noise."
         )
     if settings.admission is None and not publication_fits(terms, num_queries=fitting):
         raise ConfigError(
@@ -151,7 +152,7 @@ def release_labels(
     plan: ReleasePlan,
     dataset: Dataset,
     queries: Split,
-    votes: VoteBatch,
+    votes: Ballot,
     on_progress: Advance,
     *,
     meter: Meter | None,
@@ -171,7 +172,7 @@ def release_labels(
         if not result.replies:
             raise ConfigError(
                 f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
-                "raise it, or the noises of aggregator.mechanism."
+                "raise it, or the noise."
             )
         published = None if terms.publication is None else session.publish()
         spending = Spending(
@@ -195,10 +196,10 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
     """
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     planned: tuple[accountant.Event, ...] = (_planned(spending, plan), *spending.publications)
-    spent = accountant.epsilon([submitted, *spending.publications], target_delta=plan.delta).epsilon
+    spent = accountant.least_epsilon([submitted, *spending.publications], target_delta=plan.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
-        bound = min(bound, accountant.epsilon(planned, target_delta=plan.delta).epsilon)
+        bound = min(bound, accountant.least_epsilon(planned, target_delta=plan.delta))
     events: tuple[accountant.Event, ...] = (submitted, *spending.publications) if by_service else planned
     return Release(
         labelled=result.labelled,
@@ -238,7 +239,7 @@ def _planned(spending: Spending, plan: ReleasePlan) -> accountant.Event:
 
 
 def _submit(
-    votes: VoteBatch,
+    votes: Ballot,
     keys: Sequence[str],
     queries: Split,
     session: AggregatorSession,
@@ -300,7 +301,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
 
 def _publication(plan: ReleasePlan, *, num_classes: int) -> SmoothRelease | None:
     """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
-    planned = plan.settings.publication
+    planned = plan.publication
     if planned is None:
         return None
     try:

@@ -30,7 +30,7 @@ from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, PrivacyStatement, Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
-_MAX_COURSE_POINTS = 200
+_MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +131,14 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
         mechanism=terms.mechanism.describe(),
         gate=terms.gate,
         num_teachers=terms.num_teachers,
+        voters=terms.mechanism.voters,
         num_public_records=num_public_records,
         queries_submitted=queries.submitted,
         answered=queries.answered,
         rejected_confidence=queries.rejected_confidence,
         rejected_fairness=queries.rejected_fairness,
         refused_free=queries.refused_free,
-        epsilon_course_Q=_course(
-            spending, lambda a, b: accountant.rdp([spending.submitted(a, b)]), accountant.rdp(spending.publications)
-        ),
+        epsilon_course_Q=_course_beforehand(spending),
         outcomes=_outcomes_by_group(spending, headline),
         answered_GC=_answers_by_group(spending),
     )
@@ -149,6 +148,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     submitted = range(len(spending.charges_Q))
     events: list[accountant.Event] = [spending.drawn(0, len(submitted)), *spending.publications]
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
+    depends_on_votes = events[0].data_dependent
     return PrivateReport(
         public=public,
         rdp_order=best.order,
@@ -160,8 +160,12 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
             spending,
             lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)]),
             accountant.rdp(spending.publications),
-        ),
-        epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper),
+        )
+        if depends_on_votes
+        else _course_beforehand(spending),
+        epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper)
+        if depends_on_votes
+        else _course_beforehand(spending),
         plurality_votes_Q=[max(charges[-1].reservation.votes) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
     )
@@ -172,18 +176,35 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
     delta, submitted = spending.target_delta, len(spending.charges_Q)
     events: list[accountant.Event] = [spending.drawn(0, submitted), *spending.publications]
     price = accountant.epsilon_data_dependent(events, target_delta=delta)
-    as_in_paper_A = spending.as_in_paper(0, submitted)
+    as_in_paper = accountant.epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
+    beforehand = accountant.least_epsilon(
+        [spending.submitted(0, submitted), *spending.publications], target_delta=delta
+    )
     return {
         "unit": unit,
         "relation": relation,
         "delta": delta,
-        "epsilon_data_independent": accountant.epsilon(
-            [spending.submitted(0, submitted), *spending.publications], target_delta=delta
-        ).epsilon,
-        "epsilon_data_dependent": price.epsilon,
-        "epsilon_as_in_paper": accountant.epsilon_of_curve(as_in_paper_A, DEFAULT_ORDERS, target_delta=delta)[0],
+        "epsilon_data_independent": beforehand,
+        # What does not depend on votes may have a tighter price than curves give.
+        "epsilon_data_dependent": price.epsilon if events[0].data_dependent else beforehand,
+        "epsilon_as_in_paper": as_in_paper if events[0].data_dependent else beforehand,
         "order": price.order,
     }
+
+
+def _course_beforehand(spending: Spending) -> Sequence[float]:
+    """Epsilon after each query, whatever the votes: as :func:`_course`, or by loss distributions where there are."""
+    submitted, publications = len(spending.charges_Q), spending.publications
+    if not accountant.has_loss_distributions([spending.submitted(0, submitted), *publications]):
+        return _course(spending, lambda a, b: accountant.rdp([spending.submitted(a, b)]), accountant.rdp(publications))
+    # Composing is slow, and the course bends most at its start.
+    ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
+    epsilons = [
+        accountant.least_epsilon([spending.submitted(0, end), *publications], target_delta=spending.target_delta)
+        for end in ends
+    ]
+    course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
+    return course
 
 
 def _course(

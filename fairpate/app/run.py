@@ -44,7 +44,7 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
-from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.pate import Labels, PateFamily, VotingMethod
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
 from fairpate.methods.trained import Trained
 from fairpate.nn.calibrate import calibrate
@@ -91,7 +91,7 @@ def run_method(
     and the remedy; what was finished stays, and nothing is charged twice.
     """
     config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of)
-    if isinstance(config, PateFamily):
+    if isinstance(config, VotingMethod):
         _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
     reporter.note("model", str(run.student))
@@ -169,7 +169,7 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     run, config = open_run_directory(root)
     if not config.is_private:
         run = UnprotectedRun(root=run.root)
-    run.require_finished(with_votes=config.asks_teachers)
+    run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
     return run, config
 
 
@@ -242,7 +242,7 @@ def _augmented(section: Section, prefix: str = "") -> list[str]:
     return found
 
 
-def _check_queries(config: PateFamily, dataset: Dataset, meter: Meter, reporter: Reporter) -> None:
+def _check_queries(config: VotingMethod, dataset: Dataset, meter: Meter, reporter: Reporter) -> None:
     """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
@@ -256,7 +256,7 @@ def _student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
 ) -> tuple[Student, Labels | None]:
     """The published student, trained if it is not there; and the labels that were released, where some were."""
-    is_free = isinstance(config, PateFamily) or not config.is_private or run.released.exists()
+    is_free = isinstance(config, VotingMethod) or not config.is_private or run.released.exists()
     is_trained = run.student.exists()
     if not is_trained:
         _require_unreleased(config, run, is_free=is_free)
@@ -273,7 +273,7 @@ def _student(
         meter=meter,
     )
     labels = None
-    if isinstance(config, PateFamily):
+    if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
         _state(config, run, labels, meter)
@@ -375,7 +375,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
     """Where records come and go their number is private, but a sampling rate that is set for it tells it."""
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
-    return (TELLS_SIZE,) if samples and unit == "record" and config.declared_size is None else ()
+    return (TELLS_SIZE,) if samples and unit == "record" and config.rate_tells_size else ()
 
 
 def _card(config: Method, dataset: Dataset, trained: Trained, network: nn.Module) -> StudentCard:

@@ -158,9 +158,9 @@ class RunDirectory:
         """Versions, machine and revision."""
         return self.root / "environment.json"
 
-    def require_finished(self, *, with_votes: bool) -> None:
-        """RunDirectoryError if a stage that costs something is still to be done; votes where the method has some."""
-        of_votes = (self.votes, self.ledger) if with_votes else ()
+    def require_finished(self, *, with_ledger: bool, with_votes: bool) -> None:
+        """RunDirectoryError if a stage that costs something is still to be done; ledger and votes where they are."""
+        of_votes = (*([self.votes] if with_votes else []), *([self.ledger] if with_ledger else []))
         for path in (*of_votes, self.statement, self.student, self.metrics):
             if not path.is_file():
                 raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")

@@ -10,34 +10,26 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
 from aggregator.api import Backend, ServiceSettings
 from aggregator.ledger import Ledger
-from aggregator.questions import PublicPool, Question
-from aggregator.session import AggregatorSession, VotesUnavailableError
+from aggregator.questions import PublicPool
+from aggregator.session import AggregatorSession
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
-from fairpate.app.rundir import RunDirectory, RunFolderError, checkpoint_folder
-from fairpate.app.tables import read_votes
+from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.trained_on import record_data, require_data_by_name
-from fairpate.config import AggregatorConfig, RayConfig
+from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.pate import PateFamily
-from fairpate.types import IntArray, VoteBatch
-from teachers.cluster import open_pool, start_ray
-from teachers.ensemble import train_ensemble
-from teachers.pool import PoolError
-from teachers.voters import Voters
+from fairpate.methods.pate import VotingMethod
+from teachers.cluster import start_ray
 
 _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
@@ -48,8 +40,8 @@ SPENT = (
 )
 
 
-def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> Backend:
-    """Dataset, teachers and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
+def open_backend(root: Path, config: VotingMethod, state: Path | None = None) -> Backend:
+    """Dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
     ``state`` is the operator's folder, where the odometer lies; None: this process's own.
     """
@@ -57,17 +49,8 @@ def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> B
     named = load_dataset(config.data)
     record_data(run, named, given_from_python=False)
     dataset = config.queried(named)
-    with open_pool(config.ray) as pool:
-        ensemble = train_ensemble(
-            dataset.private,
-            config.teachers,
-            num_classes=dataset.num_classes,
-            seed=config.seed,
-            checkpoint_dir=checkpoint_folder(config.storage, run.teachers),
-            pool=pool,
-        )
-    plan = config.plan(dataset)
-    terms, queries = ledger_terms(plan, dataset, ensemble=ensemble.digest), choose_queries(dataset, plan.settings)
+    voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
+    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
 
     def open_books() -> tuple[Ledger, AggregatorSession]:
         meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
@@ -75,23 +58,26 @@ def open_backend(root: Path, config: PateFamily, state: Path | None = None) -> B
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
-    ledger, session = open_books()
+    try:
+        ledger, session = open_books()
+    except BaseException:
+        voters.close()
+        raise
     state_for_service(run, terms)
     public = public_pool(dataset, plan.settings)
-    voters = Voters(ensemble, config.ray)
     return Backend(
         ledger=ledger,
         session=session,
         pool=public,
-        count_votes=VoteCounter(read_votes(run.votes), voters.votes),
+        count_votes=voters.count_votes,
         reopen=open_books,
         voters_answer=voters.are_answering,
-        try_vote=lambda: voters.votes(public.features[:1]),
+        try_vote=lambda: voters.try_vote(public.features[:1]),
         close=voters.close,
     )
 
 
-def public_pool(dataset: Dataset, settings: AggregatorConfig) -> PublicPool:
+def public_pool(dataset: Dataset, settings: QueriesConfig) -> PublicPool:
     """Every public record, each content once; the run's own queries come first, in the order they were asked."""
     public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
     return PublicPool(
@@ -101,28 +87,6 @@ def public_pool(dataset: Dataset, settings: AggregatorConfig) -> PublicPool:
         group_names=dataset.group_names,
         label_names=dataset.label_names,
     )
-
-
-class VoteCounter:
-    """Votes from the run's table where it has them, else from all teachers, in one call for all that are missing."""
-
-    def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
-        self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
-        self._ask_teachers = ask_teachers
-
-    def __call__(self, questions: Sequence[Question]) -> IntArray:
-        """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
-        rows = [self._collected.get(question.query.record_id) for question in questions]
-        missing = [i for i, row in enumerate(rows) if row is None]
-        if missing:
-            features = np.stack([questions[i].features for i in missing])
-            try:
-                votes_QC = self._ask_teachers(features)
-            except PoolError as error:
-                raise VotesUnavailableError(str(error)) from error
-            for i, row in zip(missing, votes_QC, strict=True):
-                rows[i] = row
-        return np.array(rows, dtype=np.int64)
 
 
 def serve_aggregator(
@@ -175,7 +139,7 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
         from student.replicas import serve_student, stop_student
     except ImportError as error:
         raise ServiceError(f"Ray Serve is not installed ({error}); run `pip install 'fairpate[serve]'`.") from error
-    ray = config.ray if isinstance(config, PateFamily) else RayConfig()
+    ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
     with _ray(ray, detach=False):
         cpus = ray.num_cpus / num_replicas
         serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
@@ -205,10 +169,10 @@ def service_name(run: RunDirectory) -> str:
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
+def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     """RunFolderError for a run of a method that asks no teachers, or keeps none."""
     run, config = finished_run(root)
-    if not isinstance(config, PateFamily):
+    if not isinstance(config, VotingMethod):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
         raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
     if not config.keeps_teachers:
@@ -219,7 +183,7 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, PateFamily]:
     return run, config
 
 
-def _with_absolute_places(config: PateFamily, data_dir: Path | None) -> PateFamily:
+def _with_absolute_places(config: VotingMethod, data_dir: Path | None) -> VotingMethod:
     """The configuration for a process with another working directory and environment."""
     found = data_dir or config.data.data_dir
     if found is None and config.data.declaration is None:

@@ -1,23 +1,32 @@
 """Teachers are trained on shards of private records and vote on public ones: the two stages before the aggregator.
 
-What comes out is private. Checkpoints are kept teacher by teacher, so that an interrupted training goes on.
+What comes out is private. Checkpoints are kept teacher by teacher, so that an interrupted training goes on. A service
+goes on asking what the run asked: :class:`StandingVoters`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.questions import CountVotes, Question
+from aggregator.session import VotesUnavailableError
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
 from fairpate.storage import Storage
-from fairpate.types import VoteBatch
+from fairpate.types import IntArray, VoteBatch
 from teachers.cluster import open_pool
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import Pool
+from teachers.pool import Pool, PoolError
+from teachers.voters import Voters
 
 
 def collect_vote_batch(
@@ -78,3 +87,69 @@ def check_teachers(dataset: Dataset, num_teachers: int) -> None:
             f"teachers.num_teachers: {num_teachers} teachers, but fewer private records in {dataset.name}, so that "
             "most would learn from nothing; lower it."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandingVoters:
+    """Voters that stay for a service.
+
+    ``ensemble`` is what determines their votes, for the ledger; ``try_vote`` votes on features (1, ...) of no query, or
+    raises; ``are_answering`` tells without waiting.
+    """
+
+    ensemble: str
+    count_votes: CountVotes
+    try_vote: Callable[[npt.NDArray[np.generic]], object]
+    are_answering: Callable[[], bool]
+    close: Callable[[], None]
+
+
+def standing_teachers(
+    dataset: Dataset,
+    teachers: TeachersConfig,
+    *,
+    seed: int,
+    ray: RayConfig,
+    checkpoint_dir: Path | Storage,
+    collected: Path,
+) -> StandingVoters:
+    """All teachers in actors; votes that a run ``collected`` are read from its table."""
+    with open_pool(ray) as pool:
+        ensemble = train_ensemble(
+            dataset.private,
+            teachers,
+            num_classes=dataset.num_classes,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            pool=pool,
+        )
+    voters = Voters(ensemble, ray)
+    return StandingVoters(
+        ensemble=ensemble.digest,
+        count_votes=VoteCounter(read_votes(collected), voters.votes),
+        try_vote=voters.votes,
+        are_answering=voters.are_answering,
+        close=voters.close,
+    )
+
+
+class VoteCounter:
+    """Votes from the run's table where it has them, else from all teachers, in one call for all that are missing."""
+
+    def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
+        self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
+        self._ask_teachers = ask_teachers
+
+    def __call__(self, questions: Sequence[Question]) -> IntArray:
+        """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        rows = [self._collected.get(question.query.record_id) for question in questions]
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if missing:
+            features = np.stack([questions[i].features for i in missing])
+            try:
+                votes_QC = self._ask_teachers(features)
+            except PoolError as error:
+                raise VotesUnavailableError(str(error)) from error
+            for i, row in zip(missing, votes_QC, strict=True):
+                rows[i] = row
+        return np.array(rows, dtype=np.int64)

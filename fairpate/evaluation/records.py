@@ -72,6 +72,7 @@ class Guarantee:
 class Voting:
     """What teachers were asked and what was answered, as far as it may be published.
 
+    ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
     ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
     submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
     ``answered_GC[z][k]`` counts released labels.
@@ -80,6 +81,7 @@ class Voting:
     mechanism: str
     gate: GateRule
     num_teachers: int
+    voters: str
     num_public_records: int
     queries_submitted: int
     answered: int

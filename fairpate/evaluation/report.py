@@ -127,7 +127,7 @@ def private_report(report: PrivateReport) -> str:
             y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",
             title="Three ledgers against submitted queries",
         ),
-        **_query_by_query(report, voting.num_teachers),
+        **_query_by_query(report, voting),
         outcomes=OUTCOMES,
     )
 
@@ -311,17 +311,17 @@ def _against(value: float, other: float) -> str:
     return f"{abs(difference)} {'above' if difference > 0 else 'below'}"
 
 
-def _query_by_query(report: PrivateReport, num_teachers: int) -> dict[str, Any]:
-    """What each query cost and how far the teachers agreed on it."""
+def _query_by_query(report: PrivateReport, voting: Voting) -> dict[str, Any]:
+    """What each query cost and how far the voters agreed on it."""
     outcomes_Q = np.array(report.outcomes_Q, dtype=object)
     voted_Q = outcomes_Q != "free"
-    share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / num_teachers
+    share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / voting.num_teachers
     consensus_edges = np.linspace(0, 1, 21)
     cost_Q = np.asarray(report.rdp_Q, dtype=np.float64)
     exponent_Q, edges, labels = _log_bins(cost_Q)
     return {
         "cost_words": _cost_words(cost_Q),
-        "consensus_words": _consensus_words(share_Q[voted_Q], cost_Q[voted_Q]),
+        "consensus_words": _consensus_words(share_Q[voted_Q], cost_Q[voted_Q], voting.voters),
         "costs": charts.histogram(
             edges.tolist(),
             _stacks(exponent_Q, outcomes_Q, edges),
@@ -333,9 +333,9 @@ def _query_by_query(report: PrivateReport, num_teachers: int) -> dict[str, Any]:
         "consensus": charts.histogram(
             consensus_edges.tolist(),
             _stacks(share_Q, outcomes_Q, consensus_edges),
-            x_label="teachers that agree on the most popular label, %",
+            x_label=f"{voting.voters} that agree on the most popular label, %",
             y_label="queries",
-            title="Consensus of the teachers",
+            title=f"Consensus of the {voting.voters}",
             ticks=[(tick / 100, str(tick)) for tick in range(0, 101, 20)],
         ),
     }
@@ -350,12 +350,12 @@ def _cost_words(cost_Q: FloatArray) -> str:
     return f"The dearest {number} of {counted(len(cost_Q), 'query', 'queries')}: {share} of the cost."
 
 
-def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray) -> str:
+def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray, voters: str) -> str:
     """Where the middle of the consensus lies, and what the clearer half of the votes made up of the cost."""
     if not len(share_Q):
         return "No query was voted on."
     middle = (
-        f"On half of the queries that were voted on, {percent(float(np.median(share_Q)), digits=0)} of the teachers or "
+        f"On half of the queries that were voted on, {percent(float(np.median(share_Q)), digits=0)} of the {voters} or "
     )
     clearer_Q = np.argsort(-share_Q, kind="stable")[: (len(share_Q) + 1) // 2]
     if not cost_Q.sum():

@@ -29,6 +29,7 @@ _OURS = {
     "pate_s_pre": "pate:PateSPre",
     "pate_s_in": "pate:PateSIn",
     "sf_pate": "sf_pate:SfPate",
+    "private_knn": "private_knn:PrivateKnn",
     "record_votes": "record_votes:RecordVotes",
     "weighted_votes": "weighted_votes:WeightedVotes",
     "sgd": "sgd:Sgd",

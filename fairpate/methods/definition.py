@@ -107,6 +107,11 @@ class Method(Section):
         """The public number of private records that a sampling rate was set for, where one was declared."""
         return None
 
+    @property
+    def rate_tells_size(self) -> bool:
+        """Whether a sampling rate tells the real number of private records."""
+        return self.declared_size is None
+
     def check(self) -> None:
         """ConfigError for settings that exclude each other; before anything is read or written."""
 

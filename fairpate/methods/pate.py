@@ -14,7 +14,8 @@ happens leaks, and what is published is the price of the queries submitted, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,13 +25,22 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from aggregator.budget import mechanism_within
+from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_of
+from aggregator.session import Ballot
 from fairpate.app.release import ReleasePlan, check_budget, choose_queries, release_labels
 from fairpate.app.reporting import Spending, costs
-from fairpate.app.rundir import checkpoint_folder, write_json
+from fairpate.app.rundir import RunDirectory, checkpoint_folder, write_json
 from fairpate.app.seeds import Stream
 from fairpate.app.students import fit_student
-from fairpate.app.votes import check_teachers, collect_vote_batch, store_votes, stored_votes
+from fairpate.app.votes import (
+    StandingVoters,
+    check_teachers,
+    collect_vote_batch,
+    standing_teachers,
+    store_votes,
+    stored_votes,
+)
 from fairpate.config import (
     AggregatorConfig,
     BudgetConfig,
@@ -41,6 +51,8 @@ from fairpate.config import (
     Noise,
     NotNegative,
     Positive,
+    PublicationConfig,
+    QueriesConfig,
     QueriesTarget,
     RayConfig,
     StudentConfig,
@@ -69,35 +81,17 @@ class Labels(Trained):
     spending: Spending | None = None
 
 
-class PateFamily(Method):
-    """What all methods share that ask teachers; each says how it learns."""
+class VotingMethod(Method):
+    """What all methods share whose voters answer public queries; each says who votes and how it learns."""
 
-    paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     asks_teachers: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = False
 
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
-    storage: str | None = Field(
-        None,
-        description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
-        "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
-    )
     ray: RayConfig = RayConfig()
-    teachers: TeachersConfig = TeachersConfig()
-    aggregator: AggregatorConfig = AggregatorConfig()
+    aggregator: QueriesConfig = QueriesConfig()
     student: StudentConfig = StudentConfig()
-
-    @field_validator("storage")
-    @classmethod
-    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
-        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-            raise ValueError(
-                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
-            )
-        if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
-        return storage
 
     @property
     def reads_public(self) -> bool:
@@ -108,6 +102,21 @@ class PateFamily(Method):
     def keeps_teachers(self) -> bool:
         """Whether a service may go on asking them."""
         return True
+
+    @property
+    def num_voters(self) -> int:
+        """The most votes that a query gets."""
+        raise NotImplementedError
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What releases labels of votes, with the noise as configured."""
+        raise NotImplementedError
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """How the data-dependent privacy cost is published, where it is."""
+        return None
 
     @property
     def gate(self) -> GateRule:
@@ -122,7 +131,7 @@ class PateFamily(Method):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """What is fixed before the first vote: noises as configured, or scaled to the target."""
         settings, budget, target = self.aggregator, self.aggregator.budget, self.target
-        mechanism = mechanism_of(settings.mechanism, settings.release)
+        mechanism = self.mechanism
         if target.epsilon is not None:
             mechanism = mechanism_within(
                 mechanism,
@@ -134,10 +143,11 @@ class PateFamily(Method):
         return ReleasePlan(
             settings=settings,
             mechanism=mechanism,
+            publication=self.publication,
             gate=self.gate,
             budget=budget,
             delta=target.delta,
-            num_teachers=self.teachers.num_teachers,
+            num_teachers=self.num_voters,
             noise=self.noise,
             seed=self.seed,
             student=self.student,
@@ -150,7 +160,6 @@ class PateFamily(Method):
 
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError for a release that cannot be, before any work."""
-        check_teachers(dataset, self.teachers.num_teachers)
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:
@@ -164,13 +173,7 @@ class PateFamily(Method):
         dataset, run, reporter = self.queried(training.dataset), training.run, training.reporter
         plan = self.plan(dataset)
         queries = choose_queries(dataset, plan.settings)
-        votes = stored_votes(run, queries)
-        if votes is None:
-            votes = self.ask(dataset, queries, training)
-            store_votes(run, votes)
-        else:
-            reporter.note("teachers", "votes are there already")
-        with reporter.stage("aggregator") as advance:
+        with self.ballot(dataset, queries, training) as votes, reporter.stage("aggregator") as advance:
             released = release_labels(run, plan, dataset, queries, votes, advance, meter=training.meter)
         outcomes = released.queries
         reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
@@ -189,17 +192,13 @@ class PateFamily(Method):
         write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
         return labels
 
-    def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
-        """Train the teachers that are missing and let all of them vote on the queries."""
-        return collect_vote_batch(
-            dataset,
-            queries,
-            self.teachers,
-            seed=self.seed,
-            ray=self.ray,
-            checkpoint_dir=checkpoint_folder(self.storage, training.run.teachers),
-            reporter=training.reporter,
-        )
+    def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
+        """The queries with those who vote on them, for as long as they are asked."""
+        raise NotImplementedError
+
+    def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
+        """Voters of a finished run that a service goes on asking, inside the Ray that it started."""
+        raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
         """Release labels, then learn from them."""
@@ -216,6 +215,85 @@ class PateFamily(Method):
             options["initial_model"] = training.model
         network = fit_student(self.student, training.dataset, kept, training.reporter, seed=self.seed, **options)
         return replace(labels, model=network, num_training_labels=len(kept.labels))
+
+
+class PateFamily(VotingMethod):
+    """Those whose voters are teachers, trained on disjoint shards."""
+
+    paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
+
+    storage: str | None = Field(
+        None,
+        description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
+        "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
+    )
+    teachers: TeachersConfig = TeachersConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+
+    @field_validator("storage")
+    @classmethod
+    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
+        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
+            raise ValueError(
+                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
+            )
+        if storage is not None and urlsplit(storage).password is not None:
+            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
+        return storage
+
+    @property
+    def num_voters(self) -> int:
+        """All teachers."""
+        return self.teachers.num_teachers
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Confident-GNMax as configured."""
+        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """As configured."""
+        return self.aggregator.publication
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError besides for more teachers than records."""
+        check_teachers(dataset, self.teachers.num_teachers)
+        super().check_data(dataset)
+
+    @contextmanager
+    def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
+        """The votes of all teachers, which are kept: they are asked once."""
+        votes = stored_votes(training.run, queries)
+        if votes is None:
+            votes = self.ask(dataset, queries, training)
+            store_votes(training.run, votes)
+        else:
+            training.reporter.note("teachers", "votes are there already")
+        yield votes
+
+    def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+        """Train the teachers that are missing and let all of them vote on the queries."""
+        return collect_vote_batch(
+            dataset,
+            queries,
+            self.teachers,
+            seed=self.seed,
+            ray=self.ray,
+            checkpoint_dir=checkpoint_folder(self.storage, training.run.teachers),
+            reporter=training.reporter,
+        )
+
+    def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
+        """Teachers in actors; what the run asked them is read from its votes."""
+        return standing_teachers(
+            dataset,
+            self.teachers,
+            seed=self.seed,
+            ray=self.ray,
+            checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
+            collected=run.votes,
+        )
 
 
 class Pate(PateFamily):

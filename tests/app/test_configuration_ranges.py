@@ -28,7 +28,7 @@ COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
     **dict.fromkeys(["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size"], COUNT),
-    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "pixels"], COUNT),
+    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "num_neighbours", "pixels"], COUNT),
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "unlabelled_ratio"], COUNT),
     **dict.fromkeys(["torch_threads", "num_rounds", "num_directions", "max_queries"], COUNT),
     **dict.fromkeys(["num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0),
@@ -48,7 +48,7 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["target_delta", "delta", "held_out", "count_share", "failure_probability"], INSIDE_0_1),
     **dict.fromkeys(["frequency_share", "feature_share", "dual_share", "size_share", "histogram_share"], INSIDE_0_1),
     "min_share": [0.0, -1.0, 1.1],
-    **dict.fromkeys(["confidence", "min_group_share", "taught_share"], (0.0, 1 + 1e-9)),
+    **dict.fromkeys(["confidence", "min_group_share", "taught_share", "sampling_rate"], (0.0, 1 + 1e-9)),
     **dict.fromkeys(["learning_rate", "epsilon", "beta", "noise_stddev", "scale_noise_stddev", "num_cpus"], ABOVE_0),
     **dict.fromkeys(["clip_norm", "clip_value", "temperature", "max_temperature", "ridge", "sharpness"], ABOVE_0),
     **dict.fromkeys(["group_sizes", "radius", "matrix_learning_rate", "matrix_noise_ratio", "share_noise"], ABOVE_0),

@@ -238,7 +238,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_sanitised", "not_protected", "remarks", "tells_size"),
     }
     assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {
-        *("mechanism", "gate", "num_teachers", "num_public_records", "queries_submitted"),
+        *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),
         *("epsilon_course_Q", "outcomes", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {

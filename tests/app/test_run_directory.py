@@ -180,4 +180,4 @@ def test_a_report_is_not_written_for_an_unfinished_run(finished, tmp_path):
     (copy / "public/student.safetensors").unlink()
     unfinished, _ = open_run_directory(copy)
     with pytest.raises(RunDirectoryError, match=r"student\.safetensors: missing"):
-        unfinished.require_finished(with_votes=True)
+        unfinished.require_finished(with_ledger=True, with_votes=True)

@@ -29,8 +29,9 @@ from fairpate.app.progress import Reporter
 from fairpate.app.release import ledger_terms
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serve import VoteCounter, open_backend, public_pool
+from fairpate.app.serve import open_backend, public_pool
 from fairpate.app.tables import read_labels, read_votes
+from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.voters import Voters

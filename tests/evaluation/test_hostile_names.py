@@ -92,6 +92,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
     voting = Voting(
         mechanism=MechanismParameters(threshold=60, threshold_stddev_votes=40, noise_stddev_votes=15),
         gate=GateRule(max_disparity=0.1, min_count=2),
+        voters="teachers",
         num_teachers=10,
         num_public_records=30,
         queries_submitted=2,

@@ -57,6 +57,7 @@ GUARANTEE = Guarantee(
 VOTING = Voting(
     mechanism="Threshold 60 votes, threshold noise σ₁ = 40 votes, label noise σ₂ = 15 votes",
     gate=GateRule(max_disparity=0.1, min_count=2),
+    voters="teachers",
     num_teachers=100,
     num_public_records=300,
     queries_submitted=6,

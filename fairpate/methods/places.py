@@ -1,0 +1,50 @@
+"""Where records lie for a search of neighbours: whole coordinates, a function of each record alone, to the last digit.
+
+The embeddings are those of :mod:`fairpate.methods.prototypes`, of public records alone: principal components, and the
+place in the pool's graph of neighbours. Both come from exact sums (:mod:`fairpate.data.embedding`); here each
+coordinate is rounded to whole steps, of which distances are exact too.
+
+Shapes: N records, M public ones, D or E coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairpate.config import EmbeddingConfig
+from fairpate.data.embedding import Components
+from fairpate.data.neighbour_graph import Embed, Graph
+from fairpate.methods.prototypes import EmbeddingName
+from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates
+
+_AT_ONCE = 1024
+_STEPS = 2**15
+"""Of the pool's largest coordinate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """An embedding in whole steps; what lies far outside the pool is moved to a border."""
+
+    embed: Embed
+    steps: float
+
+    @classmethod
+    def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+        """Of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
+        plain = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES), steps=0, pixels=None)
+        embed: Embed = Components.of(pool, plain, evened=False)
+        if embedding == "graph":
+            embed = Graph.of(pool, embed, seed=seed)
+        largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
+        return cls(embed=embed, steps=_STEPS / (largest or 1.0))
+
+    def __call__(self, x: Tensor) -> Coordinates:
+        """Coordinates (N, D or E) of records (N, ...)."""
+        parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
+        whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
+        return whole.astype(np.int32)

@@ -1,0 +1,244 @@
+"""Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
+
+No teacher is trained. Per public query every private record enters a sample of its own with ``sampling_rate``, the
+``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
+the counts is released (:mod:`aggregator.neighbours`), after an optional check of the largest count. Ledger, gate,
+student and service are those of :mod:`fairpate.methods.pate`.
+
+A record that is added or removed moves two counts by one each, and that only where it was sampled: one event per query,
+whatever the votes (:class:`fairpate.privacy.record_votes.NeighbourVotes`). So the epsilon that is computed is the one
+that is published. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss
+distribution of so many is tighter than what a filter on the price may spend.
+
+Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
+distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, of public records alone, where
+the paper's network learns from labels that were released.
+
+Shapes: N private records, M public ones, Q queries, C classes, D coordinates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from aggregator.mechanism import Mechanism
+from aggregator.neighbours import NearestRecords
+from aggregator.questions import Question
+from aggregator.session import Ballot, VotesUnavailableError
+from fairpate.app.release import ReleasePlan, choose_queries
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.seeds import Stream, stream_seed
+from fairpate.app.votes import StandingVoters
+from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig, Section
+from fairpate.data import Dataset, Split
+from fairpate.methods.definition import Training
+from fairpate.methods.pate import VotingMethod
+from fairpate.methods.places import Places
+from fairpate.methods.prototypes import EmbeddingName
+from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray
+from teachers.cluster import start_ray
+from teachers.neighbourhood import LocalNeighbourhood, Neighbourhood, RayNeighbourhood
+from teachers.neighbours import Sampler, blocks_of
+from teachers.pool import PoolError
+from teachers.shard import shard_key
+
+NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
+
+
+class PrivateKnnConfig(Section):
+    """Who votes, and with which noise labels are released; with a target, both noises are scaled until queries fit."""
+
+    sampling_rate: float = Field(0.1, gt=0, le=1, description="Chance of a private record to be asked by one query.")
+    num_neighbours: Count = Field(50, description="Nearest records of the sample that vote; all where it is smaller.")
+    noise_stddev_votes: NoiseOfVotes = Field(10.0, description="Of each count.")
+    threshold: float | None = Field(
+        None, ge=-MAX_THRESHOLD_VOTES, le=MAX_THRESHOLD_VOTES, description="Least noisy votes for a label; null: none."
+    )
+    threshold_stddev_votes: NoiseOfVotes = Field(20.0, description="Of the check of the threshold.")
+    embedding: EmbeddingName = Field(
+        "components", description="Where records are near: in `components` of the pool, or its `graph` of neighbours."
+    )
+    num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
+
+
+class PrivateKnn(VotingMethod):
+    """Within the target, or with the noise as configured, for one record added or removed."""
+
+    title: ClassVar[str] = "Private-kNN"
+    paper: ClassVar[str] = "Zhu, Yu, Chandraker and Wang, CVPR 2020"
+
+    method: str = "private_knn"
+    private_knn: PrivateKnnConfig = PrivateKnnConfig()
+    aggregator: GatedQueriesConfig = GatedQueriesConfig()
+
+    @property
+    def gate(self) -> GateRule:
+        """As configured."""
+        return self.aggregator.gate
+
+    @property
+    def num_voters(self) -> int:
+        """The neighbours."""
+        return self.private_knn.num_neighbours
+
+    @property
+    def rate_tells_size(self) -> bool:
+        """It is configured, whatever the number of records."""
+        return False
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The noises as configured, on counts of neighbours."""
+        settings = self.private_knn
+        return NearestRecords(
+            sampling_rate=settings.sampling_rate,
+            num_neighbours=settings.num_neighbours,
+            threshold=-math.inf if settings.threshold is None else settings.threshold,
+            threshold_stddev_votes=settings.threshold_stddev_votes,
+            noise_stddev_votes=settings.noise_stddev_votes,
+        )
+
+    def check(self) -> None:
+        """ConfigError besides for a budget that votes would end."""
+        super().check()
+        if self.aggregator.budget is not None and self.aggregator.budget.kind == "data_dependent":
+            raise ConfigError(
+                "aggregator.budget.kind: the price of neighbours does not depend on votes, got data_dependent; use "
+                "query_count."
+            )
+
+    def plan(self, dataset: Dataset) -> ReleasePlan:
+        """The number of queries is fixed, unless a budget is configured."""
+        plan, settings = super().plan(dataset), self.aggregator
+        if settings.budget is not None:
+            return plan
+        num_queries = settings.num_queries or len(choose_queries(dataset, settings))
+        return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=num_queries))
+
+    @contextmanager
+    def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
+        """Records are embedded once the first query has no answer yet."""
+        place = self._place(dataset)
+        opened: list[Neighbourhood] = []
+
+        @cache
+        def neighbourhood() -> Neighbourhood:
+            with training.reporter.stage("neighbours"):
+                opened.append(self._neighbourhood(dataset, place()))
+            return opened[0]
+
+        def counts(x: Tensor, names: Sequence[str]) -> IntArray:
+            return neighbourhood().nearest(place()(x), names).counts(dataset.num_classes)
+
+        with _ray(self):
+            try:
+                yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=counts)
+            finally:
+                for found in opened:
+                    found.close()
+
+    def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
+        """All records, embedded; every question asks a sample of its own."""
+        place = self._place(dataset)()
+        found = self._neighbourhood(dataset, place)
+
+        def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
+            return found.nearest(place(torch.from_numpy(features)), names).counts(dataset.num_classes)
+
+        def count_votes(questions: Sequence[Question]) -> IntArray:
+            names = [question.query.record_id for question in questions]
+            try:
+                return counts(np.stack([question.features for question in questions]), names)
+            except PoolError as error:
+                raise VotesUnavailableError(str(error)) from error
+
+        return StandingVoters(
+            ensemble=self._digest(dataset.private),
+            count_votes=count_votes,
+            try_vote=lambda features: counts(features, ["no query"] * len(features)),
+            are_answering=found.are_answering,
+            close=found.close,
+        )
+
+    def _place(self, dataset: Dataset) -> Callable[[], Places]:
+        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32
+        return cache(
+            lambda: Places.of(
+                dataset.public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed
+            )
+        )
+
+    def _neighbourhood(self, dataset: Dataset, place: Places) -> Neighbourhood:
+        private, settings = dataset.private, self.private_knn
+        seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
+        found = place(private.x)
+        blocks = list(blocks_of(found, private.y.numpy(), private.record_id, key=shard_key(self.seed)))
+        if self.ray.num_actors == 0:
+            sampler = Sampler(settings.sampling_rate, seed)
+            return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
+        return RayNeighbourhood(
+            blocks,
+            count=settings.num_neighbours,
+            sampling_rate=settings.sampling_rate,
+            seed=seed,
+            config=self.ray,
+        )
+
+    def _digest(self, private: Split) -> str:
+        """Sixteen hexadecimal digits that change with who may vote, where they lie, and the run's seed."""
+        told = (self.private_knn.model_dump(mode="json"), self.seed, private.record_id)
+        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
+        for values in (private.x, private.y):
+            digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@contextmanager
+def _ray(config: PrivateKnn) -> Iterator[None]:
+    if config.ray.num_actors == 0:
+        yield
+        return
+    with start_ray(config.ray):
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledVotes:
+    """Queries whose votes exist from the moment they are asked for: each time those of a fresh sample."""
+
+    queries: Split
+    ensemble: str
+    ask: Callable[[Tensor, Sequence[str]], IntArray]
+
+    @property
+    def record_ids(self) -> Sequence[str]:
+        """Of the public records."""
+        return self.queries.record_id
+
+    @property
+    def groups_Q(self) -> IntArray:
+        """Of the public records."""
+        groups_Q: IntArray = self.queries.z.numpy()
+        return groups_Q
+
+    def counts(self, rows: Sequence[int]) -> IntArray:
+        """``votes_QC`` of samples that nobody was asked of before."""
+        asked = self.queries.take(rows)
+        return self.ask(asked.x, asked.record_id)
+
+    def take(self, rows: Sequence[int]) -> SampledVotes:
+        """The queries in ``rows``."""
+        return replace(self, queries=self.queries.take(rows))

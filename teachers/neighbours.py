@@ -1,0 +1,184 @@
+"""Private records that vote themselves: per query the nearest of a fresh secret Poisson sample, for their own labels.
+
+Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020). For one query every record enters the sample independently with
+``sampling_rate``; the ``num_neighbours`` nearest of the sample vote, all where there are fewer. Given the sample of the
+others, a record that enters it moves the counts by its own label, and by that of the one record that it displaces.
+
+This holds to the last digit. Coordinates are whole numbers, so that sums of their products are exact in ``float64`` and
+a distance does not depend on what is computed beside it; equal distances go by a keyed hash of record identifiers. So
+a part of the records gives its nearest, and the nearest of all parts are the nearest of all, wherever the parts are.
+
+A sample is drawn when the counts are asked for and kept nowhere: asked again, a query gets another one, and a caller
+releases from each at most once. Samples come from the operating system's entropy (``seed`` None), or for experiments
+from a seed and the name of the query, whatever the number of parts.
+
+Not known here: embeddings, noise, prices. Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
+from fairpate.types import IntArray
+
+Coordinates = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+LARGEST_COORDINATE = 2**19
+MOST_COORDINATES = 2**12
+"""D of them: every sum of products of two is then below 2^53, where ``float64`` stops being exact."""
+_BLOCK, _QUERIES_AT_ONCE = 8192, 256
+_NOBODY = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voters:
+    """Records of one block: coordinates (N, D), labels (N,) and their order among equals (N,).
+
+    ``number`` counts blocks over all records. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or too many.
+    """
+
+    number: int
+    coordinates_ND: Coordinates
+    labels_N: IntArray
+    order_N: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        check_coordinates(self.coordinates_ND)
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """The nearest sampled records of each query, nearest first: squared distances, order among equals, labels (Q, K).
+
+    Where there are fewer: an infinite distance and no label.
+    """
+
+    squared_QK: Floats
+    order_QK: npt.NDArray[np.uint64]
+    labels_QK: IntArray
+
+    def counts(self, num_classes: int) -> IntArray:
+        """``votes_QC``: how many of them have each label."""
+        votes_QC = np.zeros((len(self.labels_QK), num_classes), dtype=np.int64)
+        queries, places = (self.labels_QK != _NOBODY).nonzero()
+        np.add.at(votes_QC, (queries, self.labels_QK[queries, places]), 1)
+        return votes_QC
+
+
+def blocks_of(
+    coordinates_ND: Coordinates, labels_N: IntArray, record_ids: Sequence[str], *, key: bytes, size: int = _BLOCK
+) -> Iterator[Voters]:
+    """The records in blocks of ``size``; ``key`` orders equal distances, and need not be secret."""
+    digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in record_ids)
+    order_N = np.frombuffer(digests, dtype=np.uint64)
+    for number, start in enumerate(range(0, len(labels_N), size)):
+        part = slice(start, start + size)
+        yield Voters(number=number, coordinates_ND=coordinates_ND[part], labels_N=labels_N[part], order_N=order_N[part])
+
+
+def check_coordinates(coordinates_ND: Coordinates) -> None:
+    """ValueError unless distances between such records are exact."""
+    largest = np.abs(coordinates_ND).max(initial=0)
+    if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
+        raise ValueError(
+            f"Expected at most {MOST_COORDINATES} whole coordinates of at most {LARGEST_COORDINATE}, got "
+            f"{coordinates_ND.shape[1]} of {coordinates_ND.dtype}, up to {largest}."
+        )
+
+
+class Sampler:
+    """Fresh secret Poisson samples of blocks of records; each call is another sample."""
+
+    def __init__(self, sampling_rate: float, seed: int | None = None) -> None:
+        self._rate, self._seed = sampling_rate, seed
+        self._randomness = OsRandomness()
+        self._batches: dict[tuple[int, int], PoissonBatches] = {}
+        # Threads that drew at once might get one sample twice.
+        self._alone = threading.Lock()
+
+    def rows(self, query: str, block: int, size: int) -> IntArray:
+        """Rows, ascending, of the ``size`` records of a block that are sampled for one query."""
+        with self._alone:
+            rows: IntArray = self._batches_of(query, block, size).next().numpy()
+        return rows
+
+    def _batches_of(self, query: str, block: int, size: int) -> PoissonBatches:
+        if self._seed is not None:
+            digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
+            return PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
+        if (block, size) not in self._batches:
+            self._batches[block, size] = PoissonBatches(size, self._rate, self._randomness)
+        return self._batches[block, size]
+
+
+def nearest_of_samples(
+    blocks: Sequence[Voters], queries_QD: Coordinates, names: Sequence[str], *, count: int, sampler: Sampler
+) -> Nearest:
+    """The ``count`` nearest to each query of a sample of its own of these records; ``names`` find seeded samples.
+
+    One matrix product per block and some hundred queries: memory does not grow with either.
+    """
+    check_coordinates(queries_QD)
+    parts = []
+    for start in range(0, len(names), _QUERIES_AT_ONCE):
+        some = slice(start, start + _QUERIES_AT_ONCE)
+        found = _nobody(len(names[some]), count)
+        for block in blocks:
+            found = merged([found, _nearest_in(block, queries_QD[some], names[some], count, sampler)])
+        parts.append(found)
+    return Nearest(
+        **{
+            field: np.concatenate([getattr(part, field) for part in [_nobody(0, count), *parts]])
+            for field in ("squared_QK", "order_QK", "labels_QK")
+        }
+    )
+
+
+def merged(parts: Sequence[Nearest]) -> Nearest:
+    """The nearest of all, as many as each part has room for: what one search through all their records finds."""
+    count = parts[0].labels_QK.shape[1]
+    squared, order, labels = (
+        np.concatenate([getattr(part, field) for part in parts], axis=1)
+        for field in ("squared_QK", "order_QK", "labels_QK")
+    )
+    first = np.lexsort((order, squared), axis=1)[:, :count]
+    squared_QK, order_QK, labels_QK = (np.take_along_axis(values, first, axis=1) for values in (squared, order, labels))
+    return Nearest(squared_QK=squared_QK, order_QK=order_QK, labels_QK=labels_QK)
+
+
+def _nobody(num_queries: int, count: int) -> Nearest:
+    shape = num_queries, count
+    return Nearest(
+        squared_QK=np.full(shape, np.inf),
+        order_QK=np.full(shape, 2**64 - 1, dtype=np.uint64),
+        labels_QK=np.full(shape, _NOBODY, dtype=np.int64),
+    )
+
+
+def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], count: int, sampler: Sampler) -> Nearest:
+    found = _nobody(len(names), count)
+    queries, records = queries_QD.astype(np.float64), block.coordinates_ND.astype(np.float64)
+    squared_QN = queries @ (-2 * records.T)
+    squared_QN += np.square(records).sum(axis=1)
+    squared_QN += np.square(queries).sum(axis=1)[:, None]
+    for query, name in enumerate(names):
+        rows = sampler.rows(name, block.number, len(block))
+        squared = squared_QN[query, rows]
+        if len(rows) > count:
+            near = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
+            rows, squared = rows[near], squared[near]
+        rows = rows[np.lexsort((block.order_N[rows], squared))[:count]]
+        found.squared_QK[query, : len(rows)] = squared_QN[query, rows]
+        found.order_QK[query, : len(rows)] = block.order_N[rows]
+        found.labels_QK[query, : len(rows)] = block.labels_N[rows]
+    return found

@@ -1,0 +1,288 @@
+"""Private-kNN in `fairpate run`: what is charged and stated, what one record moves, and what a service goes on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from aggregator import audit
+from aggregator.files import ledger_files
+from aggregator.ledger import Ledger
+from aggregator.session import OverBudget, query_key
+from fairpate.app.card import write_card
+from fairpate.app.progress import Reporter
+from fairpate.app.release import choose_queries, ledger_terms
+from fairpate.app.run import run_method
+from fairpate.app.rundir import RunDirectory, read_json, read_statement
+from fairpate.app.serve import open_backend
+from fairpate.app.tables import read_labels
+from fairpate.config import ConfigError, DataConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.methods.load import configured
+from fairpate.methods.places import Places
+from fairpate.methods.private_knn import PrivateKnn
+from fairpate.privacy import accountant
+from fairpate.privacy.record_votes import NeighbourVotes
+from fairpate.types import TELLS_SIZE
+
+SMALL: dict[str, Any] = {
+    "noise": "seeded",
+    "target": {"epsilon": 1.5},
+    "private_knn": {"num_neighbours": 30, "sampling_rate": 0.2},
+    "aggregator": {"num_queries": 90, "gate": {"max_disparity": 0.05, "min_count": 10}},
+    "student": {"model": {"name": "logistic"}, "fit": {"epochs": 3}},
+    "ray": {"num_actors": 0},
+}
+AS_CONFIGURED = ["target.epsilon=null", "private_knn.noise_stddev_votes=9"]
+EMBEDDINGS = ("components", "graph")
+Train = Callable[..., RunDirectory]
+
+
+def config(out: Path, *overrides: str) -> PrivateKnn:
+    made = configured(SMALL, [f"out={out}", *overrides], method="private_knn")
+    assert isinstance(made, PrivateKnn)
+    return made
+
+
+def run(settings: PrivateKnn, dataset: Dataset | None = None) -> RunDirectory:
+    return run_method(settings, Reporter(quiet=True), dataset)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset(DataConfig())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return run(config(tmp_path_factory.mktemp("knn") / "run"))
+
+
+def labels(done: RunDirectory) -> dict[str, int]:
+    released = read_labels(done.labels)
+    return dict(zip(released.record_ids, released.labels.tolist(), strict=True))
+
+
+def continuous(event: dict[str, Any], *, delta: float = 1e-5) -> float:
+    """dp_accounting's own price of as many Poisson-sampled Gaussians, two counts of which move by one each."""
+    single = pld.from_gaussian_mechanism(event["noise_stddev_votes"] / np.sqrt(2), sampling_prob=event["sampling_rate"])
+    return float(single.self_compose(event["count"]).get_epsilon_for_delta(delta))
+
+
+@pytest.mark.parametrize("overrides", [[], AS_CONFIGURED], ids=["target", "as configured"])
+def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list[str], tmp_path: Path) -> None:
+    done = run(config(tmp_path / "run", *overrides))
+    statement = read_statement(done)
+    (event,) = statement.events
+    assert statement.queries is not None
+    assert (statement.queries.submitted, event["count"], event["sampling_rate"]) == (90, 90, 0.2)
+    assert event["threshold_stddev_votes"] is None
+    assert 0 < statement.queries.answered < 90, "the gate refuses some, at full price"
+    assert statement.epsilon == pytest.approx(continuous(event), rel=0.01)
+    if overrides:
+        assert event["noise_stddev_votes"] == 9
+    else:
+        assert 1.49 < statement.epsilon <= 1.5
+    assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "pld")
+    assert statement.queries.epsilon_submitted == statement.epsilon
+    found = audit.verify(done.ledger)
+    assert (found.reservations, found.open, found.epsilon_submitted) == (90, 0, statement.epsilon)
+    assert TELLS_SIZE not in statement.remarks
+    assert not done.votes.exists(), "samples are not kept"
+    assert read_json(done.costs)["epsilon_data_dependent"] == statement.epsilon
+
+
+def test_given_again_the_command_draws_nothing_and_another_run_repeats_a_seeded_one(
+    finished: RunDirectory, tmp_path: Path
+) -> None:
+    before = audit.verify(finished.ledger)
+    run(config(finished.root))
+    assert audit.verify(finished.ledger) == before
+    again = run(config(tmp_path / "again"))
+    assert labels(again) == labels(finished)
+    assert audit.rows(again.ledger) == audit.rows(finished.ledger)
+
+
+def test_without_a_seed_every_run_has_samples_of_its_own(tmp_path: Path) -> None:
+    rows = [audit.rows(run(config(tmp_path / name, "noise=os_entropy")).ledger) for name in ("one", "two")]
+    assert [row.key for row in rows[0]] == [row.key for row in rows[1]]
+    assert sum(a.votes != b.votes for a, b in zip(*rows, strict=True)) > 60
+
+
+def test_a_check_is_one_event_with_the_counts_and_refuses(tmp_path: Path) -> None:
+    done = run(config(tmp_path / "run", "private_knn.threshold=20", "private_knn.threshold_stddev_votes=15"))
+    statement = read_statement(done)
+    (event,) = statement.events
+    # Scaled by one factor, which both price.
+    assert event["threshold_stddev_votes"] / event["noise_stddev_votes"] == pytest.approx(1.5)
+    assert statement.queries is not None
+    assert statement.queries.rejected_confidence > 10
+    expected = accountant.epsilon_pld(
+        [NeighbourVotes(**{k: v for k, v in event.items() if k not in ("kind", "noun")})], target_delta=1e-5
+    )
+    assert statement.epsilon == expected <= 1.5
+
+
+def test_one_record_moves_two_votes_of_the_queries_that_sampled_it(digits: Dataset, tmp_path: Path) -> None:
+    """The last record, so that the seeded samples of the others stay."""
+    smaller = dataclasses.replace(digits, private=digits.private.take(range(len(digits.private) - 1)))
+    few = ["private_knn.num_neighbours=100", *AS_CONFIGURED]
+    statements, rows = [], []
+    for name, dataset in (("with", digits), ("without", smaller)):
+        done = run(config(tmp_path / name, *few), dataset)
+        rows.append(np.array([row.votes for row in audit.rows(done.ledger)]))
+        statements.append(dataclasses.replace(read_statement(done), earlier_releases=None, epsilon_with_earlier=None))
+    moved_QC = rows[0] - rows[1]
+    assert set(np.square(moved_QC).sum(axis=1).tolist()) == {0, 2}
+    entered = moved_QC[:, int(digits.private.y[-1])]
+    assert (entered[np.abs(moved_QC).sum(axis=1) > 0] == 1).all()
+    assert 1 <= (entered == 1).sum() < 0.5 * len(rows[0])
+    assert statements[0].events == statements[1].events
+    assert statements[0].epsilon == statements[1].epsilon
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) -> None:
+    public, private = digits.public.x, digits.private.x
+    place = Places.of(public, embedding=embedding, num_components=20, seed=0)
+    full = place(private)
+    order = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(place(private[order]), full[order.numpy()])
+    for part in (slice(0, 1), slice(5, 12), slice(1, None)):
+        np.testing.assert_array_equal(place(private[part]), full[part])
+    assert full.dtype == np.int32
+    assert np.abs(place(public)).max() == 2**15
+
+
+def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:
+    pool = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    far = Places.of(pool, embedding="components", num_components=3, seed=0)(torch.full((1, 3), 1e9))
+    assert np.abs(far).max() == 2**19
+    near = Places.of(1e-6 * pool, embedding="components", num_components=3, seed=0)(1e-6 * pool)
+    assert len(np.unique(near, axis=0)) == 20, "the unit of features does not matter"
+
+
+def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: RunDirectory, tmp_path: Path) -> None:
+    settings = config(tmp_path / "run")
+    copy = RunDirectory(root=shutil.copytree(finished.root, tmp_path / "run"))
+    for file in [*ledger_files(copy.ledger), *copy.public.iterdir(), copy.receipt]:
+        file.unlink()
+    dataset = load_dataset(settings.data)
+    plan = settings.plan(dataset)
+    queries = choose_queries(dataset, plan.settings)
+    rows = audit.rows(finished.ledger)
+    digest = settings._digest(dataset.private)
+    with Ledger(copy.ledger, ledger_terms(plan, dataset, ensemble=digest)) as ledger:
+        key = query_key(queries.x[0].numpy(), int(queries.z[0]))
+        assert key == rows[0].key
+        ledger.reserve([key], [int(queries.z[0])], np.array([rows[0].votes]))
+    done = run(settings)
+    found = audit.verify(done.ledger)
+    assert (found.reservations, found.open, found.queries) == (90, 1, 89), "the last one found no room"
+    assert read_statement(done).epsilon == read_statement(finished).epsilon
+
+
+def test_actors_find_what_one_process_finds(finished: RunDirectory, tmp_path: Path, ray_session: Any) -> None:
+    done = run(config(tmp_path / "run", "ray.num_actors=2"))
+    assert audit.rows(done.ledger) == audit.rows(finished.ledger)
+
+
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_a_service_asks_fresh_samples_until_the_number_is_reached(
+    num_actors: int,
+    tmp_path: Path,
+    ray_session: Any,
+) -> None:
+    settings = config(
+        tmp_path / "run",
+        *AS_CONFIGURED,
+        "noise=os_entropy",
+        "aggregator.budget={kind: query_count, max_queries: 93}",
+        f"ray.num_actors={num_actors}",
+    )
+    done = run(settings)
+    assert read_statement(done).events[0]["count"] == 90
+    backend = open_backend(done.root, settings)
+    try:
+        assert backend.try_vote is not None
+        backend.try_vote()
+        asked = [backend.pool.question(number) for number in range(100)]
+        by_key = {question.query.key: question for question in asked}
+
+        def vote(queries: Any) -> Any:
+            return backend.count_votes([by_key[query.key] for query in queries])
+
+        before = backend.session.budget_status()
+        assert backend.session.ask([question.query for question in asked[:90]], vote)
+        assert backend.session.budget_status() == before
+        first = backend.session.ask([question.query for question in asked], vote)
+        assert sum(isinstance(reply, OverBudget) for reply in first) == 7
+        assert backend.session.ask([question.query for question in asked], vote) == first
+        status = backend.session.budget_status()
+        assert (status.queries_submitted, status.closed) == (93, True)
+        assert status.epsilon_submitted == read_statement(done).epsilon, "stated before the service answers"
+        counts = backend.count_votes([asked[95]] * 40)
+        assert counts.shape == (40, 10)
+        assert (counts.sum(axis=1) <= 30).all()
+        assert len(np.unique(counts, axis=0)) > 10, "each a sample of its own"
+    finally:
+        backend.ledger.close()
+        backend.close()
+    assert settings.plan(load_dataset(settings.data)).worst_case(93) == NeighbourVotes(
+        count=93, noise_stddev_votes=9, sampling_rate=0.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["aggregator.budget={kind: data_dependent, epsilon: 2, accept_leak: true}"], "aggregator.budget.kind"),
+        (["aggregator.num_queries=100000"], "aggregator.num_queries"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field(overrides: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(config(tmp_path / "run", "target.epsilon=null", *overrides))
+    with pytest.raises(ConfigError, match=r"aggregator.budget: target.epsilon is the budget"):
+        run(config(tmp_path / "run", "aggregator.budget={kind: query_count, max_queries: 9}"))
+
+
+@pytest.mark.parametrize("field", ["teachers.num_teachers=3", "aggregator.mechanism.threshold=3"])
+def test_what_teachers_read_is_not_read_here(field: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{field.partition('=')[0]}: private_knn does not read it"):
+        config(tmp_path / "run", field)
+
+
+def test_a_limit_on_the_price_is_kept_by_curves(tmp_path: Path) -> None:
+    done = run(config(tmp_path / "run", *AS_CONFIGURED, "aggregator.budget={epsilon: 1.0}"))
+    statement = read_statement(done)
+    count = statement.events[0]["count"]
+    assert 5 < count < 90
+    event = NeighbourVotes(count=count, noise_stddev_votes=9.0, sampling_rate=0.2)
+    assert accountant.epsilon([event], target_delta=1e-5).epsilon <= 1.0
+    assert statement.epsilon == accountant.epsilon_pld([event], target_delta=1e-5) < 1.0
+
+
+def test_pages_speak_of_neighbours_and_hold_no_number_of_records(finished: RunDirectory, digits: Dataset) -> None:
+    write_card(finished.root)
+    page = (finished.public / "report.html").read_text()
+    assert "nearest records of a sample" in page
+    assert "teacher" not in page
+    card = json.loads((finished.public / "card.json").read_text())
+    assert card["privacy"]["events"] == [
+        "90 queries to the nearest records of Poisson samples, every one priced at its worst case"
+    ]
+    assert not card["privacy"]["tells_size"]
+    assert "Consensus of the neighbours" in finished.private_report.read_text()
+    for path in finished.public.iterdir():
+        if path.suffix in (".json", ".html"):
+            assert f"{len(digits.private)}" not in path.read_text(), path
