@@ -34,6 +34,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.signal import fftconvolve
 
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
@@ -50,6 +51,7 @@ from fairpate.types import Relation, Unit
 FloatArray = npt.NDArray[np.float64]
 _LOG_NO_MASS = math.log(1e-20)
 _ROUNDING = 3.0  # t above
+_MOST_ATOMS, _COARSE, _TRANSFORM_ERROR = 2**20, 1e-5, 1e-17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +158,28 @@ def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
 # Keyed by identity: the arguments come out of the caches above, where equal noises are one object.
 @lru_cache(maxsize=4)
 def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """Two independent releases of the same records."""
+    """Two independent releases of the same records; with much noise, their losses rounded up to a grid."""
+    if len(first.losses) * len(second.losses) > _MOST_ATOMS:
+        return _both_on_grid(first, second)
     losses = np.add.outer(first.losses, second.losses).ravel()
     order = np.argsort(losses)
     masses = np.add.outer(first.log_masses, second.log_masses).ravel()
     return AtomicLoss(losses=losses[order], log_masses=masses[order])
+
+
+def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
+    """The same with every loss rounded up: a pair that dominates, on a sample too, with steps that are fine for it."""
+    step = _COARSE * min(1.0, first.losses[-1] + second.losses[-1])
+    grids = []
+    for part in (first, second):
+        steps = np.ceil(part.losses / step).astype(np.int64)
+        grids.append((steps[0], np.bincount(steps - steps[0], weights=np.exp(part.log_masses))))
+    masses = fftconvolve(grids[0][1], grids[1][1])
+    losses = step * (grids[0][0] + grids[1][0] + np.arange(len(masses)))
+    kept = masses > _TRANSFORM_ERROR
+    losses, masses = losses[kept], masses[kept]
+    masses[-1] += max(0.0, 1 - masses.sum())  # what drowns in the transform's error counts at the largest loss
+    return AtomicLoss(losses=losses, log_masses=np.log(masses))
 
 
 @event_rdp.register

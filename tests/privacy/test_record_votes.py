@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.privacy import accountant
+from fairpate.privacy import accountant, record_votes
 from fairpate.privacy.accountant import Event, PoissonGaussians, event_pld
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables, both, one_count_moves, two_counts_move
 
@@ -191,6 +191,24 @@ def test_a_pair_is_two_distributions_and_its_own_mirror_image(pair: object) -> N
         back = np.maximum(np.exp(log_masses - losses) - np.exp(epsilon + log_masses), 0).sum()
         assert forth == pytest.approx(back)
         assert pair.divergence(np.array([epsilon]))[0] == pytest.approx(forth)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("stddev", "threshold_stddev"), [(12.0, 8.0), (4.0, 30.0)])
+def test_losses_on_a_grid_dominate_and_are_hardly_larger(stddev: float, threshold_stddev: float) -> None:
+    pairs = two_counts_move(stddev), one_count_moves(threshold_stddev)
+    exact, rounded = both(*pairs), record_votes._both_on_grid(*pairs)
+    assert len(rounded.losses) < len(exact.losses)
+    epsilons = np.linspace(-2.0, 2.0, 81) / stddev
+    divergence = exact.divergence(epsilons)
+    assert (rounded.divergence(epsilons) >= divergence - 1e-12).all()
+    np.testing.assert_allclose(rounded.divergence(epsilons), divergence, rtol=2e-3, atol=1e-9)
+    assert np.exp(rounded.log_masses).sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_wide_noise_of_counts_and_check_is_priced_in_little_memory() -> None:
+    wide = NeighbourVotes(count=100, noise_stddev_votes=3000, sampling_rate=0.1, threshold_stddev_votes=4000)
+    price = accountant.epsilon_pld([wide], target_delta=1e-5)
+    assert 0 < price < accountant.epsilon([wide], target_delta=1e-5).epsilon
 
 
 def test_nothing_done_costs_nothing_and_no_noise_promises_nothing() -> None:
