@@ -35,7 +35,7 @@ _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
 SPENT = (
-    "target.epsilon was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
+    "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
     "leave room for new ones, run without a target and with aggregator.budget."
 )
 
@@ -111,7 +111,7 @@ def serve_aggregator(
         )
         say(f"{run.root} is served at {service.url} (documentation: {service.url}/docs)")
         say(f"Its answers enter {run.statement} with `fairpate report {root}`: give it before you publish.")
-        if config.target.epsilon is not None:
+        if not config.leaves_room:
             say(SPENT)
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {root} --stop`.")

@@ -104,6 +104,11 @@ class VotingMethod(Method):
         return True
 
     @property
+    def leaves_room(self) -> bool:
+        """Whether a service may find room for queries that the run did not ask: a target is planned for the run's."""
+        return self.target.epsilon is None
+
+    @property
     def num_voters(self) -> int:
         """The most votes that a query gets."""
         raise NotImplementedError

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, ClassVar
@@ -48,6 +48,7 @@ from fairpate.methods.definition import Training
 from fairpate.methods.pate import VotingMethod
 from fairpate.methods.places import Places
 from fairpate.methods.prototypes import EmbeddingName
+from fairpate.privacy import accountant
 from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray
 from teachers.cluster import start_ray
 from teachers.neighbourhood import LocalNeighbourhood, Neighbourhood, RayNeighbourhood
@@ -55,6 +56,7 @@ from teachers.neighbours import Sampler, blocks_of
 from teachers.pool import PoolError
 from teachers.shard import shard_key
 
+_LARGEST_EPSILON, _LARGEST_CONFIGURED = 20, 100
 NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
@@ -112,12 +114,28 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """ConfigError besides for a budget that votes would end."""
+        """ConfigError besides for a budget that votes would end, and for a target that leaves hardly any noise."""
         super().check()
+        if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
+            raise ConfigError(
+                f"target.epsilon: neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}; "
+                "lower it."
+            )
         if self.aggregator.budget is not None and self.aggregator.budget.kind == "data_dependent":
             raise ConfigError(
                 "aggregator.budget.kind: the price of neighbours does not depend on votes, got data_dependent; use "
                 "query_count."
+            )
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError besides for noise so small that a loss distribution would be too long to compose."""
+        super().check_data(dataset)
+        event = self.plan(dataset).worst_case(self.num_fitting(dataset))
+        price = accountant.epsilon([event], target_delta=self.target.delta).epsilon
+        if price > _LARGEST_CONFIGURED:
+            raise ConfigError(
+                f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
+                f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
             )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
@@ -128,35 +146,37 @@ class PrivateKnn(VotingMethod):
         num_queries = settings.num_queries or len(choose_queries(dataset, settings))
         return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=num_queries))
 
+    @property
+    def leaves_room(self) -> bool:
+        """Where a budget is configured."""
+        return self.aggregator.budget is not None
+
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
         """Records are embedded once the first query has no answer yet."""
-        place = self._place(dataset)
-        opened: list[Neighbourhood] = []
+        with ExitStack() as opened:
 
-        @cache
-        def neighbourhood() -> Neighbourhood:
-            with training.reporter.stage("neighbours"):
-                opened.append(self._neighbourhood(dataset, place()))
-            return opened[0]
+            @cache
+            def found() -> tuple[Places, Neighbourhood]:
+                if self.ray.num_actors != 0:
+                    opened.enter_context(start_ray(self.ray))
+                with training.reporter.stage("neighbours"):
+                    places = self._places(dataset)
+                    return places, opened.enter_context(closing(self._neighbourhood(dataset, places)))
 
-        def counts(x: Tensor, names: Sequence[str]) -> IntArray:
-            return neighbourhood().nearest(place()(x), names).counts(dataset.num_classes)
+            def ask(x: Tensor, names: Sequence[str]) -> IntArray:
+                places, neighbourhood = found()
+                return neighbourhood.nearest(places(x), names).counts(dataset.num_classes)
 
-        with _ray(self):
-            try:
-                yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=counts)
-            finally:
-                for found in opened:
-                    found.close()
+            yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
         """All records, embedded; every question asks a sample of its own."""
-        place = self._place(dataset)()
-        found = self._neighbourhood(dataset, place)
+        places = self._places(dataset)
+        found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return found.nearest(place(torch.from_numpy(features)), names).counts(dataset.num_classes)
+            return found.nearest(places(torch.from_numpy(features)), names).counts(dataset.num_classes)
 
         def count_votes(questions: Sequence[Question]) -> IntArray:
             names = [question.query.record_id for question in questions]
@@ -173,19 +193,16 @@ class PrivateKnn(VotingMethod):
             close=found.close,
         )
 
-    def _place(self, dataset: Dataset) -> Callable[[], Places]:
+    def _places(self, dataset: Dataset) -> Places:
         settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32
-        return cache(
-            lambda: Places.of(
-                dataset.public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed
-            )
+        return Places.of(
+            dataset.public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed
         )
 
-    def _neighbourhood(self, dataset: Dataset, place: Places) -> Neighbourhood:
+    def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
-        found = place(private.x)
-        blocks = list(blocks_of(found, private.y.numpy(), private.record_id, key=shard_key(self.seed)))
+        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.record_id, key=shard_key(self.seed)))
         if self.ray.num_actors == 0:
             sampler = Sampler(settings.sampling_rate, seed)
             return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
@@ -204,15 +221,6 @@ class PrivateKnn(VotingMethod):
         for values in (private.x, private.y):
             digest.update(values.numpy().tobytes())
         return digest.hexdigest()
-
-
-@contextmanager
-def _ray(config: PrivateKnn) -> Iterator[None]:
-    if config.ray.num_actors == 0:
-        yield
-        return
-    with start_ray(config.ray):
-        yield
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -247,6 +247,8 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     [
         (["aggregator.budget={kind: data_dependent, epsilon: 2, accept_leak: true}"], "aggregator.budget.kind"),
         (["aggregator.num_queries=100000"], "aggregator.num_queries"),
+        (["private_knn.noise_stddev_votes=0.01"], r"private_knn.noise_stddev_votes: at 0.01 .* epsilon [1-9]"),
+        (["target.epsilon=21"], "target.epsilon: neighbours are priced up to 20, got 21"),
     ],
 )
 def test_what_cannot_be_is_refused_by_field(overrides: list[str], said: str, tmp_path: Path) -> None:
