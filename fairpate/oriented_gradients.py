@@ -5,6 +5,9 @@ brightness gradient without its sign, counted in proportion to its strength, per
 the energy of the neighbouring cells. A fixed public function of one record: no statistic of other records enters, so
 it costs no privacy. From it a linear model learns what a network cannot learn from a few hundred pictures, or under
 much noise.
+
+A picture's values do not depend on those beside it, to the last digit: directions come from operations that have one
+right rounding. ``torch.atan2`` has not, which rounds a number by its place among the others and by the threads.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ NUM_DIRECTIONS = 9
 NUM_VALUES = NUM_DIRECTIONS * NUM_CELLS**2
 _FAINT = 0.01  # of the brightness range: energy below this is left small, so that flat cells stay near 0
 _PICTURES_AT_ONCE = 256
+_ARCTANGENT = (
+    *(1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393),
+    *(-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257),
+)
+"""Of odd powers, to 2e-8 on [0, 1] (Abramowitz and Stegun 1964, 4.4.49)."""
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
@@ -35,7 +43,7 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
     down = functional.pad(brightness[..., 2:, :] - brightness[..., :-2, :], (0, 0, 1, 1))
     strength = torch.hypot(across, down)
     # Each gradient is shared between the two nearest directions; 0 and 180 degrees are the same one.
-    position = torch.atan2(down, across).remainder(math.pi) * (NUM_DIRECTIONS / math.pi)
+    position = angles(across, down) * (NUM_DIRECTIONS / math.pi)
     lower = position.floor()
     share = position - lower
     lower = lower.long() % NUM_DIRECTIONS
@@ -45,3 +53,15 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
     cells = functional.adaptive_avg_pool2d(votes, NUM_CELLS)
     energy = functional.avg_pool2d(cells.square().sum(dim=1, keepdim=True), 3, stride=1, padding=1).sqrt()
     return (cells / (energy + _FAINT)).flatten(1)
+
+
+def angles(across: Tensor, down: Tensor) -> Tensor:
+    """Directions without sign, in radians from 0 to pi, each a function of its own two numbers to the last digit."""
+    wide, high = across.abs(), down.abs()
+    ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)
+    square, series = ratio.square(), torch.zeros_like(ratio)
+    for coefficient in reversed(_ARCTANGENT):
+        series.mul_(square).add_(coefficient)
+    flat = ratio * series
+    steep = torch.where(high > wide, math.pi / 2 - flat, flat)
+    return torch.where((across > 0) == (down > 0), steep, math.pi - steep)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from fairpate.data.gradients import NUM_CELLS, NUM_DIRECTIONS, feature_names, oriented_gradients
+from fairpate.oriented_gradients import angles
 
 
 def grids(pixels: torch.Tensor) -> torch.Tensor:
@@ -16,6 +20,12 @@ def grids(pixels: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def pictures() -> torch.Tensor:
     return torch.randint(0, 256, (7, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def one_thread_again() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
 
 
 def ramp(degrees: float) -> torch.Tensor:
@@ -49,6 +59,29 @@ def test_contrast_hardly_matters_and_a_flat_picture_has_no_edges(pictures: torch
 def test_a_record_is_described_by_itself_alone(pictures: torch.Tensor) -> None:
     together = oriented_gradients(pictures)
     for picture, described in zip(pictures, together, strict=True):
-        torch.testing.assert_close(oriented_gradients(picture[None])[0], described)
+        assert torch.equal(oriented_gradients(picture[None])[0], described)
     assert together.shape == (7, len(feature_names()))
     assert oriented_gradients(pictures[:0]).shape == (0, len(feature_names()))
+
+
+@pytest.mark.parametrize("side", [8, 17, 28])
+def test_its_place_among_others_and_the_threads_do_not_move_a_digit(side: int, one_thread_again: None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    pictures = torch.randint(0, 256, (301, 2, side, side), dtype=torch.uint8, generator=generator)
+    order = torch.randperm(301, generator=generator)
+    alone = torch.cat([oriented_gradients(picture[None]) for picture in pictures])
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        assert torch.equal(oriented_gradients(pictures[order]), alone[order])
+        for part in (slice(0, 1), slice(5, 12), slice(1, None)):
+            assert torch.equal(oriented_gradients(pictures[part]), alone[part])
+
+
+def test_angles_are_those_of_the_arctangent() -> None:
+    across, down = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
+    expected = torch.atan2(down.double(), across.double()).remainder(math.pi)
+    torch.testing.assert_close(angles(across, down).double(), expected, rtol=0, atol=5e-7)
+    edges = torch.tensor([[0.0, 1.0], [0.0, -1.0], [1.0, 1.0], [-1.0, -1.0], [-1.0, 1.0], [-1.0, 0.0]])
+    halves = torch.tensor([0.5, 0.5, 0.25, 0.25, 0.75, 0.0])
+    torch.testing.assert_close(angles(*edges.T), math.pi * halves)
+    assert angles(torch.zeros(1), torch.zeros(1)).isfinite().all()
