@@ -192,7 +192,7 @@ class VotingMethod(Method):
             queries=outcomes,
             epsilon_bound=released.epsilon_bound,
             labelled=released.labelled,
-            spending=released.spending if dataset is training.dataset else None,
+            spending=released.spending if dataset.group_names == training.dataset.group_names else None,
         )
         write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
         return labels

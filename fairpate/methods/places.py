@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sklearn.cluster import KMeans
 from torch import Tensor
 
-from fairpate.config import EmbeddingConfig
+from fairpate.config import ConfigError, EmbeddingConfig
 from fairpate.data.embedding import Components
 from fairpate.data.neighbour_graph import Embed, Graph
 from fairpate.methods.prototypes import EmbeddingName
+from fairpate.types import IntArray
 from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates
 
 _AT_ONCE = 1024
@@ -26,7 +28,7 @@ _STEPS = 2**15
 """Of the pool's largest coordinate."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
     """An embedding in whole steps; what lies far outside the pool is moved to a border."""
 
@@ -48,3 +50,28 @@ class Places:
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
         return whole.astype(np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """Public records that lie together: the one nearest to each centre (K,), and the cluster of each record (M,)."""
+
+    typical_K: IntArray
+    cluster_M: IntArray
+
+    @classmethod
+    def of(cls, coordinates_MD: Coordinates, count: int, *, seed: int) -> Clusters:
+        """By k-means. ConfigError for more clusters than places."""
+        places = len(np.unique(coordinates_MD, axis=0))
+        if count > places:
+            raise ConfigError(
+                f"aggregator.num_queries: {count} clusters of public records that lie in {places} places; lower it, or "
+                "raise data.num_public."
+            )
+        found = KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
+        cluster_M = found.labels_.astype(np.int64)
+        squared_M = np.square(coordinates_MD - found.cluster_centers_[cluster_M]).sum(axis=1)
+        # Among a cluster's own: another's may lie nearer to its centre.
+        nearest_first = np.lexsort((squared_M, cluster_M))
+        _, first_K = np.unique(cluster_M[nearest_first], return_index=True)
+        return cls(typical_K=nearest_first[first_K], cluster_M=cluster_M)

@@ -24,9 +24,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +44,14 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.votes import StandingVoters
 from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
+from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import Training
-from fairpate.methods.pate import VotingMethod
-from fairpate.methods.places import Places
+from fairpate.methods.pate import Labels, VotingMethod
+from fairpate.methods.places import Clusters, Places
 from fairpate.methods.prototypes import EmbeddingName
+from fairpate.methods.trained import Trained
 from fairpate.privacy import accountant
-from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray
+from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet
 from teachers.cluster import start_ray
 from teachers.neighbourhood import LocalNeighbourhood, Neighbourhood, RayNeighbourhood
 from teachers.neighbours import Sampler, blocks_of
@@ -57,6 +59,7 @@ from teachers.pool import PoolError
 from teachers.shard import shard_key
 
 _LARGEST_EPSILON, _LARGEST_CONFIGURED = 20, 100
+_NO_LABEL = -1
 NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
@@ -74,6 +77,11 @@ class PrivateKnnConfig(Section):
         "components", description="Where records are near: in `components` of the pool, or its `graph` of neighbours."
     )
     num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
+    queries: Literal["first", "typical"] = Field(
+        "first",
+        description="Ask about the `first` public records, or about the `typical` one of each of "
+        "aggregator.num_queries clusters; then all of a cluster teach, with its label.",
+    )
 
 
 class PrivateKnn(VotingMethod):
@@ -116,6 +124,12 @@ class PrivateKnn(VotingMethod):
     def check(self) -> None:
         """ConfigError besides for a budget that votes would end, and for a target that leaves hardly any noise."""
         super().check()
+        if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
+            raise ConfigError(
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
+            )
+        if self.private_knn.queries == "typical" and self.aggregator.admission is not None:
+            raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             raise ConfigError(
                 f"target.epsilon: neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}; "
@@ -137,6 +151,45 @@ class PrivateKnn(VotingMethod):
                 f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
                 f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
             )
+
+    def queried(self, dataset: Dataset) -> Dataset:
+        """With the typical public records first, where they are asked about; a choice from public features alone."""
+        if self.private_knn.queries == "first":
+            return dataset
+        typical_K = self._clusters(dataset.public).typical_K
+        others = np.setdiff1d(np.arange(len(dataset.public)), typical_K)
+        return replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """From the labels, or of typical records from those of their clusters that the gate lets through."""
+        if self.private_knn.queries == "first":
+            return super().learn(training, labels)
+        taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
+        # All that was released is behind it; how many records a label was copied to is not what is counted.
+        return replace(taught, num_training_labels=len(labels.labelled.labels))
+
+    def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
+        """What the label of a typical record says of all records of its cluster."""
+        public, clusters = dataset.public, self._clusters(dataset.public)
+        label_of = dict(zip(labelled.record_ids, labelled.labels.tolist(), strict=True))
+        label_K = np.array([label_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
+        label_M = label_K[clusters.cluster_M]
+        known = LabelledSet(record_ids=tuple(public.record_id), labels=label_M, groups=public.z.numpy()).take(
+            label_M != _NO_LABEL
+        )
+        return known.take(
+            filter_stream(
+                known.labels,
+                known.groups,
+                rule=self.gate,
+                num_groups=dataset.num_groups,
+                num_classes=dataset.num_classes,
+            )
+        )
+
+    def _clusters(self, public: Split) -> Clusters:
+        assert self.aggregator.num_queries is not None
+        return _clusters(_Pool.of(public), self._places(public), self.aggregator.num_queries, self._training_seed)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """The number of queries is fixed, unless a budget is configured."""
@@ -161,7 +214,7 @@ class PrivateKnn(VotingMethod):
                 if self.ray.num_actors != 0:
                     opened.enter_context(start_ray(self.ray))
                 with training.reporter.stage("neighbours"):
-                    places = self._places(dataset)
+                    places = self._places(dataset.public)
                     return places, opened.enter_context(closing(self._neighbourhood(dataset, places)))
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
@@ -172,7 +225,7 @@ class PrivateKnn(VotingMethod):
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
         """All records, embedded; every question asks a sample of its own."""
-        places = self._places(dataset)
+        places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
@@ -193,11 +246,13 @@ class PrivateKnn(VotingMethod):
             close=found.close,
         )
 
-    def _places(self, dataset: Dataset) -> Places:
-        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32
-        return Places.of(
-            dataset.public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed
-        )
+    def _places(self, public: Split) -> Places:
+        settings = self.private_knn
+        return _places(_Pool.of(public), settings.embedding, settings.num_components, self._training_seed)
+
+    @property
+    def _training_seed(self) -> int:
+        return stream_seed(self.seed, Stream.TRAINING) % 2**32
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
@@ -221,6 +276,31 @@ class PrivateKnn(VotingMethod):
         for values in (private.x, private.y):
             digest.update(values.numpy().tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Public records, equal in any order: as queries they are another order than the data set has."""
+
+    digest: bytes
+    x: Tensor = field(compare=False)
+
+    @classmethod
+    def of(cls, public: Split) -> _Pool:
+        in_order = np.argsort(np.array(public.record_id))
+        return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
+
+
+# A pool of thousands takes a minute to embed, and a run asks for it at each stage.
+@lru_cache(maxsize=1)
+def _places(pool: _Pool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+    return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
+
+
+@lru_cache(maxsize=1)
+def _clusters(pool: _Pool, places: Places, count: int, seed: int) -> Clusters:
+    """By the rows of the data set, which is what is asked for first."""
+    return Clusters.of(places(pool.x), count, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,12 @@ from fairpate.app.tables import read_labels
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.load import configured
-from fairpate.methods.places import Places
+from fairpate.methods.places import Clusters, Places
 from fairpate.methods.private_knn import PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.record_votes import NeighbourVotes
 from fairpate.types import TELLS_SIZE
+from student.predict import load_student
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
@@ -248,6 +249,11 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
         (["aggregator.budget={kind: data_dependent, epsilon: 2, accept_leak: true}"], "aggregator.budget.kind"),
         (["aggregator.num_queries=100000"], "aggregator.num_queries"),
         (["private_knn.noise_stddev_votes=0.01"], r"private_knn.noise_stddev_votes: at 0.01 .* epsilon [1-9]"),
+        (["private_knn.queries=typical", "aggregator.num_queries=null"], "private_knn.queries: typical needs"),
+        (
+            ["private_knn.queries=typical", "aggregator.admission={}"],
+            "aggregator.admission: typical queries are chosen",
+        ),
         (["target.epsilon=21"], "target.epsilon: neighbours are priced up to 20, got 21"),
     ],
 )
@@ -288,3 +294,50 @@ def test_pages_speak_of_neighbours_and_hold_no_number_of_records(finished: RunDi
     for path in finished.public.iterdir():
         if path.suffix in (".json", ".html"):
             assert f"{len(digits.private)}" not in path.read_text(), path
+
+
+TYPICAL = ["private_knn.queries=typical", "aggregator.num_queries=25"]
+
+
+def test_typical_records_are_asked_about_and_their_clusters_teach(tmp_path: Path, digits: Dataset) -> None:
+    settings = config(tmp_path / "run", *TYPICAL, "aggregator.gate.max_disparity=.inf", "private_knn.num_neighbours=20")
+    done = run(settings)
+    statement = read_statement(done)
+    assert statement.queries is not None
+    assert (statement.queries.submitted, statement.events[0]["count"]) == (25, 25)
+    assert statement.epsilon == pytest.approx(continuous(statement.events[0]), rel=0.01)
+    clusters = settings._clusters(digits.public)
+    names = [digits.public.record_id[row] for row in clusters.typical_K.tolist()]
+    assert labels(done).keys() == set(names)
+    label_of = labels(done)
+    taught = settings._of_clusters(digits, read_labels(done.labels))
+    assert taught.record_ids == digits.public.record_id
+    assert taught.labels.tolist() == [label_of[names[cluster]] for cluster in clusters.cluster_M.tolist()]
+    assert load_student(done.student).card.num_training_labels == 25
+    assert run(settings).ledger == done.ledger
+    assert audit.verify(done.ledger).reservations == 25, "nothing is asked twice"
+
+
+def test_the_gate_stands_before_clusters_too(tmp_path: Path, digits: Dataset) -> None:
+    settings = config(tmp_path / "run", *TYPICAL, "aggregator.gate.min_count=5")
+    done = run(settings)
+    taught = settings._of_clusters(digits, read_labels(done.labels))
+    label_of, clusters = labels(done), settings._clusters(digits.public)
+    answered = [digits.public.record_id[row] in label_of for row in clusters.typical_K.tolist()]
+    assert 0 < len(taught.labels) < sum(answered[cluster] for cluster in clusters.cluster_M.tolist())
+    assert "of 25 public queries" in (done.public / "report.html").read_text()
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_each_cluster_has_a_typical_record_of_its_own(count: int) -> None:
+    generator = np.random.default_rng(count)
+    coordinates = generator.integers(-100, 100, (40, 2)).astype(np.int32)
+    found = Clusters.of(coordinates, count, seed=0)
+    assert found.cluster_M[found.typical_K].tolist() == list(range(count))
+    for cluster, typical in enumerate(found.typical_K.tolist()):
+        members = coordinates[found.cluster_M == cluster]
+        distances = np.square(members - members.mean(axis=0)).sum(axis=1)
+        own = np.square(coordinates[typical] - members.mean(axis=0)).sum()
+        assert own == pytest.approx(distances.min())
+    with pytest.raises(ConfigError, match=r"aggregator.num_queries: 4 clusters .* in 3 places"):
+        Clusters.of(coordinates[[0, 1, 2, 0]], 4, seed=0)
