@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.mechanism import Mechanism
-from aggregator.neighbours import NearestRecords
+from aggregator.neighbours import NearestCounts, NearestRecords
 from aggregator.noisy_counts import ConfidentCounts
 from fairpate.types import MechanismParameters, ReleaseKind
 
@@ -42,3 +42,4 @@ def mechanism_of(parameters: MechanismParameters, release: ReleaseKind = "label"
 register(ConfidentGnmax)
 register(ConfidentCounts)
 register(NearestRecords)
+register(NearestCounts)

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.mechanism import Mechanism, Outcome, check_votes, gated
+from aggregator.mechanism import FloatArray, Mechanism, Outcome, check_votes
+from aggregator.noisy_counts import ConfidentCounts
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.record_votes import NeighbourVotes
-from fairpate.types import IntArray, MechanismParameters
+from fairpate.types import IntArray, MechanismParameters, ReleaseKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class NearestRecords(Mechanism):
         source: NoiseSource,
     ) -> list[Outcome]:
         """Q queries in order, the gate behind them."""
-        return gated(self._labelling.labels(votes_QC, keys=keys, source=source), groups, gate)
+        return self._labelling.answer(votes_QC, groups=groups, keys=keys, gate=gate, source=source)
 
     def worst_case(self, num_queries: int) -> NeighbourVotes:
         """Check and counts of so many samples, whatever became of their labels."""
@@ -104,6 +105,22 @@ class NearestRecords(Mechanism):
         }
 
     @property
-    def _labelling(self) -> ConfidentGnmax:
+    def _labelling(self) -> ConfidentGnmax | ConfidentCounts:
         """The same noises and the same argmax; who votes makes the difference, and the price."""
         return ConfidentGnmax(**self._noises)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestCounts(NearestRecords):
+    """The same with all noisy counts, whose price it is that neighbours have."""
+
+    name: ClassVar[str] = "nearest_counts"
+    releases: ClassVar[ReleaseKind] = "counts"
+
+    def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:
+        """As :func:`aggregator.noisy_counts.label_chances`, of samples in which all neighbours were found."""
+        return self._labelling.chances(counts_QC, num_teachers=num_teachers)
+
+    @property
+    def _labelling(self) -> ConfidentCounts:
+        return ConfidentCounts(**self._noises)

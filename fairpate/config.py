@@ -275,6 +275,11 @@ class QueriesConfig(Section):
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
     )
+    release: ReleaseKind = Field(
+        "label",
+        description="`counts`: every answer comes with all noisy counts, which say how sure the voters were, and the "
+        "student learns from them. At the same price, as long as no price depends on votes.",
+    )
 
     @model_validator(mode="after")
     def _admission_chooses(self) -> QueriesConfig:
@@ -292,11 +297,6 @@ class AggregatorConfig(QueriesConfig):
     )
     publication: PublicationConfig | None = Field(
         None, description="null: the data-dependent privacy cost stays private."
-    )
-    release: ReleaseKind = Field(
-        "label",
-        description="`counts`: every answer comes with all noisy counts, which say how sure the teachers were, and the "
-        "student learns from them. At the same price, as long as no price depends on votes.",
     )
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor
 
 from aggregator.mechanism import Mechanism
-from aggregator.neighbours import NearestRecords
+from aggregator.neighbours import NearestCounts, NearestRecords
 from aggregator.questions import Question
 from aggregator.session import Ballot, VotesUnavailableError
 from fairpate.app.release import ReleasePlan, choose_queries
@@ -113,7 +113,8 @@ class PrivateKnn(VotingMethod):
     def mechanism(self) -> Mechanism:
         """The noises as configured, on counts of neighbours."""
         settings = self.private_knn
-        return NearestRecords(
+        kind = NearestCounts if self.aggregator.release == "counts" else NearestRecords
+        return kind(
             sampling_rate=settings.sampling_rate,
             num_neighbours=settings.num_neighbours,
             threshold=-math.inf if settings.threshold is None else settings.threshold,
@@ -171,16 +172,21 @@ class PrivateKnn(VotingMethod):
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
         """What the label of a typical record says of all records of its cluster."""
         public, clusters = dataset.public, self._clusters(dataset.public)
-        label_of = dict(zip(labelled.record_ids, labelled.labels.tolist(), strict=True))
-        label_K = np.array([label_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
-        label_M = label_K[clusters.cluster_M]
-        known = LabelledSet(record_ids=tuple(public.record_id), labels=label_M, groups=public.z.numpy()).take(
-            label_M != _NO_LABEL
+        row_of = {name: row for row, name in enumerate(labelled.record_ids)}
+        row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
+        row_M = row_K[clusters.cluster_M]
+        (known,) = (row_M != _NO_LABEL).nonzero()
+        rows = row_M[known]
+        taught = LabelledSet(
+            record_ids=tuple(public.record_id[row] for row in known.tolist()),
+            labels=labelled.labels[rows],
+            groups=public.z.numpy()[known],
+            chances=None if labelled.chances is None else labelled.chances[rows],
         )
-        return known.take(
+        return taught.take(
             filter_stream(
-                known.labels,
-                known.groups,
+                taught.labels,
+                taught.groups,
                 rule=self.gate,
                 num_groups=dataset.num_groups,
                 num_classes=dataset.num_classes,

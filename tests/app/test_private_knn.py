@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
+from threadpoolctl import threadpool_limits
 
 from aggregator import audit
 from aggregator.files import ledger_files
@@ -32,8 +33,9 @@ from fairpate.methods.places import Clusters, Places
 from fairpate.methods.private_knn import PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.record_votes import NeighbourVotes
-from fairpate.types import TELLS_SIZE
+from fairpate.types import TELLS_SIZE, IntArray
 from student.predict import load_student
+from teachers.neighbours import Nearest, Sampler, blocks_of, merged, nearest_of_samples
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
@@ -46,6 +48,7 @@ SMALL: dict[str, Any] = {
 AS_CONFIGURED = ["target.epsilon=null", "private_knn.noise_stddev_votes=9"]
 EMBEDDINGS = ("components", "graph")
 Train = Callable[..., RunDirectory]
+Threads = Callable[[int], None]
 
 
 def config(out: Path, *overrides: str) -> PrivateKnn:
@@ -56,6 +59,21 @@ def config(out: Path, *overrides: str) -> PrivateKnn:
 
 def run(settings: PrivateKnn, dataset: Dataset | None = None) -> RunDirectory:
     return run_method(settings, Reporter(quiet=True), dataset)
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """Of torch, and of the matrix products of numpy."""
+
+    def use(number: int) -> None:
+        torch.set_num_threads(number)
+        limits.append(threadpool_limits(number))
+
+    limits: list[Any] = []
+    yield use
+    torch.set_num_threads(1)
+    for limit in reversed(limits):
+        limit.restore_original_limits()
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +180,36 @@ def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) 
         np.testing.assert_array_equal(place(private[part]), full[part])
     assert full.dtype == np.int32
     assert np.abs(place(public)).max() == 2**15
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+@pytest.mark.parametrize("side", [17, 28])
+def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: Any, side: int, threads: Threads) -> None:
+    """Pictures that come in pairs, so that many distances are equal."""
+    generator = torch.Generator().manual_seed(side)
+    pool, queries = torch.randint(0, 256, (2, 60, 2, side, side), dtype=torch.uint8, generator=generator)
+    private = torch.randint(0, 256, (150, 2, side, side), dtype=torch.uint8, generator=generator).repeat(2, 1, 1, 1)
+    names, own = np.array([f"record {row}" for row in range(300)]), np.arange(300)
+    place = Places.of(pool, embedding=embedding, num_components=20, seed=0)
+
+    def found(rows: IntArray, *, size: int, parts: int) -> Nearest:
+        blocks = list(blocks_of(place(private[rows]), own[rows], names[rows].tolist(), key=bytes(32), size=size))
+        asked, sampler = [str(query) for query in range(60)], Sampler(1.0)
+        return merged(
+            [
+                nearest_of_samples(blocks[part::parts], place(queries), asked, count=9, sampler=sampler)
+                for part in range(parts)
+            ]
+        )
+
+    threads(1)
+    once = found(own, size=300, parts=1)
+    for number in (1, 2, 3):
+        threads(number)
+        for rows, size, parts in ((own, 7, 3), (np.random.default_rng(number).permutation(300), 64, 2)):
+            again = found(rows, size=size, parts=parts)
+            np.testing.assert_array_equal(again.labels_QK, once.labels_QK)
+            np.testing.assert_array_equal(again.squared_QK, once.squared_QK)
 
 
 def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:
@@ -294,6 +342,33 @@ def test_pages_speak_of_neighbours_and_hold_no_number_of_records(finished: RunDi
     for path in finished.public.iterdir():
         if path.suffix in (".json", ".html"):
             assert f"{len(digits.private)}" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("queries", ["first", "typical"])
+def test_counts_are_released_at_the_price_of_labels_and_teach(queries: str, tmp_path: Path, digits: Dataset) -> None:
+    options = [f"private_knn.queries={queries}", "aggregator.num_queries=60"]
+    counts = config(tmp_path / "counts", *options, "aggregator.release=counts")
+    with_counts, alone = run(counts), run(config(tmp_path / "labels", *options))
+    assert labels(with_counts) == labels(alone)
+    statements = read_statement(with_counts), read_statement(alone)
+    assert statements[0].events == statements[1].events
+    assert statements[0].epsilon == statements[1].epsilon
+    released = read_labels(with_counts.labels)
+    assert released.counts is not None
+    own_counts = released.counts[np.arange(len(released.labels)), released.labels]
+    np.testing.assert_array_equal(own_counts, released.counts.max(axis=1))
+    noise = statements[0].events[0]["noise_stddev_votes"]
+    of = {row.key: row.votes for row in audit.rows(with_counts.ledger)}
+    key_of = {
+        name: query_key(x.numpy(), int(z))
+        for name, x, z in zip(digits.public.record_id, digits.public.x, digits.public.z, strict=True)
+    }
+    votes = np.array([of[key_of[name]] for name in released.record_ids])
+    assert 2 / 3 < (released.counts - votes).std() / noise < 3 / 2
+    assert not torch.equal(
+        *(next(iter(load_student(done.student).network.parameters())) for done in (with_counts, alone))
+    )
+    assert read_labels(alone.labels).counts is None
 
 
 TYPICAL = ["private_knn.queries=typical", "aggregator.num_queries=25"]
