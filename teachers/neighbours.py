@@ -5,8 +5,9 @@ Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020). For one query every recor
 others, a record that enters it moves the counts by its own label, and by that of the one record that it displaces.
 
 This holds to the last digit. Coordinates are whole numbers, so that sums of their products are exact in ``float64`` and
-a distance does not depend on what is computed beside it; equal distances go by a keyed hash of record identifiers. So
-a part of the records gives its nearest, and the nearest of all parts are the nearest of all, wherever the parts are.
+a distance does not depend on what is computed beside it; equal distances go by a keyed hash of the unit's identifier,
+then by label, functions of the record alone, where counters of equal records would change with another one. So a part
+of the records gives its nearest, and the nearest of all parts are the nearest of all, wherever the parts are.
 
 A sample is drawn when the counts are asked for and kept nowhere: asked again, a query gets another one, and a caller
 releases from each at most once. Samples come from the operating system's entropy (``seed`` None), or for experiments
@@ -76,10 +77,10 @@ class Nearest:
 
 
 def blocks_of(
-    coordinates_ND: Coordinates, labels_N: IntArray, record_ids: Sequence[str], *, key: bytes, size: int = _BLOCK
+    coordinates_ND: Coordinates, labels_N: IntArray, unit_ids: Sequence[str], *, key: bytes, size: int = _BLOCK
 ) -> Iterator[Voters]:
     """The records in blocks of ``size``; ``key`` orders equal distances, and need not be secret."""
-    digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in record_ids)
+    digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
     for number, start in enumerate(range(0, len(labels_N), size)):
         part = slice(start, start + size)
@@ -151,7 +152,7 @@ def merged(parts: Sequence[Nearest]) -> Nearest:
         np.concatenate([getattr(part, field) for part in parts], axis=1)
         for field in ("squared_QK", "order_QK", "labels_QK")
     )
-    first = np.lexsort((order, squared), axis=1)[:, :count]
+    first = np.lexsort((labels, order, squared), axis=1)[:, :count]
     squared_QK, order_QK, labels_QK = (np.take_along_axis(values, first, axis=1) for values in (squared, order, labels))
     return Nearest(squared_QK=squared_QK, order_QK=order_QK, labels_QK=labels_QK)
 
@@ -177,7 +178,7 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
         if len(rows) > count:
             near = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
             rows, squared = rows[near], squared[near]
-        rows = rows[np.lexsort((block.order_N[rows], squared))[:count]]
+        rows = rows[np.lexsort((block.labels_N[rows], block.order_N[rows], squared))[:count]]
         found.squared_QK[query, : len(rows)] = squared_QN[query, rows]
         found.order_QK[query, : len(rows)] = block.order_N[rows]
         found.labels_QK[query, : len(rows)] = block.labels_N[rows]

@@ -263,7 +263,7 @@ class PrivateKnn(VotingMethod):
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
-        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.record_id, key=shard_key(self.seed)))
+        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.unit_id, key=shard_key(self.seed)))
         if self.ray.num_actors == 0:
             sampler = Sampler(settings.sampling_rate, seed)
             return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
@@ -277,7 +277,7 @@ class PrivateKnn(VotingMethod):
 
     def _digest(self, private: Split) -> str:
         """Sixteen hexadecimal digits that change with who may vote, where they lie, and the run's seed."""
-        told = (self.private_knn.model_dump(mode="json"), self.seed, private.record_id)
+        told = (self.private_knn.model_dump(mode="json"), self.seed, private.unit_id)
         digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
         for values in (private.x, private.y):
             digest.update(values.numpy().tobytes())

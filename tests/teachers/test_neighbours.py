@@ -51,8 +51,8 @@ def order(name: str) -> int:
 def by_hand(records: Sequence[Record], query: tuple[int, ...], count: int) -> list[int]:
     """Labels of the nearest, by whole numbers and sorting."""
 
-    def rank(record: Record) -> tuple[int, int]:
-        return sum((a - b) ** 2 for a, b in zip(record[0], query, strict=True)), order(record[2])
+    def rank(record: Record) -> tuple[int, int, int]:
+        return sum((a - b) ** 2 for a, b in zip(record[0], query, strict=True)), order(record[2]), record[1]
 
     return [label for _, label, _ in sorted(records, key=rank)[:count]]
 
@@ -131,6 +131,14 @@ def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced(count: int) 
                 assert divergence <= bound + 1e-4
                 worst = max(worst, divergence / bound)
     assert worst > 0.5, "the price is of what happens"
+
+
+def test_equal_records_of_one_unit_go_by_label_wherever_they_stand() -> None:
+    """Rows that only their labels tell apart have one name; a counter in it would change with each of them."""
+    twins: list[Record] = [((1, 1), label, "one name") for label in (2, 0, 1, 0)]
+    query = np.zeros((1, 2), dtype=np.int32)
+    for size, arranged in itertools.product((1, 2, 100), itertools.permutations(twins)):
+        assert everybody(list(arranged), query, 3, size=size).labels_QK.tolist() == [[0, 0, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 200])
