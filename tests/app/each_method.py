@@ -15,7 +15,7 @@ METHODS = tuple(method_names())
 UNPROTECTED = ("sgd", "f_ld")
 ATTRIBUTE = ("pf_ld", "sf_pate", "dp_postprocessing", "dp_oracle_learner", "randomised_response")
 RANDOMISED = ("dp_postprocessing", "dp_oracle_learner")  # fine-tuning would undo their mixing: refused there
-ASKING = ("pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate")
+ASKING = ("pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate", "private_knn")
 SMALL = {
     "noise": "seeded",
     "data": {"options": {"colour_as_feature": False}, "num_public": 120, "num_test": 200},

@@ -77,7 +77,7 @@ def test_report_and_card_open_any_run(trained, method, fairpate, monkeypatch):
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in RANDOMISED])
 def test_options_on_public_data_are_open_to_every_method_and_cost_nothing(trained, method, tmp_path):
     plain = trained(method)
-    more = [f"storage={plain.teachers}"] if method in ASKING else []
+    more = [f"storage={plain.teachers}"] if "teachers" in type(config_of(method, None)).model_fields else []
     options = [
         *(CALIBRATION, "public_data.self_label={confidence: 0.1, fit: {epochs: 3}}"),
         *("public_data.pretrain={epochs: 1}", "student.idp3={max_disparity: 0.0, min_count: 10}"),
