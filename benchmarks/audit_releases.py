@@ -9,6 +9,8 @@ the same claim, which it must refute: that is what shows that it could fail.
 
 - ``one vote``: a canary alone in its cell of a table of votes. Cells have noise of their own, so that every prototype
   of one table is a game.
+- ``weighted vote``: a canary of full norm, alone in its label's row of sums; the score is the row's product with what
+  it added. Every row of one table is a game, one in forty of those above: noise so wide is drawn one by one.
 """
 
 from __future__ import annotations
@@ -21,16 +23,19 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fairpate.methods.record_votes import noisy_votes
+from fairpate.methods.votes_of_records import with_noise
+from fairpate.methods.weighted_votes import UNITS, Ballot
 from fairpate.privacy.accountant import Event, epsilon_of
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.record_votes import VoteTables
+from fairpate.privacy.record_votes import VoteSums, VoteTables
 
 DELTA, BROKEN = 1e-5, 0.5
-_PROTOTYPES = 100_000
+_PROTOTYPES, _ROWS = 100_000, 2_000
 Scores = npt.NDArray[np.float64]
 
 
@@ -59,16 +64,39 @@ def one_vote(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> 
     return np.concatenate([table_KC[:, 0] for table_KC in tables]).astype(np.float64)
 
 
-def one_vote_audit(target: float) -> Audit:
-    """The noise that ``target`` needs."""
-    stddev = least_noise(
-        lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)],
-        target_epsilon=target,
-        target_delta=DELTA,
-        accounting="pld",
-    )
-    event = VoteTables(count=1, noise_stddev_votes=stddev)
-    return Audit(name=f"one vote, stddev {stddev:.2f}", event=event, release=partial(one_vote, stddev=stddev))
+def weighted_vote(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
+    """How far the row of the canary's label points where the canary does; ``stddev`` in units of its norm."""
+    ballot = Ballot(embedding=None, radius=1.0)
+    far_N = torch.full((_ROWS if is_in else 0, 1), 10.0)
+    table_CW = ballot.table(far_N, np.arange(len(far_N)), num_classes=_ROWS)
+    direction_W = ballot.votes(torch.full((1, 1), 10.0))[0] / UNITS
+    scores = []
+    for _ in range(-(-games // (40 * _ROWS))):
+        noisy_CW = with_noise(table_CW, stddev=noise_factor * stddev * UNITS, source=OsEntropy(), row="class")
+        scores.append(noisy_CW @ direction_W)
+    return np.concatenate(scores)
+
+
+def audit_of(name: str, target: float, event: Callable[[float], Event], release: Callable[..., Scores]) -> Audit:
+    """At the noise that ``target`` needs."""
+    stddev = least_noise(lambda noise: [event(noise)], target_epsilon=target, target_delta=DELTA, accounting="pld")
+    return Audit(name=f"{name}, {stddev:.2f}", event=event(stddev), release=partial(release, stddev=stddev))
+
+
+def campaign() -> list[Audit]:
+    """Every audit of the table."""
+    return [
+        *(audit_of("one vote", target, _one, one_vote) for target in (0.1, 0.3, 1.0, 4.0)),
+        *(audit_of("weighted vote", target, _weighted, weighted_vote) for target in (0.1, 0.3, 1.0, 4.0)),
+    ]
+
+
+def _one(noise: float) -> Event:
+    return VoteTables(count=1, noise_stddev_votes=noise)
+
+
+def _weighted(noise: float) -> Event:
+    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS)
 
 
 def row(audit: Audit, *, games: int, runs: int) -> str:
@@ -94,7 +122,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     print(f"audit | claimed at delta {DELTA:g} | median | largest | above | the same with half the noise")
-    for audit in [one_vote_audit(target) for target in (0.1, 0.3, 1.0, 4.0)]:
+    for audit in campaign():
         print(row(audit, games=options.games, runs=options.runs), flush=True)
 
 

@@ -428,6 +428,14 @@ class DpfrConfig(Section):
     max_temperature: Positive = Field(0.1, description="Of the soft maximum.")
 
 
+class PenaltyConfig(DpfrConfig):
+    """The regulariser in a student's loss, of a public batch of its own at each step."""
+
+    weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
+    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
+    batch_size: Count = Field(256, description="Public records drawn for each step.")
+
+
 class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 

@@ -21,6 +21,7 @@ class Stream(IntEnum):
     LABELLING = 14
     CALIBRATION = 15
     HISTOGRAM_NOISE = 16
+    PENALTY = 17
     PREDICTION = 20
 
 

@@ -14,7 +14,7 @@ happens leaks, and what is published is the price of the queries submitted, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
-from torch import Tensor, nn
 
 from aggregator.budget import mechanism_within
 from aggregator.mechanism import Mechanism
@@ -45,12 +44,9 @@ from fairpate.config import (
     AggregatorConfig,
     BudgetConfig,
     ConfigError,
-    Count,
-    DpfrConfig,
     GatedAggregatorConfig,
     Noise,
-    NotNegative,
-    Positive,
+    PenaltyConfig,
     PublicationConfig,
     QueriesConfig,
     QueriesTarget,
@@ -62,8 +58,7 @@ from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Method, Training
 from fairpate.methods.preprocess import streaming_filter
 from fairpate.methods.trained import Trained
-from fairpate.nn.dpfr import dpfr, group_batches
-from fairpate.nn.models import memory_format_for, scale_bytes
+from fairpate.nn.dpfr import public_penalty
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
@@ -345,37 +340,16 @@ class PateSPre(PateFamily):
         return self.taught(training, labels, labelled.take(kept_N))
 
 
-class PateSInConfig(DpfrConfig):
-    """The regulariser in the loss of PATE-S_in's student."""
-
-    weight: NotNegative = Field(0.3, description="lambda; 0 is PATE.")
-    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
-    batch_size: Count = Field(256, description="Public records drawn for each step.")
-
-
 class PateSIn(PateFamily):
     """PATE-S_in: the student's loss holds the demographic-parity regulariser of public batches."""
 
     title: ClassVar[str] = "PATE-S_in"
 
     method: str = "pate_s_in"
-    pate_s_in: PateSInConfig = PateSInConfig()
+    pate_s_in: PenaltyConfig = PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """With the regulariser."""
-        return self.taught(training, labels, labels.labelled, penalty=self._penalty(training))
-
-    def _penalty(self, training: Training) -> Callable[[nn.Module], Tensor] | None:
-        """The weighted regulariser of a fresh public batch at each call; None for weight 0."""
-        public, config = training.dataset.public, self.pate_s_in
-        if not config.weight:
-            return None
-        batches = group_batches(public.z, config.batch_size, training.generator(Stream.TRAINING))
-        memory_format = memory_format_for(public.x)
-
-        def penalty(model: nn.Module) -> Tensor:
-            rows = next(batches)
-            logits = model(scale_bytes(public.x[rows]).contiguous(memory_format=memory_format))
-            return config.weight * dpfr(logits, public.z[rows], config)
-
-        return penalty
+        public, generator = training.dataset.public, training.generator(Stream.TRAINING)
+        penalty = public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
+        return self.taught(training, labels, labels.labelled, penalty=penalty)

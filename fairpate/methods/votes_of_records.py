@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fairpate.app.seeds import Stream
 from fairpate.app.students import fit_student
-from fairpate.config import ConfigError, Section, StudentConfig
+from fairpate.config import ConfigError, PenaltyConfig, Section, StudentConfig
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import Training
 from fairpate.methods.releasing import ReleasingMethod
 from fairpate.methods.trained import Trained
+from fairpate.nn.dpfr import public_penalty
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
@@ -40,6 +42,9 @@ class TaughtConfig(Section):
 
     taught_share: float = Field(0.7, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
     gate: GateRule | None = Field(None, description="Keeps from the student what would widen the gap; null: nothing.")
+    penalty: PenaltyConfig | None = Field(
+        None, description="Demographic-parity regulariser in the student's loss, on public records; null: none."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,18 @@ class VotesOfRecords(ReleasingMethod):
         """A student of the surest labels; ``events`` are the release that they come from."""
         labelled = surest(said, settings, training)
         training.reporter.note("votes", f"{len(labelled.labels)} of {len(said.labels_M)} labels teach")
+        public, penalty = training.dataset.public, None
+        if settings.penalty is not None:
+            generator = training.generator(Stream.PENALTY)
+            penalty = public_penalty(public.x, public.z, settings.penalty, generator=generator)
         network = fit_student(
-            self.student, training.dataset, labelled, training.reporter, seed=self.seed, initial_model=training.model
+            self.student,
+            training.dataset,
+            labelled,
+            training.reporter,
+            seed=self.seed,
+            initial_model=training.model,
+            penalty=penalty,
         )
         return Trained(model=network, events=events, noise=self.source.label, num_training_labels=len(labelled.labels))
 

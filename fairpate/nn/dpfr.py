@@ -14,12 +14,13 @@ Shapes: B records of a public batch, C classes, G groups with a member and a com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairpate.config import DpfrConfig
+from fairpate.config import DpfrConfig, PenaltyConfig
+from fairpate.nn.models import memory_format_for, scale_bytes
 
 
 def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
@@ -81,6 +82,22 @@ def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
     labels_NC = torch.nn.functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
     gaps_GC = group_gaps(labels_NC, groups_N)
     return float(gaps_GC.max()) if len(gaps_GC) else float("nan")
+
+
+def public_penalty(
+    x: Tensor, groups: Tensor, config: PenaltyConfig, *, generator: torch.Generator
+) -> Callable[[nn.Module], Tensor] | None:
+    """The weighted regulariser of a model on a fresh batch of public ``x`` (M, ...) at each call; None for weight 0."""
+    if not config.weight:
+        return None
+    batches, memory_format = group_batches(groups, config.batch_size, generator), memory_format_for(x)
+
+    def penalty(model: nn.Module) -> Tensor:
+        rows = next(batches)
+        logits = model(scale_bytes(x[rows]).contiguous(memory_format=memory_format))
+        return config.weight * dpfr(logits, groups[rows], config)
+
+    return penalty
 
 
 def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ SWEEPS = sorted(
     [
         *(CONFIGS / f"{name}.yaml" for name in ("quick", "frontier", "faces", "cluster")),
         *(CONFIGS / "paper").glob("*.yaml"),
+        *(CONFIGS / "published").glob("frontier_*.yaml"),
     ]
 )
 

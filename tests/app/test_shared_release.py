@@ -110,7 +110,13 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
     same = name()
     afterwards = {
         *("record_votes.rule=linear", "record_votes.taught_share=0.1", f"record_votes.gate={GATE}"),
-        *("student.fit.epochs=9", f"student.idp3={GATE}", "public_data.calibration={}", "out=elsewhere"),
+        *(
+            "record_votes.penalty={}",
+            "student.fit.epochs=9",
+            f"student.idp3={GATE}",
+            "public_data.calibration={}",
+            "out=elsewhere",
+        ),
     }
     assert {name(override) for override in afterwards} == {same}
     before = {

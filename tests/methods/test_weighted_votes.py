@@ -16,13 +16,16 @@ from sklearn.linear_model import LogisticRegression
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_statement
-from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
+from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods import weighted_votes
 from fairpate.methods.load import configured
 from fairpate.methods.weighted_votes import UNITS, Ballot, labels_of_sums, matched_rule
+from fairpate.nn.dpfr import hard_disparity
+from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
 from fairpate.privacy.record_votes import VoteSums
+from student.predict import load_student
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +167,18 @@ def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_named(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(changed, [f"out={tmp_path / 'run'}"], method="weighted_votes").require_trainable()
+
+
+def test_a_penalty_narrows_the_gap_of_the_student_and_costs_nothing(digits: Dataset, tmp_path: Path) -> None:
+    gaps, told = [], []
+    for number, penalty in enumerate((None, {"weight": 0.0}, {"weight": 10.0, "temperature": 0.5})):
+        config = settings(tmp_path / str(number), penalty=penalty)
+        config = config.model_copy(update={"student": config.student.model_copy(update={"fit": FitConfig(epochs=20)})})
+        done = run(config, digits)
+        told.append(read_statement(done))
+        with torch.no_grad():
+            network = load_student(done.student).network
+            gaps.append(hard_disparity(network(scale_bytes(digits.public.x)), digits.public.z))
+    assert gaps[0] == gaps[1]
+    assert gaps[2] < 0.7 * gaps[0]
+    assert told[0] == told[1] == told[2]
