@@ -1,6 +1,6 @@
 """One published student and its whole frontier of fairness and coverage: reject options of many margins, at no cost.
 
-    python benchmarks/reject_frontier.py runs/NAME [runs/OTHER ...] [--min-count 100]
+    python benchmarks/reject_frontier.py runs/NAME [runs/OTHER ...] [--min-count 300]
 
 A reject option (IDP3) reads predictions and groups, so it may be chosen after a model is published. Two readings of its
 gap: a group against the others (``one_vs_rest``), and against all records together (``overall``). For each margin a row
@@ -22,7 +22,7 @@ from fairpate.fairness.gate import filter_stream
 from fairpate.types import GapDefinition, GateRule
 from student.predict import load_student
 
-MARGINS = (0.0025, 0.0035, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1)
+MARGINS = (0.0025, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 GAPS: tuple[GapDefinition, ...] = ("one_vs_rest", "overall")
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     """Print a row per run, gap and margin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--min-count", type=int, default=100)
+    parser.add_argument("--min-count", type=int, default=300)
     options = parser.parse_args()
     print("run | epsilon | gap | margin | accuracy | disparity | coverage | coverage of each group")
     for folder in options.runs:
