@@ -6,12 +6,15 @@ with public records in the place of what private ones would still have to tell.
     phi(x)       whole numbers of L2 norm at most U: a constant, and coordinates of a public embedding, cut at a radius
     votes        S[c] = the sum of phi(x) over private records of label c
     release      S + N_Z(0, sigma^2), every number of it
-    rule         W minimises  mean over the pool of ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
+    pool         weights p of public records, in proportion to exp(<t, phi>), with which their mean is the sum of S / n
+    rule         W minimises  E_p ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
 
 Adding or removing a record moves one row by at most U in L2 norm: one event for everything
 (:class:`fairpate.privacy.record_votes.VoteSums`). The objective is that of logistic regression, but for the
-expectation of its first term over public records instead of private ones, so private and public records must be alike.
-n is the noisy number of records that the constant's sums say. The ridge is in proportion to the noise of S / n.
+expectation of its first term over public records instead of private ones. The weights make up for public records that
+are not quite like the private ones, as far as their means tell (exponential tilting, Qin 1998; entropy balancing,
+Hainmueller 2012). n is the noisy number of records that the constant's sums say. Both fits have a ridge in proportion
+to the noise of S / n, so that weights that noise alone asks for stay equal.
 
 The embedding is that of the data set (``data.embedding``), or one of the method's own, of public records alone.
 
@@ -20,6 +23,8 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -137,8 +142,9 @@ def _event(noise: float) -> VoteSums:
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
     """What the rule that fits the released sums says of the pool, whose votes are ``pool_MW``."""
     num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
-    phi_MW = pool_MW / UNITS
-    rule_CW = matched_rule(phi_MW, noisy_CW / UNITS / num_records, ridge=ridge * stddev / num_records)
+    phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
+    weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
+    rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
     chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
@@ -146,18 +152,32 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     )
 
 
-def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, *, ridge: float) -> FloatArray:
-    """W (C, W): the pool's expectation of softmax times phi is ``moments_CW``, but for the ridge. A convex problem."""
+def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -> FloatArray:
+    """p (M,), of sum one: exp(<t, phi>) in proportion, such that the mean of phi is ``mean_W``, but for the ridge."""
+
+    def objective(tilt_W: FloatArray) -> tuple[float, FloatArray]:
+        scores_M = phi_MW @ tilt_W
+        value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
+        return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
+
+    weights_M: FloatArray = softmax(phi_MW @ _least(objective, np.zeros(len(mean_W))))
+    return weights_M
+
+
+def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
+    """W (C, W): the weighted pool's mean of softmax times phi is ``moments_CW``, but for the ridge."""
 
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         rule_CW = flat.reshape(moments_CW.shape)
         scores_MC = phi_MW @ rule_CW.T
-        value = logsumexp(scores_MC, axis=1).mean() - (rule_CW * moments_CW).sum() + ridge / 2 * (rule_CW**2).sum()
-        slope_CW = softmax(scores_MC, axis=1).T @ phi_MW / len(phi_MW) - moments_CW + ridge * rule_CW
+        value = weights_M @ logsumexp(scores_MC, axis=1) - (rule_CW * moments_CW).sum() + ridge / 2 * flat @ flat
+        slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    found = minimize(
-        objective, np.zeros(moments_CW.size), jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}
-    )
-    rule_CW: FloatArray = found.x.reshape(moments_CW.shape)
-    return rule_CW
+    return _least(objective, np.zeros(moments_CW.size)).reshape(moments_CW.shape)
+
+
+def _least(objective: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray) -> FloatArray:
+    """Of a convex function with its gradient."""
+    found: FloatArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
+    return found

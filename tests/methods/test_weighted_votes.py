@@ -20,7 +20,7 @@ from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods import weighted_votes
 from fairpate.methods.load import configured
-from fairpate.methods.weighted_votes import UNITS, Ballot, labels_of_sums, matched_rule
+from fairpate.methods.weighted_votes import UNITS, Ballot, balancing_weights, labels_of_sums, matched_rule
 from fairpate.nn.dpfr import hard_disparity
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
@@ -124,11 +124,44 @@ def test_without_noise_and_on_the_same_records_it_is_logistic_regression() -> No
     phi = np.hstack([np.ones((600, 1)), generator.normal(size=(600, 3))])
     label = (phi @ [0.2, 1.0, -1.0, 0.0] + generator.logistic(size=600) > 0).astype(int)
     moments = np.stack([phi[label == c].sum(axis=0) for c in (0, 1)]) / len(phi)
-    rule = matched_rule(phi, moments, ridge=1e-6)
+    even = np.full(len(phi), 1 / len(phi))
+    rule = matched_rule(phi, moments, even, ridge=1e-6)
     theirs = LogisticRegression(C=1e6, fit_intercept=False, tol=1e-8, max_iter=1000).fit(phi, label)
     np.testing.assert_allclose(rule[1] - rule[0], theirs.coef_[0], atol=5e-3)
-    shrunk = matched_rule(phi, moments, ridge=10.0)
+    shrunk = matched_rule(phi, moments, even, ridge=10.0)
     assert np.abs(shrunk).max() < 0.2 * np.abs(rule).max()
+
+
+def test_public_records_are_weighted_until_their_mean_is_that_of_the_private_ones() -> None:
+    generator = np.random.default_rng(1)
+    phi = np.hstack([np.ones((4000, 1)), generator.normal(size=(4000, 2))])
+    weights = balancing_weights(phi, np.array([1.0, 0.4, -0.2]), ridge=1e-6)
+    np.testing.assert_allclose(weights @ phi, [1.0, 0.4, -0.2], atol=1e-3)
+    assert weights.sum() == pytest.approx(1)
+    # Gaussians of unit spread that are tilted by t are shifted by t.
+    expected = np.exp(phi[:, 1:] @ [0.4, -0.2])
+    np.testing.assert_allclose(weights, expected / expected.sum(), rtol=0.2)
+    even = balancing_weights(phi, np.array([1.0, 0.4, -0.2]), ridge=1e3)
+    np.testing.assert_allclose(even, 1 / len(phi), rtol=1e-2)
+
+
+def test_a_pool_that_is_not_like_the_private_records_costs_less_with_weights() -> None:
+    """Public records lie elsewhere: without weights the rule is that of other records."""
+    generator = np.random.default_rng(2)
+
+    def records(shift: float) -> npt.NDArray[np.int64]:
+        x = np.clip(generator.normal(loc=(shift, -shift, 0, 0), size=(3000, 4)), -3, 3) / 8
+        return np.rint(np.hstack([np.full((3000, 1), 0.5), x]) * UNITS).astype(np.int64)
+
+    private, pool = records(1.0), records(0.0)
+    label = (private @ [-0.4, 0.8, 0.0, 0.8, 0.0] > 0).astype(int)
+    sums = np.stack([private[label == c].sum(axis=0) for c in (0, 1)])
+    truth = (pool @ [-0.4, 0.8, 0.0, 0.8, 0.0] > 0).astype(int)
+    said = labels_of_sums(sums, pool, stddev=0.5, ridge=2.0)
+    even = np.full(len(pool), 1 / len(pool))
+    unweighted = matched_rule(pool / UNITS, sums / UNITS / 3000, even, ridge=1.0 / 3000)
+    right, right_unweighted = ((labels == truth).mean() for labels in (said.labels_M, (pool @ unweighted.T).argmax(1)))
+    assert right > 0.9 > right_unweighted
 
 
 def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_it(
