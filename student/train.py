@@ -68,7 +68,7 @@ def train_student(
     """
     if not len(records.labels):
         raise ValueError(
-            "No query was answered, so there is nothing to learn from; lower aggregator.mechanism.threshold, "
+            "No query was answered, so there is nothing to learn from; lower the threshold of the confidence check, "
             "raise aggregator.gate.max_disparity, or ask more queries."
         )
     if records.labels.ndim == 2 and records.labels.shape[1] != num_classes:
