@@ -72,6 +72,15 @@ class Meter:
         self._odometer.record(release, enforce=enforce)
         write_receipt(self._run, release)
 
+    def count_again(self, events: Sequence[Event], *, noise: str) -> None:
+        """What another run released and this one goes on from, where the odometer does not know it.
+
+        Without a receipt: this run is not the one that drew it.
+        """
+        if self.stored() is None:
+            _log.warning("%s: goes on from a release that is not in %s; counted.", self._run.root, self._odometer.path)
+            self._odometer.record(self.release(events, noise=noise), enforce=False)
+
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
         """The row that :meth:`record` would store."""
         return Release(

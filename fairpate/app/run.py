@@ -334,11 +334,15 @@ def _require_statement(run: RunDirectory, *, is_free: bool) -> None:
 def _count_earlier(meter: Meter, run: RunDirectory) -> None:
     """Count a model that a version without an odometer released, by its statement.
 
-    A release that is kept was counted when it was drawn, by its own run.
+    So is a kept release that another run drew and this odometer does not know.
     """
-    if meter.stored() is None and not run.released.exists():
-        statement = read_statement(run)
-        events = [event_from(values, statement.unit) for values in statement.events]
+    if meter.stored() is not None:
+        return
+    statement = read_statement(run)
+    events = [event_from(values, statement.unit) for values in statement.events]
+    if run.released.exists():
+        meter.count_again(events, noise=statement.noise)
+    else:
         meter.record(events, noise=statement.noise, enforce=False)
 
 

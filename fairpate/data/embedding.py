@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset
+from fairpate.data.entry import DataError
 from fairpate.data.neighbour_graph import Graph
 from fairpate.oriented_gradients import oriented_gradients
 
@@ -56,8 +57,13 @@ class Components:
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
         """Of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        ``evened``: components of pictures are divided by the roots of their spreads.
+        ``evened``: components of pictures are divided by the roots of their spreads. DataError for fewer than two
+        records, and for numbers that are none.
         """
+        if len(pool) < 2 or not pool.isfinite().all():
+            raise DataError(
+                f"data.num_public: an embedding needs two public records or more, all of them finite, got {len(pool)}."
+            )
         is_table = pool.ndim == 2
         column_K, thresholds_K = (
             _thresholds(pool, config.steps) if is_table else (torch.zeros(0).long(), torch.zeros(0))

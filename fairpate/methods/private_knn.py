@@ -195,7 +195,8 @@ class PrivateKnn(VotingMethod):
 
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
-        return _clusters(_Pool.of(public), self._places(public), self.aggregator.num_queries, self._training_seed)
+        rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
+        return _clusters(_Pool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """The number of queries is fixed, unless a budget is configured."""
@@ -304,8 +305,8 @@ def _places(pool: _Pool, embedding: EmbeddingName, num_components: int, seed: in
 
 
 @lru_cache(maxsize=1)
-def _clusters(pool: _Pool, places: Places, count: int, seed: int) -> Clusters:
-    """By the rows of the data set, which is what is asked for first."""
+def _clusters(pool: _Pool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
+    """By row of the pool, in the order that ``rows`` is a digest of."""
     return Clusters.of(places(pool.x), count, seed=seed)
 
 

@@ -71,6 +71,7 @@ def kept_release(config: ReleasingMethod, training: Training) -> Released:
             raise RunDirectoryError(
                 f"{run.released}: was made with other public records of {training.dataset.name}; give those."
             )
+        meter.count_again(released.events, noise=config.source.label)
         return released
     released = config.measure(training)
     meter.record(released.events, noise=config.source.label)

@@ -164,6 +164,22 @@ def test_a_run_goes_on_from_the_release_of_another_without_a_look_at_private_rec
     assert counted() == before == [(1, 0)]
 
 
+def test_a_release_that_an_odometer_does_not_know_is_counted_by_the_run_that_goes_on_from_it(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path / "first", digits)
+    gate = f"record_votes.gate={GATE}"
+    for state, source in (("elsewhere", first.root), ("a third place", None)):
+        monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / state))
+        assert counted() == []
+        for _ in range(2):
+            following = run(tmp_path / "next", digits, gate, of=source)
+            assert counted() == [(1, 0)]
+        assert not following.receipt.exists()
+        (total,) = Odometer().totals(delta=1e-5)
+        assert total.epsilon == pytest.approx(read_statement(first).epsilon, rel=1e-6)
+
+
 def test_the_same_settings_on_the_same_release_give_the_same_model(digits: Dataset, tmp_path: Path) -> None:
     first = run(tmp_path / "first", digits)
     again = run(tmp_path / "again", digits, of=first.root)

@@ -10,6 +10,7 @@ import torch
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.embedding import Components, Embedding, embedded
+from fairpate.data.entry import DataError
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,9 @@ def test_it_is_part_of_the_configuration_of_the_data():
     alone = load_dataset(config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, graph_share=0.0)}))
     assert alone.public.x.shape[1] == 30
     assert dataset.public.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("pool", [table()[:1], torch.full((5, 3), torch.nan)])
+def test_a_pool_that_cannot_be_embedded_is_named(pool):
+    with pytest.raises(DataError, match=r"data\.num_public: an embedding needs two public records or more"):
+        Components.of(pool, EmbeddingConfig())
