@@ -99,6 +99,11 @@ class RunDirectory:
         return self.public / "released.safetensors"
 
     @property
+    def coordinates(self) -> Path:
+        """Where an embedding puts the first public records: it is computed anew each time, and must come out alike."""
+        return self.public / "coordinates.safetensors"
+
+    @property
     def labels(self) -> Path:
         """Released labels."""
         return self.public / "labels.parquet"

@@ -1,5 +1,7 @@
 """`fairpate run` with a data set, a method or an epsilon and nothing else."""
 
+from safetensors.torch import load_file, save_file
+
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding.graph_share=0")
 
 
@@ -20,3 +22,18 @@ def test_a_method_gets_what_suits_it(fairpate, tmp_path):
     written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
     assert "name: logistic" in written
     assert "num_components: 200" in written
+
+
+def test_a_run_whose_embedding_comes_out_otherwise_is_refused(fairpate, tmp_path):
+    """As on another processor: the components of the pool have turned."""
+    folder = tmp_path / "run"
+    command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, "--out", str(folder))
+    assert fairpate(*command)[0] == 0
+    assert fairpate(*command)[0] == 0
+    stored = folder / "public" / "coordinates.safetensors"
+    coordinates = load_file(stored)["public"]
+    assert coordinates.shape[0] == 64
+    save_file({"public": coordinates.flip(1).contiguous()}, stored)
+    code, _, errors = fairpate(*command)
+    assert code == 1
+    assert "came out otherwise on this machine" in errors
