@@ -1,8 +1,9 @@
 """What a run read private records for, kept in its public part: arrays, their events, and the settings behind them.
 
-Whoever has the file may go on from it, with other settings of all that comes after, and touches no private record: the
-release is counted once, under the id in the file, whatever number of runs go on from it. A release whose file is lost
-cannot be drawn again; another one is counted besides. Not known here: what the arrays mean, or who may share them.
+Anyone who has the file may go on from it, with other settings of all that comes after, and touches no private record:
+the release is counted once, under the id in the file, whatever number of runs go on from it. A release whose file is
+lost cannot be drawn again; another one is counted besides. Not known here: what the arrays mean, or who may share
+them.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class Embedding:
         components: Tensor = self.components(x) * (_NORM * (1 - share) ** 0.5 / self.radius)
         if self.graph is None:
             return components
-        places = [functional.normalize(self.graph(part)) for part in torch.split(x, _AT_ONCE)]
-        return torch.cat([components, torch.cat(places) * (_NORM * share**0.5)], dim=1)
+        places = functional.normalize(self.graph(x))
+        return torch.cat([components, places * (_NORM * share**0.5)], dim=1)
 
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:

@@ -106,8 +106,11 @@ class Graph:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E) of records (N, ...)."""
-        near, _ = nearest_copies(self.components(x).numpy(), self.copies, _VOTING_NEIGHBOURS)
-        return torch.from_numpy(self.coordinates_ME[near].mean(axis=1))
+        parts = []
+        for part in torch.split(x, _AT_ONCE):
+            near, _ = nearest_copies(self.components(part).numpy(), self.copies, _VOTING_NEIGHBOURS)
+            parts.append(torch.from_numpy(self.coordinates_ME[near].mean(axis=1)))
+        return torch.cat(parts)
 
 
 def largest_norm(rows_ND: Floats) -> float:
