@@ -36,7 +36,7 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
         "student": linear,
         "teachers": linear | {"num_teachers": teachers},
         "aggregator": {
-            "num_queries": min(num_public, _MOST_QUERIES),
+            "num_queries": _MOST_QUERIES if num_public > _MOST_QUERIES else None,
             "release": "counts",
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },

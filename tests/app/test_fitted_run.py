@@ -1,5 +1,6 @@
 """`fairpate run` with a data set, a method or an epsilon and nothing else."""
 
+import pytest
 from safetensors.torch import load_file, save_file
 
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding.graph_share=0")
@@ -37,3 +38,16 @@ def test_a_run_whose_embedding_comes_out_otherwise_is_refused(fairpate, tmp_path
     code, _, errors = fairpate(*command)
     assert code == 1
     assert "came out otherwise on this machine" in errors
+
+
+@pytest.mark.parametrize("method", ["fairpate", "private_knn"])
+def test_voters_that_fill_a_ledger_may_read_an_embedding(fairpate, tmp_path, method):
+    """What is written of public records before the first vote is no release that a missing ledger has forgotten."""
+    sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0")
+    command = ("run", "--epsilon", "2", "--method", method, *QUICK, *sizes, "--out", str(tmp_path / "run"))
+    code, _, errors = fairpate(*command)
+    assert code == 0, errors
+    (tmp_path / "run" / "private" / "ledger.sqlite").unlink()
+    code, _, errors = fairpate(*command)
+    assert code == 1
+    assert "gone, although" in errors
