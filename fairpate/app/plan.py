@@ -15,7 +15,6 @@ number of teachers. Shapes: R rows of a profile, C classes, A orders, K nodes of
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
 _PROFILE_ROWS = 100
 _TEACHER_COUNTS = (50, 100, 200, 400)
-_AGREEMENT, _SPREAD = 0.75, 0.2
+AGREEMENT, SPREAD = 0.75, 0.2
 _THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
 _NOISE_RATIOS = (1.5, 3.0)
 _NOISE_SHARES = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
@@ -171,8 +170,8 @@ def plan_for(
         profiles = [profile_of_run(RunDirectory(root=votes), data.name)]
         assumption = f"Votes of {votes}: {profiles[0].num_teachers} teachers, {len(profiles[0].votes_RC)} queries."
     else:
-        agreement = _AGREEMENT if agreement is None else agreement
-        spread = _SPREAD if spread is None else spread
+        agreement = AGREEMENT if agreement is None else agreement
+        spread = SPREAD if spread is None else spread
         profiles = [
             assumed_profile(num_teachers=count, num_classes=dataset.num_classes, agreement=agreement, spread=spread)
             for count in sorted(set(teacher_counts or _TEACHER_COUNTS))
@@ -228,8 +227,6 @@ def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_c
     right_R = mechanism.right_probability(profile.votes_RC, profile.right_R)
     answered = float(answer_R.mean())
     right = float(answer_R @ right_R / answer_R.sum()) if answered > 0 else math.nan
-    chance = 1 / profile.num_classes
-    advantage = max(0.0, (right - chance) / (1 - chance)) if answered > 0 else 0.0
     row_A = accountant.rdp_data_dependent([mechanism.realised(profile.votes_RC)]) / len(profile.votes_RC)
     return [
         Plan(
@@ -240,10 +237,16 @@ def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_c
             epsilon_data_dependent=accountant.epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
             answered=answered,
             right=right,
-            worth=count * answered * advantage**2,
+            worth=worth_of(count * answered, right, num_classes=profile.num_classes) if answered > 0 else 0.0,
         )
         for count in query_counts
     ]
+
+
+def worth_of(labels: float, right: float, *, num_classes: int) -> float:
+    """How many noiseless labels as many stand for of which a share of ``right`` is right, as the module says."""
+    chance = 1 / num_classes
+    return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 @lru_cache(maxsize=1024)
@@ -340,8 +343,8 @@ def _table(found: Sequence[Plan], right: str) -> Table | Text:
     return table
 
 
-def proposal_json(proposal: Proposal) -> str:
-    """The plans as strict JSON, in which no threshold, and what is undefined, is null."""
+def proposal_json(proposal: Proposal) -> dict[str, Any]:
+    """The plans as values of strict JSON, in which no threshold, and what is undefined, is null."""
 
     def rows(found: Sequence[Plan]) -> list[dict[str, Any]]:
         return [{**vars(plan), "mechanism": plan.mechanism.parameters} for plan in found]
@@ -355,4 +358,4 @@ def proposal_json(proposal: Proposal) -> str:
         "for_any_votes": rows(proposal.for_any_votes),
         "for_these_votes": rows(proposal.for_these_votes),
     }
-    return json.dumps(strict(values), indent=2, allow_nan=False)
+    return dict(strict(values))

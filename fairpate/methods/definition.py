@@ -55,6 +55,15 @@ class Training:
         return torch_generator(self.seed, stream)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """How many ``votes`` decide a label, the noise on each count, and of how many public records ``labels`` result."""
+
+    votes: int
+    noise_stddev_votes: float
+    labels: int
+
+
 class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
@@ -117,6 +126,10 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError for a data set that it cannot learn from; before anything is written."""
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+        """What to expect of ``num_records`` private records, a public number; of ``dataset`` public ones are read."""
+        raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
         """The model, and the events that touched private records."""

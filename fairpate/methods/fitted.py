@@ -5,7 +5,11 @@ choosing costs no privacy. The values are defaults: whatever is said besides tak
 
     every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
     DP-SGD and kin   five epochs of batches of a fiftieth of the records
-    PATE family      linear teachers of about a hundred records each, no confidence check, all noisy counts released
+    trained teachers linear, of about a hundred records each, no confidence check, all noisy counts released
+    neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
+
+Where no method is named, every record votes in one release, which is priced before any record is read. Where public
+records are too few to vote on and private ones many, it is DP-SGD, which needs the pool for nothing but the embedding.
 """
 
 from __future__ import annotations
@@ -17,35 +21,59 @@ from fairpate.data import entry_for
 from fairpate.methods import find_method
 
 Values = dict[str, Any]
-DEFAULT = "weighted_votes"
-"""The method, where none is named: one release, priced before any record is read, at the epsilon that is published."""
+_ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS = 100, 20, 500
+_SMALL_POOL = 400
 _MOST_QUERIES = 1000
+_MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
+_SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
+_FEWEST_NEIGHBOURS, _CLUSTERS = 20, 20
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
-    """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :data:`DEFAULT`."""
-    name = DEFAULT if method is None else method
-    entry = entry_for(data)
-    num_public = entry.num_public if data.num_public is None else data.num_public
+    """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
+    name = method_for(data) if method is None else method
+    entry, num_public = entry_for(data), _pool_size(data)
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
     teachers = max(_FEWEST_TEACHERS, min(entry.rows // _PER_TEACHER, _MOST_TEACHERS))
+    many = entry.rows > _MANY_RECORDS
+    rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
+    num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
     values: Values = {
         "method": name,
         "student": linear,
         "teachers": linear | {"num_teachers": teachers},
         "aggregator": {
-            "num_queries": _MOST_QUERIES if num_public > _MOST_QUERIES else None,
+            "num_queries": num_queries,
             "release": "counts",
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },
+        "private_knn": {
+            "queries": "first" if many else "typical",
+            "sampling_rate": rate,
+            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * entry.rows)),
+        },
+        "record_votes": {"rule": "linear", "num_records": entry.rows},
         "dp_sgd": {
             "epochs": 5,
             "batch_size": max(_SMALLEST_BATCH, min(entry.rows // _BATCHES, _LARGEST_BATCH)),
             "learning_rate": 0.5,
         },
     }
+    if name == "private_knn":
+        asked = num_queries if many else min(_CLUSTERS, num_public)
+        values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not find_method(name)().protects_attribute_only:
         values["data"] = {"embedding": {}}
     return values
+
+
+def method_for(data: DataConfig) -> str:
+    """The method where none is named."""
+    few_public = _pool_size(data) < _SMALL_POOL and entry_for(data).rows > _MANY_RECORDS
+    return _WITHOUT_VOTES if few_public else _ONE_RELEASE
+
+
+def _pool_size(data: DataConfig) -> int:
+    return entry_for(data).num_public if data.num_public is None else data.num_public

@@ -55,7 +55,7 @@ from fairpate.config import (
     TeachersConfig,
 )
 from fairpate.data import Dataset, Split
-from fairpate.methods.definition import Method, Training
+from fairpate.methods.definition import Method, Training, Voting
 from fairpate.methods.preprocess import streaming_filter
 from fairpate.methods.trained import Trained
 from fairpate.nn.dpfr import public_penalty
@@ -167,6 +167,14 @@ class VotingMethod(Method):
         asked = self.queried(dataset)
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:  # noqa: ARG002 - as many voters vote whatever it is
+        """All voters on every query."""
+        plan = self.plan(dataset)
+        noise = float(plan.mechanism.parameters["noise_stddev_votes"])
+        return Voting(
+            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
+        )
 
     def release(self, training: Training) -> Labels:
         """Labels within the target or budget. However often it runs in one folder, one release results."""

@@ -45,7 +45,7 @@ from fairpate.app.votes import StandingVoters
 from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.definition import Training
+from fairpate.methods.definition import Training, Voting
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.methods.places import Clusters, Places
 from fairpate.methods.prototypes import EmbeddingName
@@ -152,6 +152,13 @@ class PrivateKnn(VotingMethod):
                 f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
                 f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
             )
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+        """The neighbours; a typical record's label is that of its cluster."""
+        voting = super().voting(dataset, num_records)
+        sampled = max(1, round(self.private_knn.sampling_rate * num_records))
+        labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
+        return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
     def queried(self, dataset: Dataset) -> Dataset:
         """With the typical public records first, where they are asked about; a choice from public features alone."""

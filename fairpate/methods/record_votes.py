@@ -31,8 +31,9 @@ from sklearn.linear_model import LogisticRegression
 from fairpate.app.released import Released
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import Count
+from fairpate.data import Dataset
 from fairpate.data.neighbour_graph import Floats
-from fairpate.methods.definition import Training
+from fairpate.methods.definition import Training, Voting
 from fairpate.methods.prototypes import EmbeddingName, Prototypes
 from fairpate.methods.trained import Trained
 from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
@@ -90,6 +91,12 @@ class RecordVotes(VotesOfRecords):
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+        """An equal share of the records in every cell."""
+        stddev, pool = self.least_noise(_event), len(dataset.public)
+        votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
+        return Voting(votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool))
 
     def measure(self, training: Training) -> Released:
         """Prototypes, and one noisy table."""

@@ -39,7 +39,7 @@ from fairpate.app.released import Released
 from fairpate.config import EmbeddingConfig, Positive
 from fairpate.data import Dataset
 from fairpate.data.embedding import Embedding
-from fairpate.methods.definition import Training
+from fairpate.methods.definition import Training, Voting
 from fairpate.methods.trained import Trained
 from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
 from fairpate.privacy.record_votes import VoteSums
@@ -50,6 +50,7 @@ UNITS = 2**14
 """U: a vote of norm one, in whole numbers."""
 _CONSTANT = 0.5  # beside coordinates of norm one or less
 _AT_ONCE = 8192
+_COMPARED = 2000  # public records, with one another
 _MOST_STEPS = 500
 
 
@@ -111,6 +112,18 @@ class WeightedVotes(VotesOfRecords):
 
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+        """Were private records like public ones: by how much those that lean towards a record do, in whole votes."""
+        ballot = Ballot.of(dataset, self.weighted_votes.embedding)
+        pool_MW = ballot.votes(dataset.public.x[:_COMPARED])[:, 1:] / UNITS  # the constant leans towards all alike
+        alike_MM = np.maximum(pool_MW @ pool_MW.T, 0.0)
+        np.fill_diagonal(alike_MM, 0.0)
+        norm_M = np.linalg.norm(pool_MW, axis=1)
+        share = alike_MM.sum(axis=1)[norm_M > 0] / norm_M[norm_M > 0] / max(1, len(pool_MW) - 1)
+        votes = max(1, round(num_records * float(share.mean()))) if len(share) else 1
+        labels = round(self.weighted_votes.taught_share * len(dataset.public))
+        return Voting(votes=votes, noise_stddev_votes=self.least_noise(_event), labels=labels)
 
     def measure(self, training: Training) -> Released:
         """A ballot, and one noisy table."""

@@ -122,7 +122,7 @@ def test_real_votes_are_called_private_and_assumed_ones_are_not(profile: Profile
     assert "as most" not in text(assumed)
     assert " right " not in text(real)
     assert "most teachers chose; the truth is not among the votes" in text(real)
-    values = json.loads(proposal_json(real))
+    values = proposal_json(real)
     assert values["from_private_votes"] is True
     assert values["right"] == "as most teachers chose"
     assert set(values["for_any_votes"][0]) == set(Plan.__dataclass_fields__)

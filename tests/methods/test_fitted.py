@@ -12,7 +12,7 @@ from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.entry import DatasetEntry
 from fairpate.methods import method_names
-from fairpate.methods.fitted import DEFAULT, fitted
+from fairpate.methods.fitted import fitted, method_for
 from fairpate.methods.load import configured
 
 
@@ -32,7 +32,7 @@ def test_nothing_is_opened_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for entry in REGISTRY.values():
         monkeypatch.setattr(DatasetEntry, "load", refuse, raising=False)
-        assert fitted(DataConfig(name=entry.name))["method"] == DEFAULT
+        assert fitted(DataConfig(name=entry.name))["method"] == method_for(DataConfig(name=entry.name))
 
 
 def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:

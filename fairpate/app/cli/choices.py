@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -43,12 +44,15 @@ def plan(
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Noise from budget: teachers, threshold, noises and queries of a PATE method that fit epsilon and delta."""
+    """Who could vote at an epsilon, with the command of each; and of trained teachers every way to spend it."""
+    from fairpate.app.candidates import candidates, describe_candidates
     from fairpate.app.plan import describe, plan_for, proposal_json
+    from fairpate.methods.fitted import method_for
 
+    config = data_config(data, None, data_dir)
     with checked_arguments():
         proposal = plan_for(
-            data_config(data, None, data_dir),
+            config,
             epsilon=epsilon,
             delta=delta,
             teacher_counts=teachers or None,
@@ -57,10 +61,17 @@ def plan(
             spread=spread,
             votes=votes,
         )
+        found = (
+            []
+            if votes is not None
+            else candidates(config, data, epsilon=epsilon, delta=delta, agreement=agreement, spread=spread)
+        )
     if as_json:
-        typer.echo(proposal_json(proposal))
-    else:
-        terminal().print(describe(proposal))
+        typer.echo(json.dumps(proposal_json(proposal) | {"candidates": [asdict(each) for each in found]}, indent=2))
+        return
+    if found:
+        terminal().print(describe_candidates(found, epsilon=epsilon, chosen=method_for(config)), crop=False)
+    terminal().print(describe(proposal))
 
 
 def specify(
