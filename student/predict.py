@@ -6,13 +6,16 @@ disparity of what was answered stays within its margin. The gate starts empty at
 A student may be randomised: a uniform mixture of networks, of which a prediction draws one, or a table of what to
 predict for a member of a group where the network says a label. Such a student is known by the probabilities of its
 predictions, and its labels are drawn from them.
+
+A student of embedded records has the public embedding in a file beside it, which its card knows by checksum; loaded
+with it, it takes records as the data set has them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig
+from fairpate.data.embedding import Embedding
+from fairpate.data.embedding_file import read_embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.mixture import Mixture, draw_labels, said_labels
 from fairpate.nn.models import build_architecture
@@ -30,6 +35,7 @@ from fairpate.nn.predict import predict_probabilities
 from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
+_EMBEDDING = "embedding.safetensors"
 
 
 class StudentFileError(UserError):
@@ -42,7 +48,8 @@ class StudentCard:
 
     ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
     of predicting k for a member of group a where the network says j; None predicts what it says.
-    ``num_training_labels``: released labels that it was trained on; None where that was not recorded.
+    ``num_training_labels``: released labels that it was trained on; None where that was not recorded. ``embedding``: of
+    the embedding whose coordinates it takes, the SHA-256 of its file; None where it takes records as they are.
     """
 
     model: ModelConfig
@@ -54,6 +61,7 @@ class StudentCard:
     num_members: int | None = None
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     num_training_labels: int | None = None
+    embedding: str | None = None
 
     @property
     def is_randomised(self) -> bool:
@@ -89,10 +97,16 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """A model with its card."""
+    """A model with its card, and the ``embedding`` that records go through first; None: through none."""
 
     card: StudentCard
     network: nn.Module
+    embedding: Embedding | None = None
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """Of one record that it takes."""
+        return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
         self,
@@ -129,8 +143,10 @@ class Student:
         self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.float32]:
         """How likely each label is predicted for features (N, ...), shape (N, C); a mixing by group needs groups."""
-        if tuple(x.shape[1:]) != self.card.input_shape:
-            raise ValueError(f"Expected features of shape (N, *{self.card.input_shape}), got {tuple(x.shape)}.")
+        if tuple(x.shape[1:]) != self.record_shape:
+            raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
+        if self.embedding is not None:
+            x = self.embedding(x)
         if self.card.mixing is None:
             probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
             return probabilities
@@ -159,7 +175,8 @@ def save_student(student: Student, path: Path) -> None:
 def load_student(path: Path) -> Student:
     """Read a file of :func:`save_student`; StudentFileError if it is missing, damaged or something else.
 
-    Of a file that says no checksum, only what cannot be read counts as damage.
+    The embedding that its card knows is read from ``embedding.safetensors`` beside it. Of a file that says no checksum,
+    only what cannot be read counts as damage.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -168,7 +185,8 @@ def load_student(path: Path) -> Student:
         values = json.loads(metadata.get("card", "{}"))
         if (found := values.get("format", metadata.get("format"))) != FORMAT:
             raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
-        return _student(values, tensors)
+        student = _student(values, tensors)
+        return student if student.card.embedding is None else replace(student, embedding=_embedding(student.card, path))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
@@ -184,6 +202,14 @@ def _student(values: dict[str, object], tensors: dict[str, Tensor]) -> Student:
     network = card.build_network()
     network.load_state_dict(tensors)
     return Student(card=card, network=network.eval())
+
+
+def _embedding(card: StudentCard, path: Path) -> Embedding:
+    """ValueError or OSError unless the file beside ``path`` is the one that the card knows."""
+    beside = path.parent / _EMBEDDING
+    if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
+        raise ValueError(f"{beside} is not the embedding that it was trained with")
+    return read_embedding(beside)
 
 
 def _digest(card: dict[str, object], tensors: dict[str, Tensor]) -> str:

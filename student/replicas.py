@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fairpate.api_page import HEADERS, api_page
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.types import GateRule
-from student.predict import Student, StudentCard, load_student
+from student.predict import StudentCard, load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
@@ -68,12 +68,14 @@ class StudentReplica:
         torch.set_num_threads(1)
         student = load_student(path)
         self._card = student.card
-        self._student = Student(card=replace(student.card, idp3=None), network=student.network)
+        self._student = replace(student, card=replace(student.card, idp3=None))
         self._gate = gate
 
     async def answer(self, body: Records) -> dict[str, Any]:
         """One label, or null where IDP3 refuses, per record. BadRecordError for a record it cannot read."""
-        features = np.stack([read_features(record, i, self._card) for i, record in enumerate(body.records)])
+        features = np.stack(
+            [read_features(record, i, self._student.record_shape) for i, record in enumerate(body.records)]
+        )
         groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
         answered = [True] * len(labels) if self._gate is None else await self._gate.offer.remote(groups, labels)
@@ -84,7 +86,7 @@ class StudentReplica:
         card = self._card
         rule = card.idp3
         return {
-            "input_shape": card.input_shape,
+            "input_shape": self._student.record_shape,
             "label_names": card.label_names,
             "group_names": card.group_names,
             "sensitive_attribute": card.sensitive_attribute,
@@ -94,15 +96,15 @@ class StudentReplica:
         }
 
 
-def read_features(record: Record, position: int, card: StudentCard) -> npt.NDArray[np.generic]:
+def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
-    field, is_image = f"records.{position}.features", len(card.input_shape) == _IMAGE_DIMENSIONS
+    field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     try:
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         raise BadRecordError(field, record.features, "Expected nested lists of numbers, all of one length.") from None
-    if values.shape != card.input_shape:
-        raise BadRecordError(field, values.shape, f"Expected the shape {card.input_shape}.")
+    if values.shape != shape:
+        raise BadRecordError(field, values.shape, f"Expected the shape {shape}.")
     low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
     if not ((values >= low) & (values <= high)).all() or (is_image and (values % 1).any()):
         kind = "whole numbers" if is_image else "finite numbers"

@@ -358,7 +358,7 @@ def open_ledger(
     charges. RunDirectoryError for a ledger that lacks something, LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
-    released = [path for path in released if path != run.coordinates]  # of public records alone, before any vote
+    released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
     if released and not run.ledger.exists():
         raise RunDirectoryError(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "

@@ -38,9 +38,10 @@ from fairpate.app.rundir import (
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.students import read_student, student_card
-from fairpate.app.trained_on import record_data, with_given_data
+from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_given_data
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.data.files import sha256_of
 from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
@@ -145,18 +146,20 @@ def _opened(
         config = with_given_data(config, dataset)
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
-    check_run_directory(config)
+    embedded = found = _own(check_run_directory(config), config)
     if release_of is not None:
         check_release_of(config, release_of)
+        embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
-        dataset = load(config.data) if dataset is None else dataset
+        dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         _check_data(config, dataset)
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=is_given)
     if not config.is_private:
         # Not rmtree: a folder that holds anything is an error and never deleted.
         run.public.rmdir()
-        run = UnprotectedRun(root=run.root)
+        run = _own(run, config)
+    keep_embedding(run, dataset)
     if release_of is not None:
         take_release(run, release_of)
     reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
@@ -164,11 +167,15 @@ def _opened(
     return config, dataset, run, meter
 
 
+def _own(run: RunDirectory, config: Method) -> RunDirectory:
+    """The folder as ``config`` divides it."""
+    return run if config.is_private else UnprotectedRun(root=run.root)
+
+
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     """The run in ``root``, whose every stage that costs something is done. RunDirectoryError otherwise."""
     run, config = open_run_directory(root)
-    if not config.is_private:
-        run = UnprotectedRun(root=run.root)
+    run = _own(run, config)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
     return run, config
 
@@ -192,7 +199,8 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
     )
     trained = config.train(training)
     network = _post_process(trained.model, config, training)
-    return trained, Student(card=_card(config, dataset, trained, network), network=network)
+    student = Student(card=_card(config, dataset, trained, network), network=network, embedding=dataset.embedding)
+    return trained, student
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
@@ -294,7 +302,7 @@ def _student(
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
         _state(config, run, trained, meter)
-    student = Student(card=_card(config, dataset, trained, network), network=network)
+    student = Student(card=_card(config, dataset, trained, network, run), network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
 
@@ -382,7 +390,10 @@ def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple
     return (TELLS_SIZE,) if samples and unit == "record" and config.rate_tells_size else ()
 
 
-def _card(config: Method, dataset: Dataset, trained: Trained, network: nn.Module) -> StudentCard:
+def _card(
+    config: Method, dataset: Dataset, trained: Trained, network: nn.Module, run: RunDirectory | None = None
+) -> StudentCard:
+    """What the file says; ``run`` is where an embedding is kept."""
     mixing = trained.mixing_GCC
     return replace(
         student_card(config.student, dataset),
@@ -390,6 +401,7 @@ def _card(config: Method, dataset: Dataset, trained: Trained, network: nn.Module
         num_members=len(network.members) if isinstance(network, Mixture) else None,
         mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
         num_training_labels=trained.num_training_labels,
+        embedding=sha256_of(run.embedding) if run is not None and dataset.embedding is not None else None,
     )
 
 

@@ -99,9 +99,9 @@ class RunDirectory:
         return self.public / "released.safetensors"
 
     @property
-    def coordinates(self) -> Path:
-        """Where an embedding puts the first public records: it is computed anew each time, and must come out alike."""
-        return self.public / "coordinates.safetensors"
+    def embedding(self) -> Path:
+        """What every record of the run went through, where that is anything: made once, of public records alone."""
+        return self.public / "embedding.safetensors"
 
     @property
     def labels(self) -> Path:

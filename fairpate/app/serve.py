@@ -25,9 +25,9 @@ from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError
-from fairpate.app.trained_on import record_data, require_data_by_name
+from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.config import QueriesConfig, RayConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset
 from fairpate.methods.pate import VotingMethod
 from teachers.cluster import start_ray
 
@@ -46,7 +46,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
     ``state`` is the operator's folder, where the odometer lies; None: this process's own.
     """
     run = RunDirectory(root=root)
-    named = load_dataset(config.data)
+    named = load_for(run, config.data)
     record_data(run, named, given_from_python=False)
     dataset = config.queried(named)
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,12 @@ def student_card(config: PublishedConfig, dataset: Dataset) -> StudentCard:
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
-    """The published student. RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy."""
+    """The published student, of coordinates where it has an embedding.
+
+    RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
+    """
     try:
-        return load_student(run.student)
+        return replace(load_student(run.student), embedding=None)
     except StudentFileError as error:
         remedy = (
             "Or delete it and give the same command again: it is then trained again from the released labels, at no "

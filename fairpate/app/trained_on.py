@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
 
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
 from fairpate.config import DataConfig
-from fairpate.files import write_atomically
+from fairpate.data import Dataset, load_dataset
+from fairpate.data.embedding import placed
+from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
 from student.predict import StudentCard, load_student
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fairpate.data import Dataset
     from fairpate.methods.definition import Method
 
-_COMPARED, _COORDINATES_APART = 64, 0.1  # public records, and how far of a norm of 4 they may lie apart
 _GIVEN = "a data set that was given from Python"
 
 
@@ -73,12 +71,34 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
         _require_same(run, found, now)
     if given_from_python:
         _require_same_records(run, dataset)
-    if dataset.embedding is not None:
-        _require_same_coordinates(run, dataset.public.x[:_COMPARED])
     if found is None:
         if run.student.exists():  # of a run that an earlier version did not record
             require_student_of(run, now, load_student(run.student).card)
         write_json(run.data, asdict(now))
+
+
+def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_dataset) -> Dataset:
+    """What ``data`` names, as the embedding of ``run`` sees it where one is kept.
+
+    RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.
+    """
+    if data.embedding is not None and run.embedding.exists():
+        try:
+            return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
+        except EmbeddingFileError as error:
+            raise RunDirectoryError(str(error)) from error
+    if data.embedding is not None and run.student.exists():
+        raise RunDirectoryError(
+            f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
+            "new run folder with --out."
+        )
+    return load(data)
+
+
+def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
+    """Write what made the features, beside the student that will read them."""
+    if dataset.embedding is not None and not run.embedding.exists():
+        save_embedding(dataset.embedding, run.embedding)
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
@@ -139,21 +159,6 @@ def _require_same(run: RunDirectory, found: DataRecord, now: DataRecord) -> None
         raise RunDirectoryError(
             f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
             "another folder with --out."
-        )
-
-
-def _require_same_coordinates(run: RunDirectory, public_KE: Tensor) -> None:
-    """Components of nearly equal spread, and a graph of few pictures, turn with the processor and with threads."""
-    if not run.coordinates.exists():
-        write_atomically(run.coordinates, lambda path: save_file({"public": public_KE.contiguous()}, path))
-        return
-    before_KE = load_file(run.coordinates)["public"]
-    same_shape = before_KE.shape == public_KE.shape
-    if not same_shape or (before_KE - public_KE).abs().max() > _COORDINATES_APART:
-        raise RunDirectoryError(
-            f"{run.coordinates}: the embedding of this run came out otherwise on this machine, or with another number "
-            "of threads, so its model would read other coordinates; use the machine and OMP_NUM_THREADS of before, or "
-            "give another folder with --out."
         )
 
 

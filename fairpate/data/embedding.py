@@ -105,13 +105,14 @@ class Components:
 class Embedding:
     """Components, and perhaps a ``graph``, in shares of a norm that most records have about.
 
-    ``radius``: the median norm of the pool's components.
+    ``radius``: the median norm of the pool's components; ``record_shape``: of one record that it takes.
     """
 
     config: EmbeddingConfig
     components: Components
     graph: Graph | None
     radius: float
+    record_shape: tuple[int, ...]
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
@@ -121,7 +122,7 @@ class Embedding:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
             graph = Graph.of(pool, Components.of(pool, edges, evened=False))
         radius = float(components(pool).norm(dim=1).median()) or 1.0
-        return cls(config=config, components=components, graph=graph, radius=radius)
+        return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
@@ -135,9 +136,11 @@ class Embedding:
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
     """The data set as a table of coordinates, in every split; None leaves it as it is."""
-    if config is None:
-        return dataset
-    embedding = Embedding.of(dataset.public.x, config)
+    return dataset if config is None else placed(dataset, Embedding.of(dataset.public.x, config))
+
+
+def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
+    """The data set as ``embedding`` sees it."""
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, **splits)

@@ -1,7 +1,13 @@
 """`fairpate run` with a data set, a method or an epsilon and nothing else."""
 
+import json
+
 import pytest
-from safetensors.torch import load_file, save_file
+
+from fairpate.config import DataConfig
+from fairpate.data import load_dataset
+from fairpate.data.embedding import Embedding
+from student.predict import StudentFileError, load_student
 
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding.graph_share=0")
 
@@ -25,19 +31,41 @@ def test_a_method_gets_what_suits_it(fairpate, tmp_path):
     assert "num_components: 200" in written
 
 
-def test_a_run_whose_embedding_comes_out_otherwise_is_refused(fairpate, tmp_path):
-    """As on another processor: the components of the pool have turned."""
+def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monkeypatch):
+    """Also where it would come out otherwise, as on another processor; and its student reads records with it."""
     folder = tmp_path / "run"
     command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, "--out", str(folder))
     assert fairpate(*command)[0] == 0
-    assert fairpate(*command)[0] == 0
-    stored = folder / "public" / "coordinates.safetensors"
-    coordinates = load_file(stored)["public"]
-    assert coordinates.shape[0] == 64
-    save_file({"public": coordinates.flip(1).contiguous()}, stored)
+    dataset = load_dataset(DataConfig())
+    predicted = load_student(folder / "public" / "student.safetensors").predict(dataset.test.x).labels
+    accuracy = json.loads((folder / "public" / "metrics.json").read_text())["accuracy"]
+    assert (predicted == dataset.test.y.numpy()).mean() == pytest.approx(accuracy, abs=1e-9)
+
+    def turned(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Embedding, "of", turned)
+    code, _, errors = fairpate(*command)
+    assert code == 0, errors
+    stored = folder / "public" / "embedding.safetensors"
+    content = stored.read_bytes()
+    stored.write_bytes(content[:-8] + bytes(8))
     code, _, errors = fairpate(*command)
     assert code == 1
-    assert "came out otherwise on this machine" in errors
+    assert "restore it from a copy" in errors
+    with pytest.raises(StudentFileError, match="is not the embedding that it was trained with"):
+        load_student(folder / "public" / "student.safetensors")
+    stored.unlink()
+    code, _, errors = fairpate(*command)
+    assert code == 1
+    assert "gone, although" in errors
+
+
+def test_what_protects_nobody_keeps_its_embedding_to_itself(fairpate, tmp_path):
+    code, _, errors = fairpate("run", "--method", "sgd", *QUICK[2:], "--out", str(tmp_path / "run"))
+    assert code == 0, errors
+    assert not (tmp_path / "run" / "public").exists()
+    assert (tmp_path / "run" / "private" / "embedding.safetensors").is_file()
 
 
 @pytest.mark.parametrize("method", ["fairpate", "private_knn"])

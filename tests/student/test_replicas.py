@@ -57,7 +57,7 @@ def test_replicas_share_one_gate(url, student):
 @pytest.mark.parametrize("features", [[1, 2, 3], [[1, 2, 3, 4]], [1, 2, 3, "x"], [1, 2, 3, 1e39], [1, [2], 3, 4]])
 def test_a_record_of_another_shape_or_range_is_refused(features):
     with pytest.raises(BadRecordError, match="Expected"):
-        read_features(Record(features=features, group="red"), 0, untrained_student().card)
+        read_features(Record(features=features, group="red"), 0, untrained_student().record_shape)
 
 
 @pytest.mark.slow

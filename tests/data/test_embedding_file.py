@@ -1,0 +1,44 @@
+"""An embedding on disk places records as it did before, and a file that is none says so."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fairpate.config import DataConfig, EmbeddingConfig
+from fairpate.data import load_dataset
+from fairpate.data.embedding import Embedding
+from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
+
+
+@pytest.mark.parametrize("kind", ["table", "pictures"])
+def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):
+    digits = load_dataset(DataConfig(num_public=120))
+    pool, others = digits.public.x, digits.test.x[:50]
+    if kind == "table":
+        pool, others = pool.flatten(1).float(), others.flatten(1).float()
+    embedding = Embedding.of(pool, EmbeddingConfig(num_components=20))
+    save_embedding(embedding, tmp_path / "embedding.safetensors")
+    again = read_embedding(tmp_path / "embedding.safetensors")
+    assert again.config == embedding.config
+    assert again.record_shape == tuple(pool.shape[1:])
+    for x in (pool, others, others[:1]):
+        assert torch.equal(again(x), embedding(x))
+
+
+def test_a_file_that_is_none_is_named(tmp_path):
+    path = tmp_path / "embedding.safetensors"
+    embedding = Embedding.of(torch.arange(40.0).reshape(10, 4), EmbeddingConfig(steps=0))
+    save_embedding(embedding, path)
+    whole = path.read_bytes()
+    for content in (b"", whole[:50], whole[:-4], whole[:-4] + b"abcd"):
+        path.write_bytes(content)
+        with pytest.raises(EmbeddingFileError, match=f"{re.escape(str(path))}: no embedding .* restore it"):
+            read_embedding(path)
+    save_file({"weights": torch.zeros(2)}, path)
+    with pytest.raises(EmbeddingFileError, match="no embedding"):
+        read_embedding(path)
+    path.unlink()
+    with pytest.raises(EmbeddingFileError, match="no embedding"):
+        read_embedding(path)
