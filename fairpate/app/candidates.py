@@ -109,7 +109,7 @@ def _candidate(
 def _private_records(data: DataConfig, dataset: Dataset) -> int:
     """The publisher's count, less the records of the other splits."""
     others = sum(len(split) for name, split in dataset.splits.items() if name != "private")
-    return max(1, entry_for(data).rows - others)
+    return max(1, entry_for(data).public_rows - others)
 
 
 def describe_candidates(found: Sequence[Candidate], *, epsilon: float, chosen: str) -> Group:

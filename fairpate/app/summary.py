@@ -21,7 +21,7 @@ from student.predict import load_student
 def summarise(run: RunDirectory) -> Group:
     """The published numbers of a finished run, and where its files are."""
     statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
-    gap, queries = metrics["gaps"]["dp_one_vs_rest"], statement.queries
+    queries = statement.queries
     epsilon = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
     guarantee = (
         f"{epsilon} at delta {statement.delta:g} ({statement.relation} {statement.unit}; {statement.accounting}; "
@@ -30,10 +30,7 @@ def summarise(run: RunDirectory) -> Group:
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         ("epsilon", guarantee),
-        ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
-        *baseline_rows(metrics),
-        ("coverage", number_text(metrics["coverage"])),
-        ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
+        *_measured_rows(metrics),
     ]
     if queries is not None:
         rows += [
@@ -44,6 +41,18 @@ def summarise(run: RunDirectory) -> Group:
     rows += [("report", str(run.public_report))] if run.public_report.exists() else []
     rows += [("operator only", str(run.private_report))] if queries is not None else []
     return Group(Text(), facts(rows))
+
+
+def _measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not metrics["num_records"]:
+        return [("accuracy", "unknown: no test records")]
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    return [
+        ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        *baseline_rows(metrics),
+        ("coverage", number_text(metrics["coverage"])),
+        ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
+    ]
 
 
 def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, str]]:
@@ -67,7 +76,8 @@ def listing_table(listings: Sequence[DatasetListing]) -> Table:
     table = Table("name", "task", "sensitive attribute", "records", "licence", "here", box=SIMPLE_HEAD)
     for listing in listings:
         entry, here = listing.entry, "yes" if listing.present else "no"
-        table.add_row(entry.name, entry.task, entry.sensitive, f"{entry.rows:,}", entry.licence, here)
+        rows = "" if entry.rows is None else f"{entry.rows:,}"
+        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
     return table
 
 

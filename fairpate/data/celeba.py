@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
+from fairpate.data.encode import codes
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Records, Request, SourceFile
 from fairpate.data.files import read_any
 from fairpate.data.gradients import FEATURES

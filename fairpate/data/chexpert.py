@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
+from fairpate.data.encode import codes
 from fairpate.data.entry import DataError, DatasetEntry, Option, Records, Request, SourceFile
 from fairpate.data.files import read_bytes, resolve_data_dir
 from fairpate.data.gradients import FEATURES

@@ -1,4 +1,4 @@
-"""A table as a declaration: its files, the meaning of its columns, and what is known of it before a file is opened.
+"""A data set as a declaration: its files, the meaning of its columns, and what is known before a file is opened.
 
 The YAML files in `codebooks/` are the project's own; a user's records are declared the same way. Every value is read as
 it is written (`no` and `007` are text), only the schema makes numbers of it, and nothing in it is evaluated. Record
@@ -8,18 +8,17 @@ names may not depend on the sensitive attribute, so no declaration may name reco
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.codebook import Coding, Column, Interval, When
-from fairpate.data.entry import DataSettingsError, Option, Origin, SourceFile, as_text, holds
-from fairpate.data.files import ARCHIVE_SUFFIXES
+from fairpate.data.columns import Feature, Group, Interval, Label, Texts, When
+from fairpate.data.entry import DataSettingsError, Option, as_text, holds
+from fairpate.data.sources import Files
 from fairpate.names import nearest
 
 SENSITIVE = "sensitive"
@@ -51,17 +50,10 @@ class Choice(Section):
         return Option(default=default, allowed=(default, not default), description=self.description)
 
 
-class Group(Coding):
-    """One sensitive attribute that the group z may be."""
-
-    column: str = Field(description="Its name in the file; empty: its name in `groups`.")
-    attribute: str = Field(description="What it is called; empty: its name in `groups`.")
-
-
 class Trim(Section):
     """Characters that are not part of a column's values: removed before anything else, but never a whole value."""
 
-    columns: tuple[str, ...] = Field(description="Their names in the file.")
+    columns: Texts = Field(description="Their names in the file.")
     start: str = Field("", description="Characters removed from the start, such as 0.")
     end: str = Field("", description="Characters removed from the end.")
 
@@ -70,8 +62,10 @@ class Rule(Interval):
     """Which rows are kept: those whose value is in the range and none of `other_than`."""
 
     column: str = Field(description="Its name in the file.")
-    other_than: tuple[str, ...] = Field((), description="Published values of rows that are left out.")
-    missing: str | None = Field(None, description="With a range: the value that means unknown; such rows are left out.")
+    other_than: Texts = Field((), description="Published values of rows that are left out.")
+    unknown: Texts = Field(
+        (), description="With a range: what means a missing value, beside an empty cell; such rows are left out."
+    )
     note: str = Field("", description="Public remark behind the count of rows left out; empty: no remark.")
     when: When = Field({}, description="Options and the value at which the rule holds.")
 
@@ -86,8 +80,8 @@ class Identity(Section):
     """What names a record: the publisher's own key, or a hash of its published text. Never the sensitive attribute."""
 
     prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
-    key: tuple[str, ...] = Field((), description="Columns that name a record together; empty: its text does.")
-    text: tuple[str, ...] = Field(
+    key: Texts = Field((), description="Columns that name a record together; empty: its text does.")
+    text: Texts = Field(
         (),
         description="Columns whose text is hashed; empty: all but the groups' and those computed from them.",
     )
@@ -100,131 +94,164 @@ class Identity(Section):
 
 
 class Person(Section):
-    """Who stands behind a record, where several records share a person and a split must not part them."""
+    """Who stands behind a record, where several records share a person and a split must not part them.
+
+    The name of a column alone stands for it.
+    """
 
     column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
     prefix: str = Field("person", description="Begins every name.")
     when: When = Field({}, description="Options and the value at which splits keep persons together.")
 
-
-class Origins(Section):
-    """The publisher's own division, by file."""
-
-    files: dict[str, Origin] = Field(description="Path of each file, and which splits its records may go to.")
-    when: When = Field({}, description="Options and the value at which it is kept.")
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"column": value} if isinstance(value, str) else value
 
 
 class Declaration(Section):
-    """A table with labels and groups."""
+    """A data set with labels and groups."""
 
     name: str = Field(pattern="^[a-z][a-z0-9_]*$", description="In commands, configurations and the odometer.")
-    task: str = Field(description="What the label says, in a few words.")
+    kind: Literal["table"] = Field("table", description="What a record is: a row of a `table`.")
+    task: str = Field("", description="What the label says, in a few words.")
     publisher: str = Field("", description="Who publishes the records.")
     address: str = Field("", description="The publisher's page.")
     licence: str = Field("", description="Under which the records may be used.")
     citation: str = Field("", description="What a study cites.")
-    rows: Count = Field(description="The publisher's count: a public number, never counted from private records.")
-    files: tuple[SourceFile, ...] = Field(description="Below the data folder; several are joined.")
-    separator: str = Field(",", min_length=1, max_length=1, description="Between two fields.")
+    rows: Count | None = Field(
+        None, description="How many records there are about: a public number, never counted from private records."
+    )
+    files: Files = Field(description="Where which part lies.")
+    separator: str | None = Field(
+        None, min_length=1, max_length=1, description="Between two fields; empty: a tab in .tsv files, else a comma."
+    )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
     comment: str = Field("", description="What a first line begins with that is no record; empty: none does.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Choices that `when` refers to.")
     keep: tuple[Rule, ...] = Field((), description="Which rows are records: those that all rules keep.")
-    columns: tuple[Column, ...] = Field(description="What becomes a feature, in this order.")
-    label: Coding = Field(description="The class y.")
+    features: dict[str, Feature] = Field(description="What becomes a feature, by name, in this order.")
+    label: Label = Field(description="The class y.")
     groups: dict[str, Group] = Field(
-        description="The group z, by name. Of several the option `sensitive` takes one; by default the first.",
+        description="The group z, by name; `group` where there is one. Of several the option `sensitive` takes one; by "
+        "default the first.",
     )
-    computed_from_group: tuple[str, ...] = Field(
+    computed_from_group: Texts = Field(
         (),
         description="Further columns that the publisher computed from an attribute: they name no record, and are "
         "features only with `sensitive_as_feature`.",
     )
     identity: Identity = Field(Identity(), description="What names a record.")
     person: Person | None = Field(None, description="Who stands behind a record; empty: each is a person's only one.")
-    origins: Origins | None = Field(None, description="The publisher's division; empty: any record may go anywhere.")
-    num_public: Count = Field(1000, description="Default size of the public split.")
-    num_validation: CountOrZero = Field(500, description="Default size of the validation split.")
+    num_public: Count | None = Field(
+        None, description="Default size of the public split; empty: what has files of its own, or 1000."
+    )
+    num_validation: CountOrZero | None = Field(
+        None,
+        description="Default size of the validation split; empty: what has files of its own, none with "
+        "`private`, or 500.",
+    )
     num_test: Count | None = Field(
         None,
-        description="Default size of the test split; empty: what the publisher set aside, or a quarter of `rows`.",
+        description="Default size of the test split; empty: what has files of its own, or a quarter of `rows`.",
     )
 
-    @field_validator("groups", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _named_by_their_columns(cls, groups: Any) -> Any:
-        if not isinstance(groups, dict):
-            return groups
-        return {
-            name: {"column": name, "attribute": name, **group} if isinstance(group, dict) else group
-            for name, group in groups.items()
-        }
+    def _groups_are_named(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        if isinstance(one := values.get("group"), dict):
+            if "groups" in values:
+                raise ValueError("group: expected group or groups, got both")
+            # Without a column it is refused under its own name.
+            values["groups"] = {str(one.get("column", "group")): values.pop("group")}
+        elif isinstance(values.get("groups"), dict):
+            values["groups"] = {
+                name: {"column": name} | each if isinstance(each, dict) else each
+                for name, each in values["groups"].items()
+            }
+        return values
 
     @model_validator(mode="after")
-    def _has_features_and_groups(self) -> Declaration:
-        for name in ("files", "columns", "groups"):
-            if not getattr(self, name):
-                raise ValueError(f"{name}: expected one or more, got none")
-        for file in (*self.files, *(other for each in self.files for other in each.alternatives)):
-            if file.extracted or file.path.endswith(ARCHIVE_SUFFIXES):
-                raise ValueError(
-                    f"files: {file.path}: expected a text file, which may lie there gzipped, got an archive"
-                )
+    def _is_consistent(self) -> Declaration:
+        checks = (self._tables, self._options, self._conditions, self._columns, self._names, self._header)
+        faults = [fault for check in checks for fault in check()]
+        if not faults:  # conditions name options
+            faults = list(self._choices_without_files())
+        if faults:
+            raise ValueError("\n".join(faults))
         return self
 
-    @model_validator(mode="after")
-    def _conditions_name_options(self) -> Declaration:
+    def _tables(self) -> Iterator[str]:
+        for name in ("features", "groups"):
+            if not getattr(self, name):
+                yield f"{name}: expected one or more, got none"
+        for file in (*self.files.all, *(other for each in self.files.all for other in each.alternatives)):
+            if file.extracted or file.path.endswith(".zip"):
+                yield f"files: {file.path}: expected a table, which may be gzipped, got an archive"
+
+    def _options(self) -> Iterator[str]:
         for name in self.options:
             if name in RESERVED:
-                raise ValueError(f"options.{name}: this name is taken; choose another")
+                yield f"options.{name}: this name is taken; choose another"
+
+    def _conditions(self) -> Iterator[str]:
         options = self.all_options
-        for where, when in self._conditions():
+        for where, when in self._whens():
             for name, value in when.items():
+                allowed = [as_text(choice) for choice in options[name].allowed] if name in options else []
                 if name not in options:
-                    raise ValueError(f"{where}: no option {name}{nearest(name, options)}")
-                allowed = [as_text(choice) for choice in options[name].allowed]
-                if value not in allowed:
-                    raise ValueError(f"{where}: no value {value!r} of option {name}{nearest(value, allowed)}")
-        return self
+                    yield f"{where}: no option {name}{nearest(name, options)}"
+                elif value not in allowed:
+                    yield f"{where}: no value {value!r} of option {name}{nearest(value, allowed)}"
 
-    @model_validator(mode="after")
-    def _features_are_columns_of_their_own(self) -> Declaration:
-        for one, other in itertools.combinations(self.columns, 2):
-            if one.column == other.column and not _exclude(one.when, other.when):
-                raise ValueError(f"columns: {one.column} is declared twice; leave one out, or give both a `when`")
-        if self.label.column in {each.column for each in self.columns}:
-            raise ValueError(f"columns: {self.label.column} is the label; a model may not see it")
-        return self
+    def _columns(self) -> Iterator[str]:
+        for (one, first), (other, second) in itertools.combinations(self.columns, 2):
+            if one == other and not _exclude(first.when, second.when):
+                yield f"features: {one} is declared twice; leave one out, or give both a `when`"
+        if self.label.column in {column for column, _ in self.columns}:
+            yield f"features: {self.label.column} is the label; a model may not see it"
 
-    @model_validator(mode="after")
-    def _names_do_not_tell_the_group(self) -> Declaration:
+    def _names(self) -> Iterator[str]:
         named = [("identity", column) for column in (*self.identity.key, *self.identity.text)]
         named += [("person", self.person.column)] if self.person else []
         for field, column in named:
             if column in self.kept_out_of_names:
-                raise ValueError(f"{field}: {column} may be the sensitive attribute, or tells it; leave it out")
-        return self
+                yield f"{field}: {column} may be the sensitive attribute, or tells it; leave it out"
 
-    @model_validator(mode="after")
-    def _columns_are_in_the_header(self) -> Declaration:
+    def _header(self) -> Iterator[str]:
         for column in self.used() if self.header else ():
             if column not in self.header:
-                raise ValueError(f"header: no column {column}{nearest(column, self.header)}")
-        return self
+                yield f"header: no column {column}{nearest(column, self.header)}"
 
-    @model_validator(mode="after")
-    def _every_choice_has_files(self) -> Declaration:
-        paths = {file.path for file in self.files}
-        if self.origins and set(self.origins.files) != paths:
-            raise ValueError(f"origins.files: expected {', '.join(sorted(paths))}")
-        names = sorted({name for file in self.files for name in file.when})
+    def _choices_without_files(self) -> Iterator[str]:
+        files = self.files.records or self.files.private
+        names = sorted({name for file in files for name in file.when})
         for values in itertools.product(*(self.all_options[name].allowed for name in names)):
             choice = dict(zip(names, values, strict=True))
-            if not any(holds(file.when, choice) for file in self.files):
+            if not any(holds(file.when, choice) for file in files):
                 missing = ", ".join(f"{name}: {as_text(value)}" for name, value in choice.items())
-                raise ValueError(f"files: none with {missing}; add one, or leave the value out")
-        return self
+                yield f"files: none with {missing}; add one, or leave the value out"
+
+    @property
+    def columns(self) -> tuple[tuple[str, Feature], ...]:
+        """Every column that may become features, and what it means."""
+        return tuple(
+            (column, feature) for name, feature in self.features.items() for column in feature.columns or (name,)
+        )
+
+    def attribute(self, options: Mapping[str, Any]) -> str:
+        """What the chosen group is called."""
+        return _attribute(self.chosen(options), self.groups[self.chosen(options)])
+
+    @property
+    def attributes(self) -> str:
+        """All of them, in words."""
+        named = ((_attribute(name, group), len(group.names)) for name, group in self.groups.items())
+        return " or ".join(name if count == 2 else f"{name} ({count})" for name, count in named)
 
     @property
     def all_options(self) -> dict[str, Option]:
@@ -248,28 +275,37 @@ class Declaration(Section):
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Every column that has a meaning with ``options``; null: with some."""
-        conditional: tuple[Rule | Column, ...] = (*self.keep, *self.columns)
-        ruled = [each.column for each in conditional if options is None or holds(each.when, options)]
+        ruled = [(rule.column, rule.when) for rule in self.keep]
+        ruled += [(column, feature.when) for column, feature in self.columns]
+        conditional = [column for column, when in ruled if options is None or holds(when, options)]
         trimmed = [column for each in self.trim for column in each.columns]
         named = [*self.identity.key, *self.identity.text, *([self.person.column] if self.person else [])]
-        return tuple(dict.fromkeys((*named, *self.kept_out_of_names, self.label.column, *ruled, *trimmed)))
+        return tuple(dict.fromkeys((*named, *self.kept_out_of_names, self.label.column, *conditional, *trimmed)))
+
+    def chosen(self, options: Mapping[str, Any]) -> str:
+        """The name of the group that is in force."""
+        return str(options.get(SENSITIVE, next(iter(self.groups))))
 
     def group(self, options: Mapping[str, Any]) -> Group:
-        """The chosen one."""
-        return self.groups[options.get(SENSITIVE, next(iter(self.groups)))]
+        """The one that is in force."""
+        return self.groups[self.chosen(options)]
 
-    def features(self, options: Mapping[str, Any]) -> tuple[Column, ...]:
+    def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
         """The columns that become features; the attribute and what tells it only where they are asked for."""
         hidden = () if options[SENSITIVE_AS_FEATURE] else (self.group(options).column, *self.computed_from_group)
-        return tuple(each for each in self.columns if holds(each.when, options) and each.column not in hidden)
+        return tuple(
+            (column, feature)
+            for column, feature in self.columns
+            if holds(feature.when, options) and column not in hidden
+        )
 
-    def _conditions(self) -> Iterator[tuple[str, Mapping[str, str]]]:
-        yield from ((f"files.{file.path}.when", file.when) for file in self.files)
-        yield from ((f"columns.{each.column}.when", each.when) for each in self.columns)
+    def _whens(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield from ((f"files.{file.path}.when", file.when) for file in self.files.all)
+        yield "files.pooled", self.files.pooled
+        yield from ((f"features.{name}.when", feature.when) for name, feature in self.features.items())
         yield from ((f"keep.{rule.column}.when", rule.when) for rule in self.keep)
-        for where, part in (("person", self.person), ("origins", self.origins)):
-            if part is not None:
-                yield f"{where}.when", part.when
+        if self.person is not None:
+            yield "person.when", self.person.when
 
 
 def read_declaration(path: Path) -> Declaration:
@@ -278,34 +314,16 @@ def read_declaration(path: Path) -> Declaration:
         values = read_yaml(path, as_text=True)
     except ConfigError as error:
         raise DataSettingsError(str(error)) from error
-    columns = values["columns"] = list(_one_by_one(values.get("columns", [])))
     try:
         return parse_config(values, Declaration)
     except ConfigError as error:
-        lines = (f"{path}: {_with_name(line, columns)}" for line in str(error).splitlines())
-        raise DataSettingsError("\n".join(lines)) from error
+        # `config` is the whole: the message names the field.
+        lines = (line.removeprefix("config: ") for line in str(error).splitlines())
+        raise DataSettingsError("\n".join(f"{path}: {line}" for line in lines)) from error
 
 
-def _one_by_one(items: Any) -> Iterator[Any]:
-    """Every declared column by itself, where several were declared alike."""
-    for item in items if isinstance(items, list) else [items]:
-        if isinstance(item, dict) and isinstance(item.get("columns"), list):
-            rest = {name: value for name, value in item.items() if name != "columns"}
-            yield from (rest | {"column": column} for column in item["columns"])
-        else:
-            yield item
-
-
-def _with_name(line: str, columns: list[Any]) -> str:
-    """The fault, with the name of its column instead of a number."""
-    line = line.removeprefix("config: ")  # of the whole: the message names the field
-    found = re.match(r"columns\.(\d+)", line)
-    item = columns[int(found[1])] if found else None
-    return (
-        f"columns.{item['column']}{line[found.end() :]}"
-        if found and isinstance(item, dict) and "column" in item
-        else line
-    )
+def _attribute(name: str, group: Group) -> str:
+    return group.attribute or name
 
 
 def _exclude(one: When, other: When) -> bool:

@@ -77,7 +77,8 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
 
 def _describe_split(name: str, split: Split, dataset: Dataset) -> SplitDescription:
     num_groups, num_classes = dataset.num_groups, dataset.num_classes
-    flat = torch.bincount(split.z * num_classes + split.y, minlength=num_groups * num_classes)
+    cells = (split.z * num_classes + split.y)[split.y >= 0]  # public records may lack a label
+    flat = torch.bincount(cells, minlength=num_groups * num_classes)
     counts = flat.reshape(num_groups, num_classes).tolist()
     return SplitDescription(name=name, records=len(split), counts_GC=tuple(tuple(row) for row in counts))
 

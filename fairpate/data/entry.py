@@ -20,7 +20,8 @@ from fairpate.names import nearest
 from fairpate.types import UsageError, UserError
 
 OptionValue = str | int | float | bool
-Origin = Literal["any", "private", "training", "held_out", "test"]
+Part = Literal["records", "private", "public", "validation", "test"]
+Origin = Literal["any", "private", "training", "public", "validation", "held_out", "test"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
@@ -36,7 +37,8 @@ class SourceFile(Section):
     """One file of the publisher, below the data folder."""
 
     path: str = Field(
-        description="Below the data folder. A file that is no archive may also lie there gzipped, as `path` + `.gz`."
+        description="Below the data folder; `*` and `?` stand for any characters and any one. A file that is no "
+        "archive may also lie there gzipped, as `path` + `.gz`."
     )
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
         None, description="Of the published bytes, unpacked; empty: the publisher's file could not be pinned."
@@ -53,7 +55,7 @@ class SourceFile(Section):
     @classmethod
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}")
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
         return place
 
 
@@ -83,7 +85,8 @@ class Request:
 class Records:
     """All N records of a data set before they are divided, and the public words for their codes.
 
-    ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains.
+    ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
+    public record may be -1: it has no label.
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
@@ -106,8 +109,8 @@ class Records:
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows`` is the publisher's count, ``citation`` what a study cites. ``num_test`` null takes every record that the
-    publisher set aside, or a quarter of ``rows`` where none was.
+    ``rows`` is the publisher's count, null where none is public; ``citation`` what a study cites. A size that is null
+    takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
     """
 
     name: str
@@ -116,15 +119,25 @@ class DatasetEntry:
     publisher: str
     address: str
     licence: str
-    rows: int
+    rows: int | None
     kind: FeatureKind
     load: Callable[[Request], Records] = field(repr=False)
     files: tuple[SourceFile, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
-    num_public: int = 1000
-    num_validation: int = 500
+    num_public: int | None = 1000
+    num_validation: int | None = 500
     num_test: int | None = None
     citation: str = ""
+
+    @property
+    def public_rows(self) -> int:
+        """``rows``; :class:`DataSettingsError` where the declaration has none."""
+        if self.rows is None:
+            raise DataSettingsError(
+                f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
+                "which default sizes follow, or configure the sizes yourself."
+            )
+        return self.rows
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.data.codebook import codes
 from fairpate.data.dataset import Split
+from fairpate.data.encode import codes
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile, origins
 from fairpate.data.files import read_bytes
 from fairpate.data.gradients import FEATURES

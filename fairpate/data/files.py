@@ -32,13 +32,31 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
     """Which of ``file`` and its alternatives lies below ``folder``, and where; null if none does."""
     for choice in (file, *file.alternatives):
-        path = folder / choice.path
+        if _is_pattern(choice):
+            path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
+        else:
+            path = folder / choice.path
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
         extracted = [folder / choice.extracted] if choice.extracted else []
         for place in (*extracted, path, *gzipped):
             if place.is_dir() if place in extracted else place.is_file():
                 return choice, place
     return None
+
+
+def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
+    """The files that a pattern means, in the order of their paths; any other file alone."""
+    if not _is_pattern(file):
+        return (file,)
+    folder = resolve_data_dir(data_dir)
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(file.path) if path.is_file())
+    if not paths:
+        raise DataError(f"{folder / file.path}: no file matches; correct the pattern, or put files there.")
+    return tuple(file.model_copy(update={"path": path}) for path in paths)
+
+
+def _is_pattern(file: SourceFile) -> bool:
+    return not {"*", "?"}.isdisjoint(file.path)
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:

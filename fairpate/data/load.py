@@ -16,7 +16,7 @@ from fairpate.data.embedding import embedded
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
 from fairpate.data.gradients import with_features
 from fairpate.data.registry import entry_for
-from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
+from fairpate.data.splits import SplitSizes, check_members, default_size, divide
 
 
 def load_dataset(config: DataConfig) -> Dataset:
@@ -53,16 +53,23 @@ def data_dir_of(config: DataConfig) -> Path | None:
 
 
 def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
+    """As configured, and what the data set says of the others."""
+    given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
     return SplitSizes(
-        num_public=entry.num_public if config.num_public is None else config.num_public,
-        num_validation=entry.num_validation if config.num_validation is None else config.num_validation,
-        num_test=default_num_test(entry, records) if config.num_test is None else config.num_test,
+        **{
+            f"num_{split}": default_size(split, entry, records) if size is None else size
+            for split, size in given.items()
+        }
     )
 
 
 def _check_names(records: Records) -> None:
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
-    name, count = Counter(records.records.record_id).most_common(1)[0]
-    if count > 1:
-        raise DataError(f"Record {name} appears {count} times; remove the copies from the publisher's folder.")
+    copies = len(records.records) - len(set(records.records.record_id))
+    if copies:
+        name = Counter(records.records.record_id).most_common(1)[0][0]
+        raise DataError(
+            f"Expected a name for each record, got {copies:,} that are those of others, such as {name!r}; remove the "
+            "copies, also those in other files, or name records by more columns (identity.key)."
+        )

@@ -19,10 +19,15 @@ from fairpate.data.entry import DataError, DatasetEntry, DataSettingsError, Orig
 from fairpate.data.identity import keyed_hash
 
 PERMITTED: dict[str, frozenset[Origin]] = {
-    "public": frozenset({"any", "training", "held_out"}),
-    "validation": frozenset({"any", "training", "held_out"}),
+    "public": frozenset({"any", "training", "held_out", "public"}),
+    "validation": frozenset({"any", "training", "held_out", "validation"}),
     "test": frozenset({"any", "held_out", "test"}),
     "private": frozenset({"any", "training", "private"}),
+}
+SET_ASIDE: dict[str, frozenset[Origin]] = {
+    "public": frozenset({"public"}),
+    "validation": frozenset({"validation"}),
+    "test": frozenset({"held_out", "test"}),
 }
 Mask = npt.NDArray[np.bool_]
 
@@ -31,12 +36,12 @@ Mask = npt.NDArray[np.bool_]
 class SplitSizes:
     """Records per split; the private split takes the rest.
 
-    ``num_test`` null takes every record that may not train. Sizes are lower bounds: whole units are taken until each is
-    reached. No size may depend on the records, or one of them would move others.
+    Null takes every record that was set aside for the split. Sizes are lower bounds: whole units are taken until each
+    is reached. No size may depend on the records, or one of them would move others.
     """
 
-    num_public: int
-    num_validation: int
+    num_public: int | None
+    num_validation: int | None
     num_test: int | None
 
 
@@ -49,8 +54,9 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
     free = np.ones(len(ids), dtype=bool)
     indices = {}
     for name, wanted in (("public", sizes.num_public), ("validation", sizes.num_validation), ("test", sizes.num_test)):
-        allowed = free & np.isin(origins, list(PERMITTED[name]))
-        chosen = _set_aside(allowed, origins) if wanted is None else _lowest(allowed, ranks, wanted, name)
+        own = name in origins and name != "test"  # files of its own: nothing else is taken
+        allowed = free & np.isin(origins, list(SET_ASIDE[name] if own or wanted is None else PERMITTED[name]))
+        chosen = allowed if wanted is None else _lowest(allowed, ranks, wanted, name)
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, list(PERMITTED["private"])))
@@ -63,12 +69,12 @@ def _taken(records: Records, index: torch.Tensor) -> Split:
     return records.records.take_with(records.pixels.rows(index), index)
 
 
-def default_num_test(entry: DatasetEntry, records: Records) -> int | None:
-    """What ``entry`` declares, else null (take what was set aside) or a quarter of the publisher's count."""
-    if entry.num_test is not None:
-        return entry.num_test
-    set_aside = records.origins is not None and not {"held_out", "test"}.isdisjoint(records.origins)
-    return None if set_aside else entry.rows // 4
+def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:
+    """What ``entry`` declares; else null (take what was set aside), or a quarter of the publisher's count to test."""
+    declared: int | None = getattr(entry, f"num_{split}")
+    origins = set(records.origins or ("any",))
+    own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)
+    return declared if own or declared is not None else entry.public_rows // 4
 
 
 def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
@@ -79,10 +85,6 @@ def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
     place = np.empty(len(distinct), dtype=np.int64)
     place[order] = np.arange(len(distinct))
     return place[unit_index]
-
-
-def _set_aside(allowed: Mask, origins: npt.NDArray[np.str_]) -> Mask:
-    return allowed & np.isin(origins, ["held_out", "test"])
 
 
 def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str) -> Mask:
@@ -99,9 +101,12 @@ def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str)
 
 
 def check_members(dataset: Dataset) -> None:
-    """:class:`DataError` unless each non-empty split has every group, and the private split every class and group."""
+    """:class:`DataError` unless each split has every group, and the private split every class.
+
+    Validation and test records may be none at all.
+    """
     for name, split in dataset.splits.items():
-        if len(split) == 0 and name in ("validation",):
+        if len(split) == 0 and name in ("validation", "test"):
             continue
         _require(split.z, dataset.group_names, f"group of {dataset.sensitive_attribute}", name)
     _require(dataset.private.y, dataset.label_names, "class", "private")
@@ -113,5 +118,5 @@ def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str)
     if empty:
         raise DataError(
             f"The {split} split has no member of {what} {', '.join(empty)}; "
-            "choose larger splits (data.num_public, num_validation, num_test) or another data.seed."
+            "choose larger splits (data.num_public, num_validation, num_test), another data.seed, or fill the files."
         )

@@ -66,7 +66,9 @@ class CardData:
     @property
     def words(self) -> str:
         """What the records are, for a sentence."""
-        return f"for this task: {self.task}" if self.task else f"of {self.kind} records that were given from Python"
+        if self.task:
+            return f"for this task: {self.task}"
+        return f"of {self.kind} records" + " that were given from Python" * self.given_from_python
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,9 @@ class Card:
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
             f"The privacy guarantee is for {covered} alone: not for public or test records, and not for people whom "
             "the model is used on.",
-            "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise.",
+            "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
+            if self.evaluation.is_measured
+            else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
         if privacy.tells_size and TELLS_SIZE not in privacy.remarks:

@@ -85,6 +85,11 @@ class Evaluation:
     confusion_GYC: tuple[tuple[tuple[float, ...], ...], ...]
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there was any record; without, every number is undefined."""
+        return self.num_records > 0
+
+    @property
     def disparity(self) -> float:
         """The headline gap, ``dp_one_vs_rest``."""
         return self.gaps["dp_one_vs_rest"].value
@@ -106,7 +111,7 @@ class Evaluation:
         """What a predictor does that leaves nothing to learn from its gaps: predicates, such as "predicts 'no' for
         every record"; empty for one that is better than a constant and tells records of every group apart."""
         if not self.num_answered:
-            return ("answers no record",)
+            return ("answers no record",) if self.is_measured else ()
         constant = _constant(np.asarray(self.confusion_GYC).sum(axis=(0, 1)))
         if constant is not None:
             answered = "" if self.num_answered == self.num_records else " that it answers"

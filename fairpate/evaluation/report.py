@@ -80,6 +80,7 @@ _SCOPES = {
     "pairwise": "against each other group",
     "overall": "against the overall rate",
 }
+_MEASURED = ("Demographic-parity gap", "Accuracy", "Coverage")
 _FLOOR = 1e-8
 
 
@@ -157,11 +158,15 @@ def headline_figures(measured: Evaluation, guarantee: Guarantee) -> list[tuple[s
     parity, answered = measured.gaps["dp_one_vs_rest"], counted(measured.num_answered, "answered test record")
     held = f"at δ = {delta_text(guarantee.delta)}; per {guarantee.unit}, {guarantee.relation}"
     cells = f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}"
+    privacy = ("Privacy budget ε", published_epsilon(guarantee), held)
+    if not measured.is_measured:
+        return [privacy, *((name, "unknown", "no test records") for name in _MEASURED)]
+    gap, accuracy, coverage = _MEASURED
     return [
-        ("Privacy budget ε", published_epsilon(guarantee), held),
-        ("Demographic-parity gap", decimal(parity.value), cells),
-        ("Accuracy", percent(measured.accuracy), f"on {answered}; {majority_words(measured)}"),
-        ("Coverage", percent(measured.coverage), f"of {count(measured.num_records)} test records"),
+        privacy,
+        (gap, decimal(parity.value), cells),
+        (accuracy, percent(measured.accuracy), f"on {answered}; {majority_words(measured)}"),
+        (coverage, percent(measured.coverage), f"of {count(measured.num_records)} test records"),
     ]
 
 

@@ -34,12 +34,12 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
-    entry, num_public = entry_for(data), _pool_size(data)
+    rows, num_public = entry_for(data).public_rows, _pool_size(data)
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
-    teachers = max(_FEWEST_TEACHERS, min(entry.rows // _PER_TEACHER, _MOST_TEACHERS))
-    many = entry.rows > _MANY_RECORDS
+    teachers = max(_FEWEST_TEACHERS, min(rows // _PER_TEACHER, _MOST_TEACHERS))
+    many = rows > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
-    num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
+    num_queries = _MOST_QUERIES if num_public is not None and num_public > _MOST_QUERIES else None
     values: Values = {
         "method": name,
         "student": linear,
@@ -52,17 +52,17 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
         "private_knn": {
             "queries": "first" if many else "typical",
             "sampling_rate": rate,
-            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * entry.rows)),
+            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * rows)),
         },
-        "record_votes": {"rule": "linear", "num_records": entry.rows},
+        "record_votes": {"rule": "linear", "num_records": rows},
         "dp_sgd": {
             "epochs": 5,
-            "batch_size": max(_SMALLEST_BATCH, min(entry.rows // _BATCHES, _LARGEST_BATCH)),
+            "batch_size": max(_SMALLEST_BATCH, min(rows // _BATCHES, _LARGEST_BATCH)),
             "learning_rate": 0.5,
         },
     }
     if name == "private_knn":
-        asked = num_queries if many else min(_CLUSTERS, num_public)
+        asked = num_queries if many else min(_CLUSTERS, num_public or _CLUSTERS)
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not find_method(name)().protects_attribute_only:
         values["data"] = {"embedding": {}}
@@ -71,9 +71,11 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
 
 def method_for(data: DataConfig) -> str:
     """The method where none is named."""
-    few_public = _pool_size(data) < _SMALL_POOL and entry_for(data).rows > _MANY_RECORDS
-    return _WITHOUT_VOTES if few_public else _ONE_RELEASE
+    num_public = _pool_size(data)
+    few_public = num_public is not None and num_public < _SMALL_POOL
+    return _WITHOUT_VOTES if few_public and entry_for(data).public_rows > _MANY_RECORDS else _ONE_RELEASE
 
 
-def _pool_size(data: DataConfig) -> int:
+def _pool_size(data: DataConfig) -> int | None:
+    """None: a file of its own, as many as it has."""
     return entry_for(data).num_public if data.num_public is None else data.num_public

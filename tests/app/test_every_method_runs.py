@@ -200,13 +200,13 @@ DECLARED = """
 name: loans
 task: pays back
 rows: 600
-files: [{path: loans.csv, sha256: SHA}]
-columns:
-  - {column: age, low: 18, high: 100}
-  - {column: sex, values: [f, m]}
-label: {column: paid, values: {defaults: no, pays: yes}}
-groups:
-  sex: {values: {female: f, male: m}}
+files:
+  records: {path: loans.csv, sha256: SHA}
+features:
+  age: {bounds: [18, 100]}
+  sex: {categories: [f, m]}
+label: {column: paid, classes: {defaults: no, pays: yes}}
+group: {column: sex, values: {female: f, male: m}}
 identity: {key: [id]}
 num_public: 100
 num_validation: 0
@@ -232,7 +232,7 @@ def test_records_of_ones_own_are_a_declaration_beside_their_file(tmp_path, fairp
     assert not any(str(tmp_path) in path.read_text() for path in run.public.glob("*.json"))
     assert fairpate("report", str(tmp_path / "run"))[0] == fairpate("card", str(tmp_path / "run"))[0] == 0
     assert fairpate("data", "describe", str(own / "loans.yaml"))[0] == 0
-    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha).replace("high: 100", "high: 90"))
+    (own / "loans.yaml").write_text(DECLARED.replace("SHA", sha).replace("[18, 100]", "[18, 90]"))
     code, *said = fairpate("report", str(tmp_path / "run"))
     assert code
     assert "has changed since" in "".join(said)

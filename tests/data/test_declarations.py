@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,47 +12,38 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_dataset
-from fairpate.data.codebook import Coding, Column, Meaning
-from fairpate.data.declaration import (
-    Choice,
-    Declaration,
-    Group,
-    Identity,
-    Origins,
-    Person,
-    Rule,
-    Trim,
-    read_declaration,
-)
+from fairpate.data.columns import Feature, Group, Label, Meaning
+from fairpate.data.declaration import Choice, Declaration, Identity, Person, Rule, Trim, read_declaration
 from fairpate.data.entry import DatasetEntry, DataSettingsError, Records, Request, SourceFile
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
+from fairpate.data.sources import Files
 
 DECLARATION = """
 name: shop
 task: buys again
 rows: 24
 files:
-  - {path: old.csv}
-  - {path: new.csv}
+  records: old.csv
+  test: new.csv
 separator: ;
 header: [customer, age, city, sex, size, again, spent]
 comment: "%"
 trim:
-  - {columns: [city], start: 0, end: .}
+  - {columns: city, start: 0, end: .}
 options:
   branch: {default: both, values: [both, first], description: Which branch.}
   size_as_feature: {default: false, description: Whether the model may see it.}
   together: {default: true, description: Keep customers together.}
 keep:
-  - {column: spent, at_least: 0, missing: "", note: refunds left out}
+  - {column: spent, at_least: 0, note: refunds left out}
   - {column: city, other_than: [7], when: {branch: first}}
-columns:
-  - {column: age, low: 20, high: 60, missing: "?"}
-  - {column: city, values: [0, 7], aliases: {8: 7}}
-  - {column: size, low: 0, high: 10, when: {size_as_feature: true}}
-  - {column: sex, values: [f, m]}
-  - {column: spent, bands: {little: 0, much: 100}}
-label: {column: again, values: {stays away: no, buys: yes}}
+features:
+  age: {bounds: [20, 60], unknown: "?"}
+  city: {categories: [0, 7], aliases: {8: 7}}
+  size: {bounds: [0, 10], when: {size_as_feature: true}}
+  sex: {categories: [f, m]}
+  spent: {bands: {little: 0, much: 100}}
+label: {column: again, classes: {stays away: no, buys: yes}}
 groups:
   sex: {values: {female: f, male: m}}
   years:
@@ -60,8 +52,6 @@ groups:
     values: {middle: {at_least: 30, below: 50}, other: [{below: 30}, {at_least: 50}]}
 computed_from_group: [size]
 person: {column: customer, prefix: customer, when: {together: true}}
-origins:
-  files: {old.csv: training, new.csv: test}
 num_public: 4
 num_validation: 2
 """
@@ -172,17 +162,27 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("new.csv", "eve;50", "eve;old", r"new\.csv: column age: expected a number, got 'old'\.$"),
+        ("new.csv", "eve;50", "eve;old", r"new\.csv: column age: expected a number, got 'old' in 1 row;"),
         (
             "old.csv",
             ";yes;100",
             ";perhaps;100",
-            r"old\.csv: column again: unknown value 'perhaps'; declared: no, yes\.$",
+            r"old\.csv: column again: expected a declared class, got 'perhaps' in 1 row; declared: no, yes\.$",
         ),
-        ("new.csv", ";f;", ";x;", r"new\.csv: column sex: unknown value 'x'; declared: f, m\.$"),
-        ("old.csv", "07.", "09.", r"old\.csv: column city: unknown value '9'; declared: 0, 7, 8\.$"),
+        (
+            "new.csv",
+            ";f;",
+            ";x;",
+            r"new\.csv: column sex: expected a declared group, got 'x' in 1 row; declared: f, m\.$",
+        ),
+        (
+            "old.csv",
+            "07.",
+            "09.",
+            r"old\.csv: column city: expected a declared category, got '9' in 1 row; declared: 0, 7;",
+        ),
         ("new.csv", ";1000", "", r"new\.csv: not a readable table"),
-        ("old.csv", "-3", "1_0", r"old\.csv: column spent: expected a number, got '1_0'\.$"),
+        ("old.csv", "-3", "1_0", r"old\.csv: column spent: expected a number, got '1_0' in 1 row;"),
     ],
 )
 def test_a_foreign_value_names_file_column_and_value(file: str, old: str, new: str, message: str, shop: Path) -> None:
@@ -202,14 +202,18 @@ def test_files_whose_rows_would_be_named_differently_are_refused(shop: Path) -> 
     changed(shop, "old.csv", "% a remark", "customer;age;city;sex;size;again;spent")
     changed(shop, "new.csv", "eve;50;8", "age;customer;city;sex;size;again;spent\n50;eve;8")
     changed(shop, "new.csv", "eve;29", "29;eve")
+    changed(shop, "shop.yaml", "  test: new.csv", "  test: new.csv\n  pooled: {together: true}")
     with pytest.raises(DataError, match=r"new\.csv: expected the columns of old\.csv, in their order"):
         read(shop)
 
 
+FEATURE = re.compile(r"  \w+: \{(bounds|categories|bands)")
+
+
 def test_no_feature_at_all_is_a_clear_error(shop: Path) -> None:
     text = (shop / "shop.yaml").read_text(encoding="utf-8")
-    kept = [line for line in text.splitlines() if not line.startswith("  - {column: ") or "column: sex" in line]
-    (shop / "shop.yaml").write_text("\n".join(kept).replace("keep:\n", ""), encoding="utf-8")
+    kept = [line for line in text.splitlines() if not FEATURE.match(line) or "[f, m]" in line]
+    (shop / "shop.yaml").write_text("\n".join(kept), encoding="utf-8")
     with pytest.raises(DataError, match="shop: with these options no column is a feature"):
         read(shop)
     assert read(shop, sensitive_as_feature=True).feature_names == ("sex=f", "sex=m")
@@ -226,13 +230,12 @@ SMALL = """
 name: shop
 task: buys again
 rows: 40
-files: [{path: shop.csv}]
-columns:
-  - {column: age, low: 0, high: 100}
-  - {columns: [city, town], values: [a, b]}
-label: {column: again, values: {stays: no, buys: yes}}
-groups:
-  sex: {values: {female: f, male: m}}
+files: {records: shop.csv}
+features:
+  age: {bounds: [0, 100]}
+  places: {columns: [city, town], categories: [a, b]}
+label: {column: again, classes: {stays: no, buys: yes}}
+group: {column: sex, values: {female: f, male: m}}
 """
 LABEL = "{stays: no, buys: yes}"
 CHOICE = "options: {seen: {default: false, description: x}}\n"
@@ -241,57 +244,74 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("low: 0", "lo: 0", r"columns\.age\.lo: unknown field; did you mean low\?"),
+        ("bounds", "bound", r"features\.age\.bound: unknown field; did you mean bounds\?"),
         ("label:", "lable:", r"label: missing; add it\.\n.*lable: unknown field; did you mean label\?"),
-        ("path: shop.csv", "path: shop.csv, sha: x", r"files\.0\.sha: unknown field; did you mean sha256\?"),
-        ("[city, town]", "[city, age]", r"columns: age is declared twice"),
-        ("[city, town]", "[city, again]", r"columns: again is the label; a model may not see it"),
+        ("group:", "gruop:", r"groups: missing; add it\.\n.*gruop: unknown field"),
+        (
+            "records: shop.csv",
+            "records: {path: shop.csv, sha: x}",
+            r"files\.records\.0\.sha: unknown field; .* sha256\?",
+        ),
+        ("[city, town]", "[city, age]", r"features: age is declared twice"),
+        ("[city, town]", "[city, again]", r"features: again is the label; a model may not see it"),
         ("rows: 40", "rows: 40\nrows: 50", r"cannot be read as YAML: rows stands there twice"),
         ("rows: 40", "rows: many", r"rows: Input should be a valid integer.* \(got 'many'\)"),
-        ("low: 0", "low: zero", r"columns\.age\.low: .*\(got 'zero'\)"),
-        ("low: 0", "low: nan", r"columns\.age\.low: .*\(got 'nan'\)"),
-        ("high: 100", "high: 1e300", r"columns\.age\.high: .*\(got '1e300'\)"),
-        ("low: 0", "low: 200", r"columns\.age: Expected low < high, got 200 and 100"),
-        ("low: 0", "low: 99.99999999999999, scale: log", r"columns\.age: Expected low < high"),
-        ("low: 0, ", "", r"columns\.age: Expected one of: low and high"),
-        ("low: 0", "low: 0, values: [a]", r"columns\.age: Expected one of: low and high"),
-        ("low: 0, high: 100", "bands: {x: 5, y: 3}", r"columns\.age: Expected bands whose first codes increase"),
-        ("[a, b]", "[a, a]", r"columns\.city: Expected each value once, got 'a' twice"),
-        ("[a, b]", "[a, b], missing: a", r"columns\.city: Expected each value once, got 'a' twice"),
-        ("[a, b]", "[a, b], aliases: {c: d}", r"columns\.city: Expected aliases of declared values, got 'd'"),
-        ("[a, b]", "[a, b], scale: log", r"columns\.city: Expected scale with low and high only"),
-        (LABEL, "{stays: no}", r"label: Expected two names or more"),
-        (LABEL, "{stays: no, buys: no}", r"label: Expected each value once, got 'no' twice"),
-        (LABEL, "[no, no]", r"label\.values: Expected each value once, got 'no' twice"),
-        (LABEL, "{a: {below: 5}, b: {above: 4}}", r"label: Expected ranges that do not overlap"),
-        (LABEL, "{a: {at_most: 5}, b: {at_least: 5}}", r"label: Expected ranges that do not overlap"),
-        (LABEL, "{a: {bellow: 5}, b: {above: 4}}", r"label\.values\.a\.0\.bellow: unknown field; did you mean below\?"),
+        ("[0, 100]", "[zero, 100]", r"features\.age\.bounds\.0: .*\(got 'zero'\)"),
+        ("[0, 100]", "[nan, 100]", r"features\.age\.bounds\.0: .*\(got 'nan'\)"),
+        ("[0, 100]", "[0, 1e300]", r"features\.age\.bounds\.1: .*\(got '1e300'\)"),
+        ("[0, 100]", "[200, 100]", r"features\.age: Expected bounds .*low < high, got \[200, 100\]"),
+        ("[0, 100]", "[99.99999999999999, 100], scale: log", r"features\.age: Expected bounds .*low < high"),
+        ("bounds: [0, 100]", "", r"features\.age: Expected one of: bounds"),
+        ("[0, 100]", "[0, 100], categories: [a]", r"features\.age: Expected one of: bounds"),
+        ("bounds: [0, 100]", "bands: {x: 5, y: 3}", r"features\.age: Expected bands whose first codes increase"),
+        ("[a, b]", "[a, a]", r"features\.places: Expected each value once, got 'a' twice"),
+        ("[a, b]", "[a, b], unknown: a", r"features\.places: Expected each value once, got 'a' twice"),
+        ("[a, b]", "[a, b], aliases: {c: d}", r"features\.places: Expected aliases of declared categories, got 'd'"),
+        ("[a, b]", "[a, b], scale: log", r"features\.places: Expected scale with bounds only"),
+        (LABEL, "{stays: no}", r"label\.classes: Expected two names or more"),
+        (LABEL, "{stays: no, buys: no}", r"label\.classes: Expected each value once, got 'no' twice"),
+        (LABEL, "[no, no]", r"label\.classes: Expected each value once, got 'no' twice"),
+        (LABEL, "{a: {below: 5}, b: {above: 4}}", r"label\.classes: Expected ranges that do not overlap"),
+        (LABEL, "{a: {at_most: 5}, b: {at_least: 5}}", r"label\.classes: Expected ranges that do not overlap"),
+        (
+            LABEL,
+            "{a: {bellow: 5}, b: {above: 4}}",
+            r"label\.classes\.a\.0\.bellow: unknown field; did you mean below\?",
+        ),
         (
             LABEL,
             "{a: {above: 5, below: 5}, b: {above: 9}}",
-            r"label\.values\.a\.0: Expected a range with a number in it",
+            r"label\.classes\.a\.0: Expected a range with a number in it",
         ),
-        (LABEL, "{a: {}, b: {above: 4}}", r"label\.values\.a\.0: Expected a published value, or a range"),
-        (LABEL, "{a: x, b: {above: 4}}", r"label: Expected values or ranges, got both"),
-        (LABEL, "{a: [], b: [x]}", r"label: Expected two names or more, each with a value"),
+        (LABEL, "{a: {}, b: {above: 4}}", r"label\.classes\.a\.0: Expected a published value, or a range"),
+        (LABEL, "{a: x, b: {above: 4}}", r"label\.classes: Expected values or ranges, got both"),
+        (LABEL, "{a: [], b: [x]}", r"label\.classes: Expected two names or more, each with a value"),
         (
-            "path: shop.csv",
-            "path: ../shop.csv",
-            r"files\.0\.path: Expected a path below the data folder, got '\.\./shop",
+            "records: shop.csv",
+            "records: ../shop.csv",
+            r"files\.records\.0\.path: Expected a path below the data folder",
         ),
-        ("path: shop.csv", "path: /etc/passwd", r"files\.0\.path: Expected a path below the data folder"),
-        ("path: shop.csv", "path: a, sha256: abc", r"files\.0\.sha256: .*\(got 'abc'\)"),
         (
-            "path: shop.csv",
-            "path: shop.csv.gz",
-            r"files: shop\.csv\.gz: expected a text file, which may lie there gzipped",
+            "records: shop.csv",
+            "records: /etc/passwd",
+            r"files\.records\.0\.path: Expected .*name the folder with --data-dir",
         ),
-        ("path: shop.csv", "path: shop.csv, extracted: shop", r"files: shop\.csv: expected a text file"),
-        ("[{path: shop.csv}]", "[]", r"files: expected one or more, got none"),
+        ("records: shop.csv", "records: {path: a, sha256: abc}", r"files\.records\.0\.sha256: .*\(got 'abc'\)"),
+        ("shop.csv", "shop.zip", r"files: shop\.zip: expected a table, which may be gzipped, got an archive"),
+        ("records: shop.csv", "records: {path: a, extracted: shop}", r"files: a: expected a table"),
+        ("{records: shop.csv}", "{}", r"files: Expected records, which are divided, or private, got neither"),
+        ("records: shop.csv", "records: a, private: b", r"files: Expected records, .* got both"),
+        ("records: shop.csv", "private: a", r"files: Expected public with private"),
         (
-            "high: 100",
-            "high: 100, when: {seen: true}",
-            r"columns\.age\.when: no option seen; known: sensitive_as_feature",
+            "records: shop.csv",
+            "records: a, pooled: {sensitive_as_feature: true}",
+            r"files: Expected pooled with records and test",
+        ),
+        ("records: shop.csv", "records: a, train: b", r"files\.train: unknown field"),
+        (
+            "[0, 100]",
+            "[0, 100], when: {seen: true}",
+            r"features\.age\.when: no option seen; known: sensitive_as_feature",
         ),
         (
             "rows",
@@ -318,9 +338,11 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         ("rows", "identity: {text: [age], key: [city]}\nrows", r"identity: Expected key or text, got both"),
         ("rows", "person: {column: sex}\nrows", r"person: sex may be the sensitive attribute"),
         ("rows", "header: [age, city, town, again, sx]\nrows", r"header: no column sex; did you mean sx\?"),
-        ("rows", "origins: {files: {other.csv: test}}\nrows", r"origins\.files: expected shop\.csv"),
-        ("shop.csv}", f"shop.csv, when: {{seen: true}}}}]\n{CHOICE}x: [", r"x: unknown field"),
-        ("shop.csv}]", f"shop.csv, when: {{seen: true}}}}]\n{CHOICE}", r"files: none with seen: false; add one"),
+        (
+            "records: shop.csv}",
+            f"records: {{path: a, when: {{seen: true}}}}}}\n{CHOICE}",
+            r"files: none with seen: false; add one",
+        ),
         ("task: buys", "task: !!python/object/apply:os.system [buys]", r"cannot be read as YAML"),
         ("task: buys", f"task: {'[' * 3000}", r"cannot be read as YAML"),
         ("name: shop", "name: ../shop", r"name: .*\(got '\.\./shop'\)"),
@@ -334,9 +356,7 @@ def test_a_wrong_declaration_names_file_field_and_remedy(old: str, new: str, mes
         entry_in(changed(tmp_path, "shop.yaml", old, new))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "- a", "columns: 3", "columns: {age: {low: 0}}", "columns: [[a]]", "\x00", "a: b: c"]
-)
+@pytest.mark.parametrize("text", ["", "- a", "features: 3", "features: [a]", "files: []", "\x00", "a: b: c"])
 def test_what_is_no_declaration_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "shop.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(DataSettingsError, match=r"shop\.yaml: "):
@@ -348,7 +368,7 @@ def test_values_are_read_as_they_are_written(tmp_path: Path) -> None:
     texts = ["no", "1.0", "007", "2020-01-01", "null", "1e3", "~"]
     text = SMALL.replace("[a, b]", f"[{', '.join(texts)}]")
     (tmp_path / "shop.yaml").write_text(text, encoding="utf-8")
-    assert read_declaration(tmp_path / "shop.yaml").columns[1].values == tuple(texts)
+    assert read_declaration(tmp_path / "shop.yaml").features["places"].categories == tuple(texts)
 
 
 def test_every_codebook_of_the_project_is_a_data_set() -> None:
@@ -358,19 +378,32 @@ def test_every_codebook_of_the_project_is_a_data_set() -> None:
     assert torch.tensor([REGISTRY[name].options["sensitive_as_feature"].shows_attribute for name in names]).all()
 
 
-SECTIONS = (Declaration, SourceFile, Column, Coding, Group, Meaning, Rule, Trim, Choice, Identity, Person, Origins)
+SECTIONS = (Declaration, Files, SourceFile, Feature, Label, Group, Meaning, Rule, Trim, Choice, Identity, Person)
 
 
 def test_the_documented_example_is_a_declaration(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     (example,) = (part.partition("```")[0] for part in page.split("```yaml\n")[1:] if part.startswith("name:"))
-    (tmp_path / "loans.yaml").write_text(example, encoding="utf-8")
-    (tmp_path / "loans.csv").write_text("id,age,job,sex,paid\n1,30,clerk,f,no\n2,70,unknown,m,yes\n", encoding="utf-8")
-    entry = Registry(tmp_path)["loans"]
+    (tmp_path / "hospital.yaml").write_text(example, encoding="utf-8")
+    columns = "visit,patient,age,weight,ward,sex,readmitted"
+    (tmp_path / "patients.csv").write_text(f"{columns}\n1,p,55,,A,F,no\n2,p,110,250,Z,M,yes\n", encoding="utf-8")
+    (tmp_path / "pool.csv").write_text("visit,patient,age,weight,ward,sex\n3,q,0,20,,F\n", encoding="utf-8")
+    (tmp_path / "held_out.csv").write_text(f"{columns}\n4,r,0,20,B,F,no\n", encoding="utf-8")
+    entry = Registry(tmp_path)["hospital"]
     found = entry.load(Request(data_dir=tmp_path, seed=0, options=entry.complete_options({})))
-    assert found.records.record_id == ("loans-1", "loans-2")
-    assert found.feature_names == ("age", "job=clerk", "job=nurse")
-    assert found.records.y.tolist() == [0, 1]
+    assert found.records.record_id == ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
+    wards = ("ward=A", "ward=B", "ward=C", "ward=unknown", "ward=other")
+    assert found.feature_names == ("age", "weight", "weight=missing", *wards)
+    imputed = pytest.approx(55 / 230)
+    assert found.records.x.tolist() == [
+        [0.5, imputed, 1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 1],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0],
+    ]
+    assert found.records.y.tolist() == [0, 1, -1, 0]
+    assert found.origins == ("private", "private", "public", "test")
+    assert found.person_ids == ("person-p", "person-p", "person-q", "person-r")
 
 
 def test_every_field_is_documented() -> None:

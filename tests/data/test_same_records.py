@@ -22,7 +22,7 @@ import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
 from fairpate.data.entry import Records, Request
-from fairpate.data.splits import SplitSizes, default_num_test, divide
+from fairpate.data.splits import SplitSizes, default_size, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")
@@ -116,7 +116,7 @@ def _division(entry: DatasetEntry, found: Records) -> dict[str, Any]:
     sizes = SplitSizes(
         num_public=min(entry.num_public, len(found.records) // 4),
         num_validation=min(entry.num_validation, len(found.records) // 8),
-        num_test=len(found.records) // 8 if entry.name in MADE else default_num_test(entry, found),
+        num_test=len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
     )
     return divide(found, sizes, seed=0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, Split, load_dataset
 from fairpate.data.entry import DatasetEntry, Records, origins
-from fairpate.data.splits import SplitSizes, check_members, default_num_test, divide
+from fairpate.data.splits import SplitSizes, check_members, default_size, divide
 from fairpate.types import UserError
 
 SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
@@ -116,9 +116,9 @@ def entry_of(records: Records, *, rows: int, num_test: int | None = None) -> Dat
 
 def test_the_default_test_size_is_declared_set_aside_or_a_quarter_of_the_published_count() -> None:
     free, set_aside = records_of(names(40)), records_of(names(4), origins=origins(training=3, test=1))
-    assert default_num_test(entry_of(free, rows=50), free) == 12
-    assert default_num_test(entry_of(free, rows=50, num_test=3), free) == 3
-    assert default_num_test(entry_of(set_aside, rows=4), set_aside) is None
+    assert default_size("test", entry_of(free, rows=50), free) == 12
+    assert default_size("test", entry_of(free, rows=50, num_test=3), free) == 3
+    assert default_size("test", entry_of(set_aside, rows=4), set_aside) is None
 
 
 @pytest.mark.parametrize("victim", range(0, 40, 5))

@@ -61,7 +61,7 @@ def declared(name: str) -> Declaration:
 
 
 def features_of(name: str) -> list[str]:
-    return [part.column for part in declared(name).columns]
+    return [column for column, _ in declared(name).columns]
 
 
 ADULT = {

@@ -1,0 +1,268 @@
+"""What a published column means: a feature, the label, or the group, by declared public constants only.
+
+Every bound, category and threshold stands in the declaration, so that none is a statistic of private records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from fairpate.config import LARGEST, Section
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+When = dict[str, str]
+OTHER = "other"
+
+
+def several(value: Any) -> Any:
+    """One value stands for a list of one."""
+    return (value,) if isinstance(value, (str, dict)) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
+
+
+class Feature(Section):
+    """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
+
+    columns: Texts = Field((), description="Its columns in the file, all declared alike; empty: its name is the one.")
+    bounds: tuple[Finite, Finite] | None = Field(
+        None, description="Number: what becomes 0, and what becomes 1; a number beyond is clipped to the nearer."
+    )
+    scale: Literal["linear", "log"] = Field(
+        "linear", description="Number: `log` first takes sign(v) ln(1 + abs(v)), for amounts."
+    )
+    categories: tuple[str, ...] = Field((), description="Category: the values in the file, one feature each.")
+    other: bool = Field(
+        False,
+        description="Category: whether a value that is not declared has a feature `column=other`; without, it is an "
+        "error.",
+    )
+    aliases: dict[str, str] = Field(
+        {}, description="Category: further values in the file, and which of `categories` is meant."
+    )
+    bands: dict[str, Finite] = Field(
+        {}, description="Numeric code: name and first code of each band, one feature each; the last band is open."
+    )
+    missing: str | None = Field(
+        None,
+        description="What a missing value counts as. Number: a public constant within the bounds; a feature "
+        "`column=missing` says so. Category: a category, with a feature of its own. Empty: a missing value is an "
+        "error, or with `unknown` the lower bound or no category.",
+    )
+    unknown: Texts = Field((), description="What else in the file means a missing value, beside an empty cell.")
+    when: When = Field({}, description="Options and the value at which this declaration holds.")
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a missing value has a meaning."""
+        return self.missing is not None or bool(self.unknown)
+
+    @property
+    def stands_for_missing(self) -> float:
+        """The number that a missing one counts as."""
+        assert self.bounds is not None
+        return self.bounds[0] if self.missing is None else float(self.missing)
+
+    @property
+    def own_categories(self) -> tuple[str, ...]:
+        """All that have a feature: as declared, then what a missing and an undeclared value count as."""
+        names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
+        return tuple(dict.fromkeys(names))
+
+    def stretched(self, values: Floats) -> Floats:
+        """On the scale that is linear between the bounds."""
+        return np.sign(values) * np.log1p(np.abs(values)) if self.scale == "log" else values
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Feature:
+        kinds = [self.bounds is not None, bool(self.categories), bool(self.bands)]
+        if sum(kinds) != 1:
+            raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code)")
+        if self.bounds is not None:
+            low, high = self.stretched(np.array(self.bounds))
+            if not low < high:
+                raise ValueError(f"Expected bounds [low, high] with low < high, got {_listed(self.bounds)}")
+        elif self.scale != "linear":
+            raise ValueError("Expected scale with bounds only")
+        if not self.categories and (self.aliases or self.other):
+            raise ValueError("Expected aliases and other with categories only")
+        if self.bands and (self.may_be_missing or not _increase(self.bands.values())):
+            raise ValueError("Expected bands whose first codes increase, and no missing value with them")
+        return self
+
+    @model_validator(mode="after")
+    def _missing_is_a_constant(self) -> Feature:
+        if self.bounds is None or self.missing is None:
+            return self
+        low, high = self.bounds
+        if not _is_number(self.missing) or not low <= float(self.missing) <= high:
+            raise ValueError(
+                f"missing: expected a number within the bounds, which a missing value counts as, got {self.missing!r}; "
+                "what means a missing value in the file is `unknown`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _values_are_told_apart(self) -> Feature:
+        for alias, value in self.aliases.items():
+            if value not in self.categories:
+                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}")
+        _require_distinct([*self.categories, *self.aliases, *self.unknown])
+        if self.other and OTHER in self.categories:
+            raise ValueError(f"Expected no category {OTHER!r} with other: true; rename it, or leave one out")
+        return self
+
+
+class Interval(Section):
+    """A range of numbers; a bound that is left out does not bind."""
+
+    above: Finite | None = Field(None, description="value > above")
+    at_least: Finite | None = Field(None, description="value >= at_least")
+    below: Finite | None = Field(None, description="value < below")
+    at_most: Finite | None = Field(None, description="value <= at_most")
+
+    @model_validator(mode="after")
+    def _holds_a_number(self) -> Interval:
+        for one, other in (("above", "at_least"), ("below", "at_most")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"Expected {one} or {other}, got both")
+        lower, upper = self.bounds
+        if lower > upper:
+            raise ValueError("Expected a range with a number in it")
+        return self
+
+    @property
+    def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """Lower and upper end, each with 0 where it is in the range, else with the side on which the range lies."""
+        lower = (-math.inf if self.at_least is None else self.at_least, 0)
+        upper = (math.inf if self.at_most is None else self.at_most, 0)
+        return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
+
+    @property
+    def has_range(self) -> bool:
+        """Whether there is any bound."""
+        return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
+
+    def holds(self, values: Floats) -> Mask:
+        """Where the value is in the range; never where it is nan."""
+        (low, low_side), (high, high_side) = self.bounds
+        return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
+
+
+class Meaning(Interval):
+    """What a class or group stands for: one published value, or a range of numbers. Text alone is a value."""
+
+    value: str | None = Field(None, description="The published value.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"value": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Meaning:
+        if (self.value is None) != self.has_range:
+            raise ValueError("Expected a published value, or a range of numbers: above, at_least, below, at_most")
+        return self
+
+
+def _named(values: Any) -> Any:
+    """Name and meanings, where values stand without names or without a list."""
+    if isinstance(values, (list, tuple)):
+        _require_distinct([str(value) for value in values])
+        return {str(value): (value,) for value in values}
+    if isinstance(values, dict):
+        return {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in values.items()}
+    return values
+
+
+def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
+    if len(values) < 2 or not all(values.values()):
+        raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
+    every = [meaning for each in values.values() for meaning in each]
+    ranges = [meaning for meaning in every if meaning.value is None]
+    if ranges and len(ranges) < len(every):
+        raise ValueError("Expected values or ranges, got both")
+    _require_distinct([meaning.value for meaning in every if meaning.value is not None])
+    for one, other in itertools.combinations(ranges, 2):
+        (low, high), (other_low, other_high) = one.bounds, other.bounds
+        if max(low, other_low) <= min(high, other_high):
+            raise ValueError("Expected ranges that do not overlap")
+    return values
+
+
+Meanings = Annotated[dict[str, tuple[Meaning, ...]], BeforeValidator(_named), AfterValidator(_unambiguous)]
+
+
+class Coding(Section):
+    """A published column as classes or groups: code k is the k-th name, in the order of the declaration."""
+
+    column: str = Field(description="Its name in the file.")
+
+    @property
+    def meanings(self) -> dict[str, tuple[Meaning, ...]]:
+        """What each name stands for."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each code."""
+        return tuple(self.meanings)
+
+
+class Label(Coding):
+    """The class y."""
+
+    classes: Meanings = Field(
+        description="Name, and what it stands for: a published value, a range of numbers (above, at_least, below, "
+        "at_most), or a list of them. A list of values without names: each is its own."
+    )
+
+    @property
+    def meanings(self) -> dict[str, tuple[Meaning, ...]]:
+        """The classes."""
+        return self.classes
+
+
+class Group(Coding):
+    """One sensitive attribute that the group z may be."""
+
+    column: str = Field(description="Its name in the file; in `groups` empty: the name that it has there.")
+    attribute: str = Field("", description="What it is called; empty: its name in `groups`, or its column.")
+    values: Meanings = Field(description="As `classes` of the label: name, and what it stands for.")
+
+    @property
+    def meanings(self) -> dict[str, tuple[Meaning, ...]]:
+        """The groups."""
+        return self.values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _increase(starts: Iterable[float]) -> bool:
+    return all(one < other for one, other in itertools.pairwise(starts))
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return f"[{', '.join(f'{number:g}' for number in numbers)}]"
+
+
+def _require_distinct(values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"Expected each value once, got {value!r} twice")
