@@ -7,7 +7,7 @@ from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
 from fairpate.data.describe import DatasetDescription, DatasetListing, SplitDescription, describe, list_datasets
 from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
 from fairpate.data.fetch import fetch
-from fairpate.data.load import data_dir_of, load_dataset
+from fairpate.data.load import data_dir_of, load_dataset, pool_size
 from fairpate.data.registry import REGISTRY, entry_for, find_entry, option_showing_attribute
 from fairpate.data.storage import read_dataset, save_dataset
 
@@ -31,6 +31,7 @@ __all__ = [
     "list_datasets",
     "load_dataset",
     "option_showing_attribute",
+    "pool_size",
     "read_dataset",
     "save_dataset",
 ]

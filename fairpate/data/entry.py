@@ -110,7 +110,8 @@ class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
     ``rows`` is the publisher's count, null where none is public; ``citation`` what a study cites. A size that is null
-    takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
+    takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was. ``count_public`` counts
+    public records that have files of their own.
     """
 
     name: str
@@ -122,6 +123,7 @@ class DatasetEntry:
     rows: int | None
     kind: FeatureKind
     load: Callable[[Request], Records] = field(repr=False)
+    count_public: Callable[[Request], int] | None = field(default=None, repr=False)
     files: tuple[SourceFile, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     num_public: int | None = 1000

@@ -26,9 +26,8 @@ def load_dataset(config: DataConfig) -> Dataset:
     damaged, a column or category is unknown, or a split lacks a group.
     """
     entry = entry_for(config)
-    options = entry.complete_options(config.options)
-    loaded = entry.load(Request(data_dir=data_dir_of(config), seed=config.seed, options=options))
-    records = with_features(loaded, options.get("features", "pixels"))
+    request = _request(config, entry)
+    records = with_features(entry.load(request), request.options.get("features", "pixels"))
     _check_names(records)
     splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
     dataset = Dataset(
@@ -43,6 +42,20 @@ def load_dataset(config: DataConfig) -> Dataset:
     )
     check_members(dataset)
     return embedded(dataset, config.embedding)
+
+
+def pool_size(config: DataConfig) -> int:
+    """How many public records there will be about, without a look at private ones."""
+    entry = entry_for(config)
+    size = entry.num_public if config.num_public is None else config.num_public
+    if size is None:
+        assert entry.count_public is not None
+        size = entry.count_public(_request(config, entry))
+    return size
+
+
+def _request(config: DataConfig, entry: DatasetEntry) -> Request:
+    return Request(data_dir=data_dir_of(config), seed=config.seed, options=entry.complete_options(config.options))
 
 
 def data_dir_of(config: DataConfig) -> Path | None:

@@ -6,7 +6,7 @@ Every fault of every file is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 
@@ -37,7 +37,12 @@ def entry_of(table: Declaration) -> DatasetEntry:
     if table.num_validation is None and not (table.files.validation or table.files.private):
         facts["num_validation"] = DatasetEntry.num_validation
     return DatasetEntry(
-        sensitive=table.attributes, kind="tabular", files=table.files.all, load=partial(read_records, table), **facts
+        sensitive=table.attributes,
+        kind="tabular",
+        files=table.files.all,
+        load=partial(read_records, table),
+        count_public=partial(_count_public, table),
+        **facts,
     )
 
 
@@ -74,7 +79,7 @@ def read_records(table: Declaration, request: Request) -> Records:
     faults, found = Faults(), Collected()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    parts = [_kept_rows(rows, rules, left_out, faults) for rows in _read(table, request)]
+    parts = [_kept_rows(rows, rules, left_out, faults) for rows in _read(table, request, table.files.parts)]
     for rows in parts:
         block, found.feature_names = encode(rows.table, features, rows.file, faults)
         found.x.append(block)
@@ -102,9 +107,13 @@ def read_records(table: Declaration, request: Request) -> Records:
     )
 
 
-def _read(table: Declaration, request: Request) -> Iterator[Rows]:
+def _count_public(table: Declaration, request: Request) -> int:
+    return sum(len(rows.table) for rows in _read(table, request, {"public": table.files.public}))
+
+
+def _read(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[Rows]:
     """The rows of every file, part by part, with the columns that names and features need."""
-    for part, files in table.files.parts.items():
+    for part, files in parts.items():
         for file in (each for each in files if holds(each.when, request.options)):
             for each in expanded(file, request.data_dir):
                 yield _trimmed_rows(table, part, each, request)

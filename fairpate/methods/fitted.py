@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairpate.config import DataConfig
-from fairpate.data import entry_for
+from fairpate.data import entry_for, pool_size
 from fairpate.methods import find_method
 
 Values = dict[str, Any]
@@ -34,12 +34,12 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
-    rows, num_public = entry_for(data).public_rows, _pool_size(data)
+    rows, num_public = entry_for(data).public_rows, pool_size(data)
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
     teachers = max(_FEWEST_TEACHERS, min(rows // _PER_TEACHER, _MOST_TEACHERS))
     many = rows > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
-    num_queries = _MOST_QUERIES if num_public is not None and num_public > _MOST_QUERIES else None
+    num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
     values: Values = {
         "method": name,
         "student": linear,
@@ -62,7 +62,7 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
         },
     }
     if name == "private_knn":
-        asked = num_queries if many else min(_CLUSTERS, num_public or _CLUSTERS)
+        asked = num_queries if many else min(_CLUSTERS, num_public)
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not find_method(name)().protects_attribute_only:
         values["data"] = {"embedding": {}}
@@ -71,11 +71,5 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
 
 def method_for(data: DataConfig) -> str:
     """The method where none is named."""
-    num_public = _pool_size(data)
-    few_public = num_public is not None and num_public < _SMALL_POOL
-    return _WITHOUT_VOTES if few_public and entry_for(data).public_rows > _MANY_RECORDS else _ONE_RELEASE
-
-
-def _pool_size(data: DataConfig) -> int | None:
-    """None: a file of its own, as many as it has."""
-    return entry_for(data).num_public if data.num_public is None else data.num_public
+    few_public = pool_size(data) < _SMALL_POOL and entry_for(data).public_rows > _MANY_RECORDS
+    return _WITHOUT_VOTES if few_public else _ONE_RELEASE
