@@ -12,6 +12,7 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.data import Dataset
 from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.types import GateRule
 from student.predict import Student
 
 
@@ -46,7 +47,9 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
     prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
 
-    def measure(predictions: npt.NDArray[Any], answered_N: npt.NDArray[np.bool_]) -> Evaluation:
+    def measure(
+        predictions: npt.NDArray[Any], answered_N: npt.NDArray[np.bool_], rule: GateRule | None = None
+    ) -> Evaluation:
         return evaluate(
             predictions,
             labels_N=test.y.numpy(),
@@ -55,9 +58,10 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
             class_names=dataset.label_names,
             group_names=dataset.group_names,
             generator=_generator(seed, Stream.BOOTSTRAP),
+            rule=rule,
         )
 
-    headline = measure(expected if rule is None else prediction.labels, prediction.answered)
+    headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
     if rule is None:
         return Assessment(evaluations={"student": headline})
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_))

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.evaluation.reject_option import resampled_reject_option
 from fairpate.fairness import gaps, rates
 from fairpate.strict_json import strict
+from fairpate.types import GateRule
 
 GAPS: Mapping[str, gaps.Metric] = {
     "dp_one_vs_rest": gaps.dp_one_vs_rest,
@@ -162,13 +164,15 @@ def evaluate(
     group_names: Sequence[str],
     generator: np.random.Generator,
     answered_N: npt.ArrayLike | None = None,
+    rule: GateRule | None = None,
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
     """Measure hard labels (N,) or probabilities (N, C) against true labels and groups.
 
     Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
-    ``generator`` drives the bootstrap of the gaps' intervals. ValueError for lengths or values that do not fit.
+    ``generator`` drives the bootstrap of the gaps' intervals; where ``rule`` decided which are answered, it decides
+    anew in every replicate, of which there are then fewer. ValueError for lengths or values that do not fit.
     """
     groups = np.asarray(groups_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -180,7 +184,18 @@ def evaluate(
         "num_classes": len(class_names),
     }
     joint_GYC = rates.joint_table(predictions, **records)
-    joint_RGYC = rates.resampled_tables(predictions, **records, generator=generator, num_replicates=num_replicates)
+    if rule is None:
+        joint_RGYC = rates.resampled_tables(predictions, **records, generator=generator, num_replicates=num_replicates)
+    else:
+        joint_RGYC = resampled_reject_option(
+            predictions,
+            groups,
+            true_labels_N=labels_N,
+            rule=rule,
+            num_groups=len(group_names),
+            num_classes=len(class_names),
+            generator=generator,
+        )
     return Evaluation(
         num_records=len(groups),
         num_answered=int(answered.sum()),

@@ -4,6 +4,9 @@ The reject option (FairPATE, Algorithm 2) answers or refuses each prediction in 
 accuracy, coverage and gap belong to an order of the records and not to the student alone. Here the same predictions
 pass a fresh gate in several random orders. What the gate accepts is left to ``fairpate.fairness.gate``.
 
+An interval that left the answered records as they are would resample away what the gate balanced, and leave out the gap
+that it holds: so a replicate is a sample of records in random order, which pass a gate of their own.
+
 Accuracy and gaps are over answered records. Undefined numbers are NaN here and null in JSON. Shapes: N records, G
 groups, C classes, A states of one order: before its first answer and after each.
 """
@@ -20,6 +23,7 @@ import numpy.typing as npt
 
 from fairpate.fairness import gaps, rates
 from fairpate.fairness.gate import filter_stream
+from fairpate.fairness.gate_streams import filter_streams
 from fairpate.strict_json import strict
 from fairpate.types import GateRule
 
@@ -134,6 +138,32 @@ def reject_option_spread(
             for order in shuffles
         ),
     )
+
+
+def resampled_reject_option(
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    *,
+    true_labels_N: npt.ArrayLike,
+    rule: GateRule,
+    num_groups: int,
+    num_classes: int,
+    generator: np.random.Generator,
+    num_replicates: int = 200,
+) -> rates.FloatArray:
+    """The table (R, G, Y, C) of what the gate answers of each bootstrap sample of predictions."""
+    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
+    drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels))) if len(labels) else None
+    joint_RGYC = np.zeros((num_replicates, num_groups, num_classes, num_classes))
+    if drawn_RN is None:
+        return joint_RGYC
+    answered_RN = filter_streams(
+        labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
+    )
+    replicate_A, place_A = answered_RN.nonzero()
+    row_A = drawn_RN[replicate_A, place_A]
+    np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
+    return joint_RGYC
 
 
 def _one_order(

@@ -9,8 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fairpate.evaluation.metrics import evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
-from fairpate.fairness.gate import DemographicParityGate
+from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.types import GateRule
 
 STREAM = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
@@ -153,3 +154,30 @@ def _largest_gap(prefix: np.ndarray) -> Fraction:
             rates = [Fraction(int((part == label).sum()), len(part)) for part in (inside, outside)]
             gaps.append(rates[0] - rates[1])
     return max(gaps)
+
+
+def test_an_interval_of_what_the_gate_answers_holds_the_gap_that_it_keeps():
+    """Resampling the answered records alone moves them off the margin, and its interval lies above the gap."""
+    generator = np.random.default_rng(0)
+    groups = generator.integers(2, size=4000)
+    predicted = (generator.random(4000) < np.where(groups == 1, 0.7, 0.4)).astype(np.int64)
+    truth = np.where(generator.random(4000) < 0.9, predicted, 1 - predicted)
+    rule = GateRule(max_disparity=0.02, min_count=50)
+    answered = filter_stream(predicted, groups, rule=rule, num_groups=2, num_classes=2)
+    names = {"class_names": ("no", "yes"), "group_names": ("a", "b")}
+
+    def interval(rule):
+        found = evaluate(
+            predicted, labels_N=truth, groups_N=groups, answered_N=answered, **names, generator=generator, rule=rule
+        )
+        return found.gaps["dp_one_vs_rest"]
+
+    fits, ignores = interval(rule), interval(None)
+    assert fits.value == ignores.value < 0.02
+    assert fits.low <= fits.value <= fits.high
+    assert fits.high < 0.03 < ignores.high
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(4000)
+        kept = filter_stream(predicted[order], groups[order], rule=rule, num_groups=2, num_classes=2)
+        rates = [predicted[order][kept & (groups[order] == z)].mean() for z in (0, 1)]
+        assert fits.low - 0.002 <= abs(rates[1] - rates[0]) <= fits.high + 0.002
