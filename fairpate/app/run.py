@@ -22,6 +22,7 @@ from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.meter import Meter
 from fairpate.app.odometer import Odometer, standing_remarks
+from fairpate.app.portable import write_portable
 from fairpate.app.progress import Reporter
 from fairpate.app.released import release_id
 from fairpate.app.reporting import write_reports
@@ -83,19 +84,23 @@ def run_method(
     *,
     load: Callable[[DataConfig], Dataset] = load_dataset,
     release_of: Path | None = None,
+    with_graph: bool = False,
 ) -> RunDirectory:
     """Run one method, or go on where an earlier command left off, and leave the run directory complete.
 
     ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
     that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
-    whose release this one goes on, without a look at private records. Errors name the field or file, the value
-    and the remedy; what was finished stays, and nothing is charged twice.
+    whose release this one goes on, without a look at private records. ``with_graph``: also ``model.onnx``, which takes
+    seconds. Errors name the field or file, the value and the remedy; what was finished stays, and nothing is charged
+    twice.
     """
     config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of)
     if isinstance(config, VotingMethod):
         _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
     reporter.note("model", str(run.student))
+    if with_graph:
+        write_portable(run, student, dataset, reporter)
     assessment = assess(student, dataset, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
     statement = read_statement(run)

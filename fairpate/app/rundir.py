@@ -114,6 +114,16 @@ class RunDirectory:
         return self.public / "student.safetensors"
 
     @property
+    def graph(self) -> Path:
+        """The published model for those without this package."""
+        return self.student.with_name("model.onnx")
+
+    @property
+    def graph_description(self) -> Path:
+        """How it is used."""
+        return self.student.with_name("model.json")
+
+    @property
     def statement(self) -> Path:
         """The published claim of privacy."""
         return self.public / "statement.json"

@@ -37,7 +37,9 @@ def summarise(run: RunDirectory) -> Group:
             ("labels released", f"{queries.answered} of {queries.submitted} queries"),
             *_trained_on(load_student(run.student).card.num_training_labels, queries.answered),
         ]
-    rows += [("model", str(run.student)), ("record", str(run.record))]
+    rows += [("model", str(run.student))]
+    rows += [("without this package", str(run.graph))] if run.graph.exists() else []
+    rows += [("record", str(run.record))]
     rows += [("report", str(run.public_report))] if run.public_report.exists() else []
     rows += [("operator only", str(run.private_report))] if queries is not None else []
     return Group(Text(), facts(rows))

@@ -79,6 +79,17 @@ class Feature(Section):
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
         return tuple(dict.fromkeys(names))
 
+    @property
+    def places(self) -> dict[str, int]:
+        """Category: which of `own_categories` a value in the file is; as many as there are stands for none of them."""
+        names = self.own_categories
+        places = {value: place for place, value in enumerate(names) if not (self.other and value == OTHER)}
+        places |= {alias: places[value] for alias, value in self.aliases.items()}
+        if self.may_be_missing:
+            missing = len(names) if self.missing is None else names.index(self.missing)
+            places = dict.fromkeys(("", *self.unknown), missing) | places
+        return places
+
     def stretched(self, values: Floats) -> Floats:
         """On the scale that is linear between the bounds."""
         return np.sign(values) * np.log1p(np.abs(values)) if self.scale == "log" else values

@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from fairpate.data.embedding import Embedding
+    from fairpate.data.feature_codes import FeatureCode
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
 FeatureKind = Literal["image", "tabular"]
@@ -63,6 +64,7 @@ class Dataset:
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
     the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did.
+    ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     embedding: Embedding | None = None
+    feature_codes: tuple[FeatureCode, ...] = ()
 
     @property
     def num_classes(self) -> int:

@@ -94,11 +94,15 @@ class Components:
         embedded_NE = torch.empty(len(x), len(self.unit_E))
         for start in range(0, len(x), _AT_ONCE):
             part = x[start : start + _AT_ONCE]
-            plain = (_plain(part, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
-            bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
-            whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
-            embedded_NE[start : start + len(part)] = (whole * self.unit_E).float()
+            embedded_NE[start : start + len(part)] = self.at_once(part)
         return embedded_NE
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """The same of few records, without a loop: one graph of tensor operations."""
+        plain = (_plain(x, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
+        bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
+        whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
+        return (whole * self.unit_E).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +127,11 @@ class Embedding:
             graph = Graph.of(pool, Components.of(pool, edges, evened=False))
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """Coordinates of few records of a table, without a loop: one graph of tensor operations."""
+        assert self.graph is None
+        return self.components.at_once(x) * (_NORM / self.radius)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""

@@ -164,13 +164,8 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
 
 
 def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
-    names = feature.own_categories
-    places = {value: place for place, value in enumerate(names) if not (feature.other and value == OTHER)}
-    places |= {alias: places[value] for alias, value in feature.aliases.items()}
+    names, places = feature.own_categories, feature.places
     none = len(names)  # a row of zeros
-    if feature.may_be_missing:
-        missing = none if feature.missing is None else names.index(feature.missing)
-        places = dict.fromkeys(("", *feature.unknown), missing) | places
     codes_N, known_N = _codes(found, places)
     if "" not in places:
         _require_present(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,9 @@ from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
 from fairpate.names import nearest
 from fairpate.types import UsageError, UserError
+
+if TYPE_CHECKING:
+    from fairpate.data.feature_codes import FeatureCode
 
 OptionValue = str | int | float | bool
 Part = Literal["records", "private", "public", "validation", "test"]
@@ -90,7 +93,8 @@ class Records:
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
-    features again where they may be mapped from a file, so that a split may be too.
+    features again where they may be mapped from a file, so that a split may be too. ``feature_codes``: of a declared
+    table, how its features are computed.
     """
 
     kind: FeatureKind
@@ -103,6 +107,7 @@ class Records:
     person_ids: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     pixels: Pixels | None = None
+    feature_codes: tuple[FeatureCode, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

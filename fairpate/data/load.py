@@ -38,6 +38,7 @@ def load_dataset(config: DataConfig) -> Dataset:
         sensitive_attribute=records.sensitive_attribute,
         feature_names=records.feature_names,
         notes=records.notes,
+        feature_codes=records.feature_codes,
         **splits,
     )
     check_members(dataset)

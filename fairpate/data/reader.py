@@ -23,6 +23,7 @@ from fairpate.data.declaration import Declaration, Rule, Trim
 from fairpate.data.encode import FloatArray, cells, codes_of, encode, numbers
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
 from fairpate.data.faults import Faults
+from fairpate.data.feature_codes import feature_codes
 from fairpate.data.files import expanded, read_any
 from fairpate.data.identity import Names, content_ids
 from fairpate.data.tables import keep_rows, read_table, require_columns
@@ -101,6 +102,7 @@ def read_records(table: Declaration, request: Request) -> Records:
         group_names=group.names,
         sensitive_attribute=table.attribute(options),
         feature_names=found.feature_names,
+        feature_codes=feature_codes(features),
         origins=_origins(table, parts, request),
         person_ids=_persons(table, parts) if table.person and holds(table.person.when, options) else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),

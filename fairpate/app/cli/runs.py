@@ -82,8 +82,8 @@ def run(
         resolved = _fitted(options, method)
     else:
         resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
-    finished = run_method(_with_places(resolved, out=out, data_dir=data_dir), Reporter(), release_of=release_of)
-    terminal().print(summarise(finished))
+    placed = _with_places(resolved, out=out, data_dir=data_dir)
+    terminal().print(summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True)))
 
 
 def compare(
@@ -105,13 +105,14 @@ def compare(
 
 
 def report(folder: RunFolder) -> None:
-    """Write the reports of a finished run again; nothing is trained, asked or charged."""
+    """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
     from fairpate.app.progress import Reporter
     from fairpate.app.run import finished_run, run_method
     from fairpate.app.summary import summarise
 
     found, config = finished_run(folder)
-    terminal().print(summarise(run_method(config.model_copy(update={"out": found.root}), Reporter(quiet=True))))
+    placed = config.model_copy(update={"out": found.root})
+    terminal().print(summarise(run_method(placed, Reporter(quiet=True), with_graph=True)))
 
 
 def card(

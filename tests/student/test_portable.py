@@ -1,0 +1,171 @@
+"""A student's ONNX graph predicts what the student predicts, and its description is enough to use it."""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import student.portable
+from fairpate.config import ModelConfig
+from fairpate.fairness.gate import filter_stream
+from fairpate.nn.mixture import Mixture
+from fairpate.nn.models import build_model
+from fairpate.types import GateRule
+from student.portable import PortableError, missing_packages, portable
+from student.predict import Student, StudentCard
+
+TABLE, PICTURES = (6,), (3, 32, 32)
+MODELS = [
+    ("logistic", TABLE),
+    ("mlp", TABLE),
+    ("logistic", PICTURES),
+    ("hog_logistic", PICTURES),
+    ("lenet", PICTURES),
+    ("tanh_cnn", PICTURES),
+    ("cnn", PICTURES),
+    ("resnet18", PICTURES),
+]
+
+
+def make(name="logistic", shape=TABLE, *, members=None, **words):
+    config = ModelConfig(name=name, hidden=(8,), width=8)
+
+    def one(seed):
+        return build_model(config, input_shape=shape, num_classes=3, generator_seed=seed).eval()
+
+    card = StudentCard(
+        model=config,
+        input_shape=shape,
+        label_names=("low", "middle", "high"),
+        group_names=("a", "b"),
+        sensitive_attribute="group",
+        num_members=members,
+        **words,
+    )
+    return Student(card=card, network=one(1) if members is None else Mixture([one(seed) for seed in range(members)]))
+
+
+def records(shape, count=40):
+    generator = torch.Generator().manual_seed(0)
+    if len(shape) == 1:
+        return torch.randn(count, *shape, generator=generator)
+    return torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
+
+
+def predict(made, x, groups=None):
+    given = {"records": x.numpy()} | ({} if groups is None else {"groups": groups})
+    session = onnxruntime.InferenceSession(made.graph, providers=["CPUExecutionProvider"])
+    return session.run(["probabilities"], given)[0]
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+def test_a_graph_predicts_other_records_as_the_student_does(name, shape):
+    one, x = make(name, shape), records(shape)
+    made = portable(one, x[:8])
+    for count in (1, 7, 40):
+        np.testing.assert_allclose(predict(made, x[:count]), one.probabilities(x[:count]), atol=1e-5)
+    onnx.checker.check_model(onnx.load_from_string(made.graph), full_check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
+def test_large_backbones_too(name):
+    one, x = make(name, (3, 64, 64)), records((3, 64, 64), 4)
+    np.testing.assert_allclose(predict(portable(one, x), x), one.probabilities(x), atol=1e-5)
+
+
+def test_a_mixture_tells_how_often_its_members_say_a_label():
+    one, x = make(members=5), records(TABLE)
+    made = portable(one, x[:8])
+    np.testing.assert_allclose(predict(made, x), one.probabilities(x), atol=1e-6)
+    assert set(np.unique((predict(made, x) * 5).round(5))) <= {0, 1, 2, 3, 4, 5}
+    assert made.description["label"] == "draw one from the probabilities"
+
+
+@pytest.mark.parametrize("members", [None, 3])
+def test_a_mixing_by_group_reads_the_group(members):
+    tables = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 3))
+    one = make(members=members, mixing=tuple(tuple(tuple(row) for row in table) for table in tables.tolist()))
+    x, groups = records(TABLE), np.arange(40) % 2
+    made = portable(one, x[:8])
+    np.testing.assert_allclose(predict(made, x, groups), one.probabilities(x, groups), atol=1e-6)
+    assert [each["name"] for each in made.description["inputs"]] == ["records", "groups"]
+    assert made.description["groups"] == {"attribute": "group", "names": ["a", "b"], "needed": True}
+
+
+def test_the_file_tells_of_no_machine_and_is_the_same_each_time():
+    first, again = (portable(make("cnn", PICTURES), records(PICTURES)) for _ in range(2))
+    assert first == again
+    assert first.description["sha256"] == hashlib.sha256(first.graph).hexdigest()
+    words = [word for word in re.findall(rb"[ -~]{8,}", first.graph) if re.search(rb"[a-z_]{4}", word)]
+    assert any(b"node_relu" in word for word in words)
+    assert not [word for word in words if re.search(rb"[.]py|/|trace|line ", word)]
+
+
+def test_the_graph_reads_what_the_description_says():
+    made = portable(make("cnn", PICTURES), records(PICTURES))
+    session = onnxruntime.InferenceSession(made.graph)
+    (read,) = session.get_inputs()
+    assert (read.name, read.type, read.shape[1:]) == ("records", "tensor(uint8)", list(PICTURES))
+    assert made.description["inputs"] == [{"name": "records", "type": "uint8", "shape": ["N", *PICTURES]}]
+    assert onnx.load_from_string(made.graph).opset_import[0].version == made.description["opset"] == 18
+
+
+def test_a_graph_that_predicts_otherwise_is_not_published(monkeypatch):
+    one, other = make(), make()
+    with torch.no_grad():
+        other.network[-1].weight[0].add_(1)
+    graph = portable(other, records(TABLE)).graph
+    monkeypatch.setattr(student.portable, "_graph", lambda *_: graph)
+    with pytest.raises(PortableError, match=r"other than the student on [0-9]+% of 1 public records"):
+        portable(one, records(TABLE))
+
+
+def test_missing_packages_are_named(monkeypatch):
+    assert missing_packages() == ()
+    monkeypatch.setattr(student.portable, "PACKAGES", ("onnx", "no_such_package"))
+    assert missing_packages() == ("no_such_package",)
+
+
+def answered(option, groups, labels):
+    """The reject option from its description alone, in floats: margins of the test are far from ties."""
+    counts = np.zeros(option["state"]["shape"])
+    for group, label in zip(groups, labels, strict=True):
+        rule, n = option["rule"], counts[group].sum()
+        cold = {"group": n, "cell": counts[group, label], "all_groups": counts.sum(axis=1).min()}[rule["cold_start"]]
+        rest = np.delete(counts, group, axis=0)
+        if cold < rule["min_count"] or rest.sum() == 0:
+            keep = True
+        else:
+            rates = rest[rest.sum(axis=1) > 0]
+            other = {
+                "one_vs_rest": rest[:, label].sum() / rest.sum(),
+                "pairwise": (rates[:, label] / rates.sum(axis=1)).min(),
+                "overall": (counts[:, label].sum() + 1) / (counts.sum() + 1),
+            }[rule["gap"]]
+            margin = rule["max_disparity"]
+            keep = margin is None or (counts[group, label] + 1) / (n + 1) - other < margin
+        counts[group, label] += keep
+        yield keep
+
+
+@pytest.mark.parametrize(
+    ("cold_start", "gap"),
+    list(itertools.product(("group", "cell", "all_groups"), ("one_vs_rest", "pairwise", "overall"))),
+)
+def test_the_reject_option_can_be_applied_from_its_description(cold_start, gap):
+    rule = GateRule(max_disparity=0.0314159, min_count=5, cold_start=cold_start, gap=gap)
+    rng = np.random.default_rng(3)
+    one = dataclasses.replace(make(idp3=rule), card=dataclasses.replace(make(idp3=rule).card, group_names=tuple("abc")))
+    option = portable(one, records(TABLE)).description["reject_option"]
+    groups = rng.integers(0, 3, 500)
+    labels = np.where(rng.random(500) < 0.3 + 0.2 * groups, 2, rng.integers(0, 3, 500))
+    expected = filter_stream(labels, groups, rule=rule, num_groups=3, num_classes=3)
+    assert 0 < expected.mean() < 1
+    assert list(answered(option, groups, labels)) == expected.tolist()
