@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 
 from fairpate.methods.record_votes import noisy_votes
-from fairpate.methods.votes_of_records import with_noise
-from fairpate.methods.weighted_votes import UNITS, Ballot
+from fairpate.methods.votes_of_records import UNITS, with_noise
+from fairpate.methods.weighted_votes import Ballot
 from fairpate.privacy.accountant import Event, epsilon_of
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.calibration import least_noise

@@ -48,7 +48,7 @@ DATA = {
     "adult": ("data.name=adult",),
     "credit_default": ("data.name=credit_default",),
     "parkinsons_row": ("data.name=parkinsons", "data.options={split: row}"),
-    "parkinsons_subject": ("data.name=parkinsons", "data.options={split: subject}"),
+    "parkinsons_subject": ("data.name=parkinsons", "data.options={split: subject}", "data.unit=record"),
 }
 PUBLISHED: dict[tuple[str, float], str] = {
     ("adult", 0.5): "-     | -     | 18.76 | 17.94",

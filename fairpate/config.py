@@ -96,6 +96,11 @@ class DataConfig(Section):
     num_public: Count | None = Field(None, description="Public records; null takes the loader's default.")
     num_validation: CountOrZero | None = Field(None, description="Validation records; null takes the default.")
     num_test: Count | None = Field(None, description="Test records; null takes the default.")
+    unit: Literal["record"] | None = Field(
+        None,
+        description="`record` protects each record by itself; null: all records of a person together, where the data "
+        "set names persons.",
+    )
     embedding: EmbeddingConfig | None = Field(
         None, description="What every method sees of a record, fitted to public ones; null: the record as it is."
     )

@@ -7,7 +7,7 @@ and every package may import this module. Shapes: Q queries, C classes, G groups
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,11 +21,6 @@ STOPPED_BY_VOTES = (
     "prices so many, depend on those votes and leak."
 )
 """What a statement remarks where ``accept_leak`` allowed that."""
-TELLS_SIZE = (
-    "The sampling rate was set for the real number of private records, and so it tells that number, which counts as "
-    "public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
-)
-"""What a statement about records remarks where no size was declared."""
 _SUM_TOLERANCE = 1e-4
 
 IntArray = npt.NDArray[np.int64]
@@ -36,8 +31,16 @@ ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
 RefusalReason = Literal["confidence", "fairness", "free"]
 Tail = Literal["gaussian", "discrete"]
-Unit = Literal["record", "sensitive attribute"]
+Unit = Literal["record", "person", "sensitive attribute"]
 Relation = Literal["add or remove one", "replace one"]
+
+
+TELLS_SIZE: Mapping[Unit, str] = {
+    unit: f"The sampling rate was set for the real number of private {unit}s, and so it tells that number, which "
+    "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
+    for unit in ("record", "person")
+}
+"""What a statement about so many units remarks where no size was declared."""
 
 
 class UserError(Exception):

@@ -134,7 +134,7 @@ def train_ensemble(
         max_shard_size=config.max_shard_size,
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
-    rows = shard_rows(assign_teachers(private.unit_id, config.num_teachers, shard_key(seed)), config.num_teachers)
+    rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
     if config.max_shard_size is not None:
         rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
 

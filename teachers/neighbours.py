@@ -3,6 +3,8 @@
 Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020). For one query every record enters the sample independently with
 ``sampling_rate``; the ``num_neighbours`` nearest of the sample vote, all where there are fewer. Given the sample of the
 others, a record that enters it moves the counts by its own label, and by that of the one record that it displaces.
+Where persons are protected they are sampled in the place of records, and each is as near as the nearest of its records,
+which alone may vote: so a person moves the counts no more than a record does.
 
 This holds to the last digit. Coordinates are whole numbers, so that sums of their products are exact in ``float64`` and
 a distance does not depend on what is computed beside it; equal distances go by a keyed hash of the unit's identifier,
@@ -22,10 +24,12 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.data.persons import whole_persons
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import IntArray
 
@@ -42,19 +46,43 @@ _NOBODY = -1
 class Voters:
     """Records of one block: coordinates (N, D), labels (N,) and their order among equals (N,).
 
-    ``number`` counts blocks over all records. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or too many.
+    ``person_N`` numbers whose they are, from 0 on within the block, which has all records of each; None: everybody has
+    one. ``number`` counts blocks over all records. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or too
+    many.
     """
 
     number: int
     coordinates_ND: Coordinates
     labels_N: IntArray
     order_N: npt.NDArray[np.uint64]
+    person_N: IntArray | None = None
 
     def __post_init__(self) -> None:
         check_coordinates(self.coordinates_ND)
 
     def __len__(self) -> int:
         return len(self.labels_N)
+
+    @cached_property
+    def num_sampled(self) -> int:
+        """How many enter a sample or not: persons, or records."""
+        return len(self) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
+
+    def records_of(self, sampled: IntArray) -> IntArray:
+        """The rows, ascending, of those who are sampled."""
+        if self.person_N is None:
+            return sampled
+        is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
+        is_sampled[sampled] = True
+        return np.flatnonzero(is_sampled[self.person_N])
+
+    def nearest_first(self, rows: IntArray, squared: Floats) -> IntArray:
+        """Places among ``rows`` of these squared distances, nearest first, one of each person."""
+        places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
+        if self.person_N is None:
+            return places
+        _, first = np.unique(self.person_N[rows[places]], return_index=True)
+        return places[np.sort(first)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +105,36 @@ class Nearest:
 
 
 def blocks_of(
-    coordinates_ND: Coordinates, labels_N: IntArray, unit_ids: Sequence[str], *, key: bytes, size: int = _BLOCK
+    coordinates_ND: Coordinates,
+    labels_N: IntArray,
+    unit_ids: Sequence[str],
+    *,
+    key: bytes,
+    person_N: IntArray | None = None,
+    size: int = _BLOCK,
 ) -> Iterator[Voters]:
-    """The records in blocks of ``size``; ``key`` orders equal distances, and need not be secret."""
+    """The records in blocks of ``size``, or more where a person's are kept together.
+
+    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers whose the records are.
+    """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
-    for number, start in enumerate(range(0, len(labels_N), size)):
-        part = slice(start, start + size)
-        yield Voters(number=number, coordinates_ND=coordinates_ND[part], labels_N=labels_N[part], order_N=order_N[part])
+    for number, part in enumerate(_parts(len(labels_N), person_N, size)):
+        yield Voters(
+            number=number,
+            coordinates_ND=coordinates_ND[part],
+            labels_N=labels_N[part],
+            order_N=order_N[part],
+            person_N=None if person_N is None else np.unique(person_N[part], return_inverse=True)[1],
+        )
+
+
+def _parts(num_records: int, person_N: IntArray | None, size: int) -> Iterator[slice | IntArray]:
+    """Rows of one block after another."""
+    if person_N is None:
+        yield from (slice(start, start + size) for start in range(0, num_records, size))
+    else:
+        yield from whole_persons(person_N, size)
 
 
 def check_coordinates(coordinates_ND: Coordinates) -> None:
@@ -108,7 +158,7 @@ class Sampler:
         self._alone = threading.Lock()
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Rows, ascending, of the ``size`` records of a block that are sampled for one query."""
+        """Rows, ascending, of the ``size`` records or persons of a block that are sampled for one query."""
         with self._alone:
             rows: IntArray = self._batches_of(query, block, size).next().numpy()
         return rows
@@ -173,12 +223,12 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
     squared_QN += np.square(records).sum(axis=1)
     squared_QN += np.square(queries).sum(axis=1)[:, None]
     for query, name in enumerate(names):
-        rows = sampler.rows(name, block.number, len(block))
+        rows = block.records_of(sampler.rows(name, block.number, block.num_sampled))
         squared = squared_QN[query, rows]
-        if len(rows) > count:
+        if block.person_N is None and len(rows) > count:
             near = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
             rows, squared = rows[near], squared[near]
-        rows = rows[np.lexsort((block.labels_N[rows], block.order_N[rows], squared))[:count]]
+        rows = rows[block.nearest_first(rows, squared)[:count]]
         found.squared_QK[query, : len(rows)] = squared_QN[query, rows]
         found.order_QK[query, : len(rows)] = block.order_N[rows]
         found.labels_QK[query, : len(rows)] = block.labels_N[rows]

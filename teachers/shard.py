@@ -1,9 +1,11 @@
-"""Which teacher learns from which record: a keyed hash of the identifier of the record's unit.
+"""Which teacher learns from which record: a keyed hash of the identifier of the record's unit, or of its person.
 
-PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher of a
-record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
-a record changes exactly one shard. A unit's identifier says nothing about the sensitive attribute, so changing an
-attribute moves no record. Shards are ragged and may be empty; nothing here sees features or labels.
+PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher of a record
+is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing a record
+changes exactly one shard. Where persons are protected, their identifiers stand for those of units: all records of a
+person reach one teacher, and the guarantee holds for persons. A unit's identifier says nothing about the sensitive
+attribute, so changing an attribute moves no record. Shards are ragged and may be empty; nothing here sees features or
+labels.
 """
 
 from __future__ import annotations

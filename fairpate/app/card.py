@@ -132,7 +132,8 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
 def _voters(statement: PrivacyStatement) -> str:
     """Who was asked, by what was priced."""
     sampled = any("sampling_rate" in event for event in statement.events)
-    return "the nearest records of Poisson samples" if sampled else "teachers"
+    whose = " of persons" if statement.unit == "person" else ""
+    return f"the nearest records of Poisson samples{whose}" if sampled else "teachers"
 
 
 def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:

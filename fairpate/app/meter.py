@@ -20,9 +20,10 @@ from aggregator.terms import LedgerTerms
 from fairpate.app.odometer import LimitReachedError, Odometer, Standing
 from fairpate.app.receipt import Release, read_receipt, write_receipt
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.privacy import fair_training
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import merged
+from fairpate.privacy.fair_training import of_teachers
+from fairpate.types import Unit
 
 _BLOCK = 256
 """Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
@@ -115,10 +116,10 @@ class LedgerMeter:
     too.
     """
 
-    def __init__(self, meter: Meter, terms: LedgerTerms, *, attribute_only: bool = False, planned: int = 0) -> None:
+    def __init__(self, meter: Meter, terms: LedgerTerms, *, unit: Unit = "record", planned: int = 0) -> None:
         self._meter, self._terms = meter, terms
         self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._attribute_only = attribute_only
+        self._unit = unit
         self._settled, self._held = 0, (0, 0)
         self._ledger: Ledger | None = None
 
@@ -162,11 +163,9 @@ class LedgerMeter:
 
     def _store(self, num_reservations: int, num_publications: int, *, enforce: bool) -> None:
         count = max(num_reservations, self._planned) if num_reservations else 0
-        queries = self._terms.mechanism.worst_case(count)
-        if self._attribute_only:
-            queries = fair_training.AttributeQueries(**vars(queries))
         publication = self._terms.publication
-        events = [queries, *([publication] * num_publications if publication is not None else [])]
+        publications = [] if publication is None else [publication] * num_publications
+        events = [of_teachers(event, self._unit) for event in (self._terms.mechanism.worst_case(count), *publications)]
         self._meter.record(events, noise=self._terms.noise, num_queries=self._settled, enforce=enforce)
         self._held = (num_reservations, num_publications)
 

@@ -32,10 +32,10 @@ from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.fair_training import AttributeQueries
+from fairpate.privacy.fair_training import of_teachers
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.strict_json import strict
-from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes
+from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, Unit
 
 ANSWERED_BY_SERVICE = (
     "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
@@ -50,8 +50,7 @@ class ReleasePlan:
     """All that fixes a release of labels before the first vote.
 
     ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
-    ``attribute_only``: teachers tell of the sensitive attribute alone; ``student`` learns between the rounds of an
-    admission.
+    ``unit``: whose change moves one vote; ``student`` learns between the rounds of an admission.
     """
 
     settings: QueriesConfig
@@ -64,7 +63,7 @@ class ReleasePlan:
     seed: int
     student: StudentConfig
     publication: PublicationConfig | None = None
-    attribute_only: bool = False
+    unit: Unit = "record"
 
     @property
     def source(self) -> NoiseSource:
@@ -74,7 +73,7 @@ class ReleasePlan:
     def worst_case(self, num_queries: int) -> accountant.Event:
         """What so many queries cost whatever the votes, for the unit that is protected."""
         event = self.mechanism.worst_case(num_queries)
-        return _of_attribute(event) if self.attribute_only else event
+        return of_teachers(event, self.unit)
 
     @property
     def counted_beforehand(self) -> int:
@@ -165,7 +164,7 @@ def release_labels(
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
     if meter is not None:
-        ledger_meter = LedgerMeter(meter, terms, attribute_only=plan.attribute_only, planned=plan.counted_beforehand)
+        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=plan.source)
         result = _submit(votes, keys, queries, session, plan, dataset, on_progress)
@@ -214,16 +213,11 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
         ),
         spending=spending,
         over_budget=result.over_budget,
-        events=tuple(_of_attribute(event) for event in events) if plan.attribute_only else events,
+        events=tuple(of_teachers(event, plan.unit) for event in events),
         noise=spending.terms.noise,
         epsilon_bound=bound,
         remarks=_remarks(spent, bound, len(outcomes)),
     )
-
-
-def _of_attribute(event: accountant.Event) -> accountant.Event:
-    """The same queries to teachers whose sensitive attributes alone are hidden."""
-    return AttributeQueries(**vars(event)) if isinstance(event, accountant.ConfidentGnmaxQueries) else event
 
 
 def _planned(spending: Spending, plan: ReleasePlan) -> accountant.Event:
@@ -286,6 +280,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         num_groups=dataset.num_groups,
         noise=plan.source.label,
         ensemble=ensemble,
+        unit="person" if plan.unit == "person" else "record",
         publication=_publication(plan, num_classes=dataset.num_classes),
     )
     if plan.budget is not None:

@@ -63,6 +63,7 @@ from student.train import PublicRecords, train_student
 
 _NOT_PROTECTED: dict[Unit, str | None] = {
     "record": None,
+    "person": None,
     "sensitive attribute": "features and labels, which the model is trained on as if they were public",
 }
 
@@ -233,6 +234,7 @@ def _check_data(config: Method, dataset: Dataset) -> None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
         for field in _augmented(config):
             raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
+    config.require_unit(dataset)
     if config.protects_attribute_only:
         if dataset.embedding is not None:
             raise ConfigError(
@@ -390,9 +392,9 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """Where records come and go their number is private, but a sampling rate that is set for it tells it."""
+    """Where records or persons come and go their number is private, but a sampling rate that is set for it tells it."""
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
-    return (TELLS_SIZE,) if samples and unit == "record" and config.rate_tells_size else ()
+    return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
 
 
 def _card(

@@ -54,7 +54,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
 
     def open_books() -> tuple[Ledger, AggregatorSession]:
         meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
-        ledger_meter = LedgerMeter(meter, terms, attribute_only=plan.attribute_only, planned=plan.counted_beforehand)
+        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter)
         return ledger, AggregatorSession(ledger, source=plan.source)
 

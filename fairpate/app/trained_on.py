@@ -19,6 +19,7 @@ from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.embedding import placed
 from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
+from fairpate.types import Unit
 from student.predict import StudentCard, load_student
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ _GIVEN = "a data set that was given from Python"
 class DataRecord:
     """The public words of a data set: its name, kind, and names of labels and groups; the shape of one record.
 
-    ``given_from_python``: the caller handed the records in, and no name leads to them.
+    ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
+    whole; earlier versions knew records alone.
     """
 
     name: str
@@ -41,6 +43,7 @@ class DataRecord:
     group_names: tuple[str, ...]
     sensitive_attribute: str
     given_from_python: bool
+    unit: Unit = "record"
 
     @classmethod
     def of(cls, dataset: Dataset, *, given_from_python: bool) -> DataRecord:
@@ -53,6 +56,7 @@ class DataRecord:
             group_names=dataset.group_names,
             sensitive_attribute=dataset.sensitive_attribute,
             given_from_python=given_from_python,
+            unit=dataset.unit,
         )
 
 

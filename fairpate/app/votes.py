@@ -81,11 +81,11 @@ def store_votes(run: RunDirectory, votes: VoteBatch) -> None:
 
 
 def check_teachers(dataset: Dataset, num_teachers: int) -> None:
-    """ConfigError for more teachers than private records. It does not tell how many there are."""
-    if num_teachers > len(dataset.private):
+    """ConfigError for more teachers than private records, or persons. It does not tell how many there are."""
+    if num_teachers > dataset.private.num_protected:
         raise ConfigError(
-            f"teachers.num_teachers: {num_teachers} teachers, but fewer private records in {dataset.name}, so that "
-            "most would learn from nothing; lower it."
+            f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+            "that most would learn from nothing; lower it."
         )
 
 

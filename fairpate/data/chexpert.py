@@ -2,8 +2,8 @@
 
 Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, its pictures, and the separate demographics table (saved as
 CSV). Patients of another or unknown race are left out and counted in the notes. A finding marked uncertain or left
-blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to one split; the privacy unit of a
-record is still one picture, so a guarantee per patient needs one picture each.
+blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to one split, and are protected
+together.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ ENTRY = DatasetEntry(
     address=PUBLISHER,
     licence="Stanford research use agreement; no redistribution",
     rows=224_316,
+    persons=65_240,
     kind="image",
     load=load,
     files=(ARCHIVE, TRAIN, VALID, DEMOGRAPHICS),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from fairpate.types import Unit
+
 if TYPE_CHECKING:
     from fairpate.data.embedding import Embedding
     from fairpate.data.feature_codes import FeatureCode
@@ -28,6 +30,8 @@ class Split:
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and
     ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
     ``unit_id`` go to one teacher together: those that only ``z`` tells apart. Left empty, every record is a unit.
+    ``person_id`` names the person behind each record, where all of a person's records are protected together; empty:
+    each record is protected by itself.
     """
 
     x: Tensor
@@ -35,16 +39,38 @@ class Split:
     z: Tensor
     record_id: tuple[str, ...]
     unit_id: tuple[str, ...] = ()
+    person_id: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.unit_id:
             object.__setattr__(self, "unit_id", self.record_id)
-        sizes = {len(values) for values in (self.x, self.y, self.z, self.record_id, self.unit_id)}
+        names = (self.record_id, self.unit_id, self.person_id or self.record_id)
+        sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
-            raise ValueError(f"Expected x, y, z, record_id and unit_id of one length, got lengths {sorted(sizes)}.")
+            raise ValueError(f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}.")
+        if missing := sum(not name for name in self.person_id):
+            raise ValueError(f"Expected a person_id for every record or for none, got {missing} without.")
 
     def __len__(self) -> int:
         return len(self.record_id)
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Of each record what goes to one teacher together: its person, or its unit where persons do not count."""
+        return self.person_id or self.unit_id
+
+    @property
+    def num_protected(self) -> int:
+        """How many are protected: persons, or records where persons do not count."""
+        return len(set(self.person_id)) if self.person_id else len(self)
+
+    @property
+    def person_N(self) -> Tensor | None:
+        """A number from 0 on for each record's person, in order of appearance; None where persons do not count."""
+        if not self.person_id:
+            return None
+        number_of = {name: number for number, name in enumerate(dict.fromkeys(self.person_id))}
+        return torch.tensor([number_of[name] for name in self.person_id])
 
     def take(self, indices: Tensor | Sequence[int]) -> Split:
         """The records at ``indices``, in that order."""
@@ -53,8 +79,12 @@ class Split:
 
     def take_with(self, x: Tensor, index: Tensor) -> Split:
         """The records at ``index``, whose features the caller has taken: ``x``."""
-        ids, units = (tuple(names[i] for i in index.tolist()) for names in (self.record_id, self.unit_id))
-        return Split(x=x, y=self.y[index], z=self.z[index], record_id=ids, unit_id=units)
+        rows = index.tolist()
+        names = {
+            name: tuple(values[row] for row in rows) if (values := getattr(self, name)) else ()
+            for name in ("record_id", "unit_id", "person_id")
+        }
+        return Split(x=x, y=self.y[index], z=self.z[index], **names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +110,11 @@ class Dataset:
     notes: tuple[str, ...] = ()
     embedding: Embedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """What is protected as a whole: a ``person`` where private records say whose they are, else a ``record``."""
+        return "person" if self.private.person_id else "record"
 
     @property
     def num_classes(self) -> int:

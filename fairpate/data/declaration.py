@@ -94,14 +94,15 @@ class Identity(Section):
 
 
 class Person(Section):
-    """Who stands behind a record, where several records share a person and a split must not part them.
+    """Who stands behind a record, where several records share a person: what is protected, and no split parts.
 
     The name of a column alone stands for it.
     """
 
     column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
     prefix: str = Field("person", description="Begins every name.")
-    when: When = Field({}, description="Options and the value at which splits keep persons together.")
+    count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
+    when: When = Field({}, description="Options and the value at which persons are protected, and kept together.")
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from fairpate.config import Section
 from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
 from fairpate.names import nearest
-from fairpate.types import UsageError, UserError
+from fairpate.types import Unit, UsageError, UserError
 
 if TYPE_CHECKING:
     from fairpate.data.feature_codes import FeatureCode
@@ -114,9 +114,10 @@ class Records:
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows`` is the publisher's count, null where none is public; ``citation`` what a study cites. A size that is null
-    takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was. ``count_public`` counts
-    public records that have files of their own.
+    ``rows`` is the publisher's count, null where none is public, and ``persons`` that of the persons behind the rows,
+    where they are named (under the options of ``persons_when``) and were counted; ``citation`` is what a study cites. A
+    size that is null takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
+    ``count_public`` counts public records that have files of their own.
     """
 
     name: str
@@ -135,6 +136,13 @@ class DatasetEntry:
     num_validation: int | None = 500
     num_test: int | None = None
     citation: str = ""
+    persons: int | None = None
+    persons_when: Mapping[str, str] = field(default_factory=dict)
+
+    def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
+        """The publisher's count of what is protected under these options: of persons where it is known, or of rows."""
+        by_person = unit is None and holds(self.persons_when, self.complete_options(options))
+        return self.persons if by_person and self.persons is not None else self.public_rows
 
     @property
     def public_rows(self) -> int:

@@ -16,7 +16,7 @@ from fairpate.data.embedding import embedded
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
 from fairpate.data.gradients import with_features
 from fairpate.data.registry import entry_for
-from fairpate.data.splits import SplitSizes, check_members, default_size, divide
+from fairpate.data.splits import SplitSizes, check_members, check_persons, default_size, divide, with_persons
 
 
 def load_dataset(config: DataConfig) -> Dataset:
@@ -29,7 +29,9 @@ def load_dataset(config: DataConfig) -> Dataset:
     request = _request(config, entry)
     records = with_features(entry.load(request), request.options.get("features", "pixels"))
     _check_names(records)
+    records = with_persons(records) if config.unit is None else records
     splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
+    check_persons(splits)
     dataset = Dataset(
         name=entry.name,
         kind=records.kind,

@@ -33,6 +33,8 @@ def entry_of(table: Declaration) -> DatasetEntry:
     """The declared table as every data set is known."""
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
+    if table.person is not None:
+        facts |= {"persons": table.person.count, "persons_when": table.person.when}
     if table.num_public is None and not table.files.public:
         facts["num_public"] = DatasetEntry.num_public
     if table.num_validation is None and not (table.files.validation or table.files.private):

@@ -8,7 +8,8 @@ record, records that nothing but the group tells apart, or all records of one pe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,29 @@ def _taken(records: Records, index: torch.Tensor) -> Split:
     if records.pixels is None:
         return records.records.take(index)
     return records.records.take_with(records.pixels.rows(index), index)
+
+
+def with_persons(records: Records) -> Records:
+    """The same records, all of a person's protected together. :class:`DataError` for one without a person."""
+    if records.person_ids is None:
+        return records
+    if missing := sum(not name for name in records.person_ids):
+        raise DataError(
+            f"{missing} records have no person; complete the column that names them, or set data.unit=record to "
+            "protect each record by itself."
+        )
+    return replace(records, records=replace(records.records, person_id=records.person_ids))
+
+
+def check_persons(splits: Mapping[str, Split]) -> None:
+    """:class:`DataError` where a person of the private split has records in another one."""
+    private = set(splits["private"].person_id)
+    for name, split in splits.items():
+        if name != "private" and (parted := private.intersection(split.person_id)):
+            raise DataError(
+                f"{len(parted)} persons have records in the private and in the {name} split, because the publisher's "
+                "division parts them; set data.unit=record, which protects each record by itself."
+            )
 
 
 def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:

@@ -23,7 +23,7 @@ from fairpate.data.entry import DataError
 from fairpate.data.files import sha256_of
 from fairpate.files import write_atomically
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "dataset.json"
 WORDS = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "feature_names", "notes")
 ROWS_PER_GROUP = 4096
@@ -117,6 +117,8 @@ def _to_table(split: Split, dataset: Dataset) -> pa.Table:
         "y": split.y.numpy(),
         "z": split.z.numpy(),
     }
+    if split.person_id:
+        columns["person_id"] = pa.array(split.person_id, pa.string())
     if dataset.kind == "image":
         return pa.table(columns | {"x": pixels_to_arrow(split.x.numpy())})
     features = split.x.numpy()
@@ -132,8 +134,8 @@ def _from_table(table: pa.Table, kind: str, shape: tuple[int, ...]) -> Split:
             features[:, place] = table[f"x{place}"].to_numpy()
         x = torch.from_numpy(features)
     y, z = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("y", "z"))
-    record_id, unit_id = (tuple(table[name].to_pylist()) for name in ("record_id", "unit_id"))
-    return Split(x=x, y=y, z=z, record_id=record_id, unit_id=unit_id)
+    names = (name for name in ("record_id", "unit_id", "person_id") if name in table.column_names)
+    return Split(x=x, y=y, z=z, **{name: tuple(table[name].to_pylist()) for name in names})
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

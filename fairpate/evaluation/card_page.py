@@ -15,6 +15,7 @@ from fairpate.evaluation.page import count, percent, render
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.report import (
     GAP_NAMES,
+    UNIT_WORDS,
     headline_figures,
     interval_words,
     majority_words,
@@ -123,26 +124,33 @@ class Card:
         ]
 
     @property
-    def _attribute(self) -> str:
-        return f"the {self.privacy.unit} of private training records"
+    def protected(self) -> str:
+        """Whose presence or value does not show."""
+        among = "in" if self.privacy.unit == "person" else "of"
+        return f"{UNIT_WORDS[self.privacy.unit]} {among} the private training records"
+
+    @property
+    def _covered(self) -> str:
+        whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
+        return f"{whose.get(self.privacy.unit, 'the ')}private training records"
 
     @property
     def limits(self) -> list[str]:
         """What the numbers do not say."""
         privacy = self.privacy
-        covered = "the private training records" if privacy.unit == "record" else self._attribute
         limits = [
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
-            f"The privacy guarantee is for {covered} alone: not for public or test records, and not for people whom "
-            "the model is used on.",
+            f"The privacy guarantee is for {self._covered} alone: not for public or test records, and not for people "
+            "whom the model is used on.",
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured
             else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
         ]
-        if privacy.tells_size and TELLS_SIZE not in privacy.remarks:
-            limits.append("The sampling rate tells the number of private records, or the one declared: it is public.")
+        if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
+            units = "persons" if privacy.unit == "person" else "private records"
+            limits.append(f"The sampling rate tells the number of {units}, or the one declared: it is public.")
         if not privacy.tuning_accounted:
             limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
         if privacy.noise != "os_entropy":

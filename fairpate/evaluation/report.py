@@ -43,7 +43,7 @@ from fairpate.evaluation.records import (
 )
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.fairness.rates import FloatArray
-from fairpate.types import STOPPED_BY_VOTES, GateRule
+from fairpate.types import STOPPED_BY_VOTES, GateRule, Unit
 
 __all__ = [
     "GroupOutcomes",
@@ -56,6 +56,11 @@ __all__ = [
     "public_report",
 ]
 
+UNIT_WORDS: Mapping[Unit, str] = {
+    "record": "one record",
+    "person": "everything about one person",
+    "sensitive attribute": "one sensitive attribute",
+}
 GAP_NAMES = {
     "dp_one_vs_rest": "Demographic parity, one group against the rest",
     "dp_pairwise": "Demographic parity, between two groups",
@@ -139,6 +144,7 @@ def _opening(report: PublicReport) -> dict[str, Any]:
     return {
         "report": report,
         "guarantee": guarantee,
+        "protected": UNIT_WORDS[guarantee.unit],
         "voting": report.voting,
         "measured": report.headline,
         "shapes": SHAPES,

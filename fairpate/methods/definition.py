@@ -34,6 +34,7 @@ from fairpate.data import Dataset, entry_for, option_showing_attribute
 from fairpate.methods.trained import Price, Trained, price, private_randomness
 from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.types import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +69,16 @@ class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
     ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
-    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records.
+    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records;
+    ``protects_persons``: whether its events bound what all records of a person do together, where the data set names
+    persons. One that does not is refused such data.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     asks_teachers: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = True
+    protects_persons: ClassVar[bool] = False
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
     out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
@@ -104,7 +108,13 @@ class Method(Section):
         """What is protected, in words."""
         if not self.is_private:
             return "nothing"
-        return "sensitive attribute" if self.protects_attribute_only else "record"
+        if self.protects_attribute_only:
+            return "sensitive attribute"
+        return "record or person" if self.protects_persons else "record"
+
+    def unit_of(self, dataset: Dataset) -> Unit:
+        """What its events are priced for on this data set."""
+        return "sensitive attribute" if self.protects_attribute_only else dataset.unit
 
     @property
     def is_seeded(self) -> bool:
@@ -126,6 +136,21 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError for a data set that it cannot learn from; before anything is written."""
+
+    def require_unit(self, dataset: Dataset) -> None:
+        """ConfigError where the data set names persons, and nothing bounds what a person's records do together."""
+        if dataset.unit != "person" or not self.is_private:
+            return
+        if self.protects_attribute_only:
+            reason = "protects the sensitive attribute of one record, and a person's stands in several"
+        elif not self.protects_persons:
+            reason = "has no bound on what all records of a person do together"
+        else:
+            return
+        raise ConfigError(
+            f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
+            "protects each record by itself, or choose another method."
+        )
 
     def voting(self, dataset: Dataset, num_records: int) -> Voting:
         """What to expect of ``num_records`` private records, a public number; of ``dataset`` public ones are read."""

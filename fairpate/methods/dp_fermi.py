@@ -15,7 +15,9 @@ record plays in its own game, or in none. One step on a batch of L expected reco
 C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. What is protected depends on the mode:
 
 - ``all``, the default: the whole record, on Poisson batches. The two sums are one Gaussian of multiplier
-  (zeta^-2 + zeta_W^-2)^-1/2 on one sample.
+  (zeta^-2 + zeta_W^-2)^-1/2 on one sample. Where the data set names persons, these are sampled, and a person adds the
+  averages over their records: of gradients, clipped, of grad_W psi, within C_W like each of them, and of a count of
+  one, to the released shares.
 - ``sens_public_batches``: the group alone. Batches partition the records and everybody knows them. The part of the
   gradient that does not depend on the group has no noise; what remains is centred over groups and clipped to C, so that
   another group moves it by 2 C, and W's by 2 sqrt(1 / p_a + 1 / p_b). No amplification: once an epoch, in full.
@@ -67,7 +69,7 @@ from fairpate.nn.fit import uses_dropout
 from fairpate.nn.models import seeded_torch
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps
 from fairpate.nn.tail_average import TailAverage
-from fairpate.privacy.accountant import Event, PoissonGaussians
+from fairpate.privacy.accountant import Event, PoissonGaussians, of_unit
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation
@@ -88,7 +90,7 @@ class DpFermiConfig(Section):
     shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
-    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records.")
+    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
     noise_rule: Literal["accounted", "as_in_paper"] = Field(
@@ -168,8 +170,15 @@ class FermiSteps:
     epsilon_as_in_paper: float | None = None
 
 
-def release_shares(cells: Cells, config: DpFermiConfig, *, relation: Relation, randomness: PrivateRandomness) -> Shares:
-    """The declared shares, or those of noisy counts, released once.
+def release_shares(
+    cells: Cells,
+    config: DpFermiConfig,
+    *,
+    relation: Relation,
+    randomness: PrivateRandomness,
+    person_N: Tensor | None = None,
+) -> Shares:
+    """The declared shares, or those of noisy counts, released once. With ``person_N`` each person counts one in all.
 
     ValueError for declared shares of another shape or sum, and for an event that no record seems to belong to.
     """
@@ -180,7 +189,8 @@ def release_shares(cells: Cells, config: DpFermiConfig, *, relation: Relation, r
         # Without a weight nothing reads the shares, so nothing is released.
         return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
     # The last code is that of records in no event.
-    counts_Q = torch.bincount(cells.cells_N, minlength=cells.num_cells + 1)[:-1].double()
+    share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
+    counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
@@ -263,15 +273,18 @@ def train(
     shares: Shares,
     randomness: PrivateRandomness,
     generator: torch.Generator,
+    person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> FermiTrained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``generator`` drives dropout and public batches; secret samples and noise come from ``randomness``. Errors as
-    :class:`fairpate.nn.fermi.FermiTraining`.
+    ``person_N``, in mode ``all`` alone, numbers whose the records are. ``generator`` drives dropout and public batches;
+    secret samples and noise come from ``randomness``. Errors as :class:`fairpate.nn.fermi.FermiTraining`.
     """
     plan = steps.steps
-    training = _training(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
+    options: dict[str, Any] = {"shares": shares, "randomness": randomness, "generator": generator}
+    training = _training(model, x, y, cells, steps, config, person_N=person_N, **options)
+    events = (steps.event, *shares.events)
     average = TailAverage(training.parameters, num_steps=plan.num_steps, share=config.averaged_share)
     with ExitStack() as stack:
         if uses_dropout(model):
@@ -284,7 +297,7 @@ def train(
     return FermiTrained(
         model=model.eval(),
         shares_EG=shares.shares_EG,
-        events=(steps.event, *shares.events),
+        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
         noise=randomness.label,
         remarks=shares.remarks,
         epsilon_as_in_paper=steps.epsilon_as_in_paper,
@@ -302,6 +315,7 @@ def _training(
     shares: Shares,
     randomness: PrivateRandomness,
     generator: torch.Generator,
+    person_N: Tensor | None,
 ) -> FermiTraining:
     game = MatrixGame(
         shares.shares_EG,
@@ -317,7 +331,7 @@ def _training(
         "randomness": randomness,
     }
     if config.mode == "all":
-        return FermiTraining(model, x, targets, game, steps.steps, **options)
+        return FermiTraining(model, x, targets, game, steps.steps, person_N=person_N, **options)
     if config.mode == "sens_public_batches":
         options["batches"] = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
     return GroupFermiTraining(model, x, targets, game, steps.steps, **options)
@@ -392,8 +406,9 @@ def _require_codes(name: str, codes: Tensor, stop: int) -> None:
 
 
 class DpFermi(DpSgdFamily):
-    """Within the target for whole records, or for their sensitive attribute alone."""
+    """Within the target for whole records or persons, or for records' sensitive attribute alone."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"
     paper: ClassVar[str] = "Lowy, Gupta and Razaviyayn 2023, arXiv 2210.08781"
 
@@ -417,11 +432,19 @@ class DpFermi(DpSgdFamily):
         """Group shares first, then the game."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
-        steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=len(private))
+        person_N = None if self.protects_attribute_only else private.person_N
+        num_protected = len(private) if person_N is None else private.num_protected
+        steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected)
         cells = Cells.of(
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
-        shares = release_shares(cells, settings, relation=self.target.record_relation, randomness=randomness)
+        shares = release_shares(
+            cells,
+            settings,
+            relation=self.target.record_relation,
+            randomness=randomness,
+            person_N=person_N,
+        )
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
         with training.reporter.stage(self.method) as advance:
@@ -435,5 +458,6 @@ class DpFermi(DpSgdFamily):
                 shares=shares,
                 randomness=randomness,
                 generator=training.generator(Stream.TRAINING),
+                person_N=person_N,
                 on_progress=advance,
             )

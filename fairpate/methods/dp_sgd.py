@@ -4,6 +4,9 @@
     g   = (sum_i g_i min(1, C / |g_i|) + N(0, (zeta C)^2 I)) / L
     v   <- momentum v + g,   theta <- theta - learning_rate v
 
+Where the data set names persons, these are sampled, N and L count them, and g_i is the average over a person's records,
+or over ``records_per_person`` of them chosen at random.
+
 Deviations from the paper:
 - The cost is composed by Renyi curves or privacy loss distributions, not by the moments accountant: both are tighter.
 - Momentum: post-processing of what a step releases.
@@ -38,25 +41,36 @@ class DpSgdConfig(Section):
     """DP-SGD. Its noise multiplier is not set here: it follows from a target, or is given where training starts."""
 
     epochs: Positive = Field(20.0, description="Expected passes over the private records.")
-    batch_size: Count = Field(256, description="Expected records of a Poisson batch, and the constant denominator.")
+    batch_size: Count = Field(
+        256,
+        description="Expected records (persons, where these are protected) of a Poisson batch, and the constant "
+        "denominator.",
+    )
     clip_norm: Positive = 1.0
     learning_rate: Positive = 0.5
     momentum: float = Field(0.9, ge=0, lt=1)
     num_records: Count | None = Field(
         None,
-        description="Public size that the sampling rate is set for; null: the real size, which is then public.",
+        description="Public number of private records (persons, where these are protected) that the sampling rate is "
+        "set for; null: the real number, which is then public.",
+    )
+    records_per_person: Count = Field(
+        32, description="Most records of a person in one step, chosen at random; of no effect where none has several."
     )
     max_records: Count = Field(512, description="Records in memory at once; changes no result.")
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
-    """The steps that ``config`` means for ``num_records`` private ones, unless it declares their number itself.
+    """The steps that ``config`` means for ``num_records`` private ones, or persons, unless it declares the number.
 
     ValueError for an expected batch larger than that number.
     """
     size = config.num_records or num_records
     if config.batch_size > size:
-        raise ValueError(f"Expected dp_sgd.batch_size <= {size} private records, got {config.batch_size}; lower it.")
+        raise ValueError(
+            f"Expected dp_sgd.batch_size <= {size} private records, or persons where these are protected, got "
+            f"{config.batch_size}; lower it."
+        )
     return PrivateSteps(
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,
@@ -66,6 +80,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
         learning_rate=config.learning_rate,
         momentum=config.momentum,
         max_records=config.max_records,
+        records_per_person=config.records_per_person,
     )
 
 
@@ -92,22 +107,21 @@ def train(
     randomness: PrivateRandomness,
     generator: torch.Generator,
     relation: Relation = "add or remove one",
+    person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
     public_gradient: PublicGradient | None = None,
     before_clipping: bool = False,
 ) -> Trained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``generator`` drives dropout alone: sampling and noise come from ``randomness``. ``public_gradient`` is added after
-    the noise, or to every record's gradient ``before_clipping``; neither changes the events. Errors as
-    :func:`fairpate.nn.private_fit.fit_privately`.
+    ``person_N`` numbers whose the records are, and then persons are protected. ``generator`` drives dropout alone:
+    sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every record's
+    gradient ``before_clipping``; neither changes the events. Errors as :func:`fairpate.nn.private_fit.fit_privately`.
     """
     loss = CrossEntropy()
-    training: PrivateTraining
-    if public_gradient is not None and before_clipping:
-        training = ShiftedTraining(model, x, y, loss, steps, randomness=randomness, public_gradient=public_gradient)
-    else:
-        training = PrivateTraining(model, x, y, loss, steps, randomness=randomness, public_gradient=public_gradient)
+    kind = ShiftedTraining if public_gradient is not None and before_clipping else PrivateTraining
+    options: dict[str, Any] = {"public_gradient": public_gradient, "person_N": person_N}
+    training = kind(model, x, y, loss, steps, randomness=randomness, **options)
     with ExitStack() as stack:
         if uses_dropout(model):
             stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
@@ -118,6 +132,7 @@ def train(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
         sampling_rate=steps.sampling_rate,
+        unit="record" if person_N is None else "person",
         relation=relation,
     )
     return Trained(model=model.eval(), events=(event,), noise=randomness.label)
@@ -135,14 +150,16 @@ class DpSgdFamily(PrivateMethod):
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """What :func:`train` takes, but for progress."""
-        steps = calibrated_steps(self.dp_sgd, self.target, num_records=len(training.dataset.private))
+        private = training.dataset.private
+        steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
         given = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
-        return arguments(training) | given
+        return arguments(training) | given | {"person_N": private.person_N}
 
 
 class DpSgd(DpSgdFamily):
-    """Within the target for one record."""
+    """Within the target for one record or person."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
     reads_groups: ClassVar[bool] = False

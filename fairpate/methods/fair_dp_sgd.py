@@ -7,8 +7,9 @@ With r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.dpfr`), the expected 
 
 r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD on other per-example
 gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
-lambda = 0 is DP-SGD bit for bit. The public records, groups included, must really be public. That the norm stays at C
-however long r is takes more care than in DP-SGD: :mod:`fairpate.nn.shifted_fit`.
+lambda = 0 is DP-SGD bit for bit. Of a person, g_i is the average over its records, and r is added once. The public
+records, groups included, must really be public. That the norm stays at C however long r is takes more care than in
+DP-SGD: :mod:`fairpate.nn.shifted_fit`.
 
 Deviations from the paper:
 - ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector eats every record's clipping
@@ -61,9 +62,10 @@ def train(
     randomness: PrivateRandomness,
     generator: torch.Generator,
     relation: Relation = "add or remove one",
+    person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,); ``generator`` also draws public batches."""
+    """As :func:`fairpate.methods.dp_sgd.train`; ``generator`` also draws public batches."""
     return dp_sgd.train(
         model,
         x,
@@ -72,6 +74,7 @@ def train(
         randomness=randomness,
         generator=generator,
         relation=relation,
+        person_N=person_N,
         on_progress=on_progress,
         public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
         before_clipping=config.variant == "as_in_paper",
@@ -108,8 +111,9 @@ def regulariser_gradient(
 
 
 class FairDpSgd(DpSgdFamily):
-    """Within the target for one record; parity is learned from the public pool."""
+    """Within the target for one record or person; parity is learned from the public pool."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "FairDP-SGD"
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
 

@@ -1,11 +1,12 @@
 """Settings that fit a data set and a budget, from public facts alone, where nobody gave a configuration.
 
-Read are the kind of the records, the publisher's own count of them, and the size of the public pool: never a record. So
-choosing costs no privacy. The values are defaults: whatever is said besides takes their place.
+Read are the kind of the records, the publisher's own count of them, or of persons where these are protected, and the
+size of the public pool: never a record. So choosing costs no privacy. The values are defaults: whatever is said besides
+takes their place.
 
     every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
-    DP-SGD and kin   five epochs of batches of a fiftieth of the records
-    trained teachers linear, of about a hundred records each, no confidence check, all noisy counts released
+    DP-SGD and kin   five epochs of batches of a fiftieth of the records or persons
+    trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
     neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
 
 Where no method is named, every record votes in one release, which is priced before any record is read. Where public
@@ -22,7 +23,7 @@ from fairpate.methods import find_method
 
 Values = dict[str, Any]
 _ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
-_PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS = 100, 20, 500
+_PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _SMALL_POOL = 400
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
@@ -34,10 +35,12 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
-    rows, num_public = entry_for(data).public_rows, pool_size(data)
+    count, num_public = count_protected(data), pool_size(data)
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
-    teachers = max(_FEWEST_TEACHERS, min(rows // _PER_TEACHER, _MOST_TEACHERS))
-    many = rows > _MANY_RECORDS
+    # Of few persons a part is private; teachers and batches are to have some of them.
+    most = max(2, count // _FEWEST_EACH)
+    teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
+    many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
     values: Values = {
@@ -52,12 +55,12 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
         "private_knn": {
             "queries": "first" if many else "typical",
             "sampling_rate": rate,
-            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * rows)),
+            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * count)),
         },
-        "record_votes": {"rule": "linear", "num_records": rows},
+        "record_votes": {"rule": "linear", "num_records": count},
         "dp_sgd": {
             "epochs": 5,
-            "batch_size": max(_SMALLEST_BATCH, min(rows // _BATCHES, _LARGEST_BATCH)),
+            "batch_size": min(max(_SMALLEST_BATCH, min(count // _BATCHES, _LARGEST_BATCH)), most),
             "learning_rate": 0.5,
         },
     }
@@ -69,7 +72,12 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
     return values
 
 
+def count_protected(data: DataConfig) -> int:
+    """The publisher's count of what is protected: of rows, or of persons where these are and were counted."""
+    return entry_for(data).count_protected(data.options, data.unit)
+
+
 def method_for(data: DataConfig) -> str:
     """The method where none is named."""
-    few_public = pool_size(data) < _SMALL_POOL and entry_for(data).public_rows > _MANY_RECORDS
+    few_public = pool_size(data) < _SMALL_POOL and count_protected(data) > _MANY_RECORDS
     return _WITHOUT_VOTES if few_public else _ONE_RELEASE

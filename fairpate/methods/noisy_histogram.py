@@ -147,12 +147,14 @@ def fit(
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
     generator: torch.Generator,
+    person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> None:
     """Train ``model`` in place on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), and average its weights.
 
-    ``generator`` drives dropout alone. The histogram's noise has a randomness of its own, so that prices of 0 are
-    DP-SGD, bit for bit. Errors as :class:`fairpate.nn.priced_fit.PricedTraining`.
+    ``person_N`` numbers whose the records are. ``generator`` drives dropout alone. The histogram's noise has a
+    randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
+    :class:`fairpate.nn.priced_fit.PricedTraining`.
     """
     num_steps = steps.gradient.num_steps
     training = PricedTraining(
@@ -168,6 +170,7 @@ def fit(
         pricing=pricing,
         randomness=randomness,
         histogram_randomness=histogram_randomness,
+        person_N=person_N,
     )
     trained = [p for p in model.parameters() if p.requires_grad]
     average = TailAverage(trained, num_steps=num_steps, share=steps.averaged_share)

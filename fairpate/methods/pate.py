@@ -151,7 +151,7 @@ class VotingMethod(Method):
             noise=self.noise,
             seed=self.seed,
             student=self.student,
-            attribute_only=self.protects_attribute_only,
+            unit=self.unit_of(dataset),
         )
 
     def queried(self, dataset: Dataset) -> Dataset:
@@ -229,6 +229,7 @@ class PateFamily(VotingMethod):
     """Those whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
+    protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
 
     storage: str | None = Field(
         None,

@@ -513,12 +513,13 @@ class FLd(Method):
     def train(self, training: Training) -> Trained:
         """On private records, without noise."""
         with training.reporter.stage(self.method) as advance:
-            return train_f_ld(
+            trained = train_f_ld(
                 **arguments(training, groups=True),
                 config=self.f_ld,
                 parity=parity_of(self.f_ld, training.dataset),
                 on_progress=advance,
             )
+        return trained.of_unit(training.dataset.unit)
 
 
 class PfLd(PrivateMethod):

@@ -5,8 +5,9 @@ No teacher is trained. Per public query every private record enters a sample of 
 the counts is released (:mod:`aggregator.neighbours`), after an optional check of the largest count. Ledger, gate,
 student and service are those of :mod:`fairpate.methods.pate`.
 
-A record that is added or removed moves two counts by one each, and that only where it was sampled: one event per query,
-whatever the votes (:class:`fairpate.privacy.record_votes.NeighbourVotes`). So the epsilon that is computed is the one
+A record that is added or removed moves two counts by one each, and that only where it was sampled; where the data set
+names persons, these are sampled, and a person votes by the nearest of its records alone. One event per query, whatever
+the votes (:class:`fairpate.privacy.record_votes.NeighbourVotes`). So the epsilon that is computed is the one
 that is published. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss
 distribution of so many is tighter than what a filter on the price may spend.
 
@@ -66,7 +67,9 @@ NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 class PrivateKnnConfig(Section):
     """Who votes, and with which noise labels are released; with a target, both noises are scaled until queries fit."""
 
-    sampling_rate: float = Field(0.1, gt=0, le=1, description="Chance of a private record to be asked by one query.")
+    sampling_rate: float = Field(
+        0.1, gt=0, le=1, description="Chance of a private record, or person, to be asked by one query."
+    )
     num_neighbours: Count = Field(50, description="Nearest records of the sample that vote; all where it is smaller.")
     noise_stddev_votes: NoiseOfVotes = Field(10.0, description="Of each count.")
     threshold: float | None = Field(
@@ -85,8 +88,9 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Within the target, or with the noise as configured, for one record added or removed."""
+    """Within the target, or with the noise as configured, for one record or person added or removed."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "Private-kNN"
     paper: ClassVar[str] = "Zhu, Yu, Chandraker and Wang, CVPR 2020"
 
@@ -271,7 +275,15 @@ class PrivateKnn(VotingMethod):
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
-        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.unit_id, key=shard_key(self.seed)))
+        blocks = list(
+            blocks_of(
+                places(private.x),
+                private.y.numpy(),
+                private.unit_id,
+                key=shard_key(self.seed),
+                person_N=None if private.person_N is None else private.person_N.numpy(),
+            )
+        )
         if self.ray.num_actors == 0:
             sampler = Sampler(settings.sampling_rate, seed)
             return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
@@ -285,7 +297,12 @@ class PrivateKnn(VotingMethod):
 
     def _digest(self, private: Split) -> str:
         """Sixteen hexadecimal digits that change with who may vote, where they lie, and the run's seed."""
-        told = (self.private_knn.model_dump(mode="json"), self.seed, private.unit_id)
+        told = (
+            self.private_knn.model_dump(mode="json"),
+            self.seed,
+            private.unit_id,
+            *filter(None, [private.person_id]),
+        )
         digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
         for values in (private.x, private.y):
             digest.update(values.numpy().tobytes())

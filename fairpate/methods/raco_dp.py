@@ -12,6 +12,8 @@ Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
 A record moves H by 1 in L1 and the sum by C in L2, on the same sample: one event, composed before it is amplified.
+Where the data set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and
+the sizes count persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
 
 Deviations from the paper and its code:
 - The paper amplifies Laplace and Gaussian noise separately and adds: too cheap, as both read one sample.
@@ -28,7 +30,7 @@ Shapes: N records, Q cells, C classes, J constraints.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -124,12 +126,14 @@ def train(
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
     generator: torch.Generator,
+    person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> RacoTrained:
     """Train ``model`` in place on private ``x`` (N, ...), ``y`` (N,) and ``groups`` (N,), all of them protected.
 
-    Randomness and errors as :func:`fairpate.methods.noisy_histogram.fit`; also ValueError for labels or groups that
-    the constraints' partition does not have.
+    ``person_N`` numbers whose the records are, and then persons are protected. Randomness and errors as
+    :func:`fairpate.methods.noisy_histogram.fit`; also ValueError for labels or groups that the constraints' partition
+    does not have.
     """
     lagrangian = Lagrangian(constraints, config, steps)
     cells_N = constraints.partition.cells(y.cpu().numpy(), groups.cpu().numpy())
@@ -146,9 +150,11 @@ def train(
         randomness=randomness,
         histogram_randomness=histogram_randomness,
         generator=generator,
+        person_N=person_N,
         on_progress=on_progress,
     )
-    return RacoTrained(model=model, events=(steps.event,), noise=randomness.label, report=lagrangian.report())
+    event = steps.event if person_N is None else replace(steps.event, unit="person")
+    return RacoTrained(model=model, events=(event,), noise=randomness.label, report=lagrangian.report())
 
 
 class Lagrangian:
@@ -208,8 +214,9 @@ def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
 
 
 class RacoDp(DpSgdFamily):
-    """Within the target for one record; the constraint holds for the groups and labels of private records."""
+    """Within the target for one record or person; the constraint holds for the groups and labels of private records."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
     paper: ClassVar[str] = "Private Rate-Constrained Optimization with Applications to Fair Learning"
 
@@ -235,8 +242,9 @@ class RacoDp(DpSgdFamily):
             trained = train(
                 **arguments(training, groups=True),
                 config=config,
+                person_N=dataset.private.person_N,
                 steps=noisy_histogram.calibrated_steps(
-                    self.dp_sgd, config, self.target, num_records=len(dataset.private)
+                    self.dp_sgd, config, self.target, num_records=dataset.private.num_protected
                 ),
                 constraints=constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups),
                 randomness=self.randomness(),

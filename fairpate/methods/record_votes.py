@@ -9,9 +9,11 @@ Kin: parallel composition (McSherry 2009) and private prototypes of public embed
     labels       what a public record's prototype says, or a linear rule that is fitted to all counts; the surest teach
 
 Adding or removing a record moves one cell by one, whatever K and C: one event for everything
-(:class:`fairpate.privacy.record_votes.VoteTables`), priced exactly for noise on whole numbers. Everything after the
-table is post-processing: labels for the whole pool, the student, and every fairness rule. The price holds whatever the
-records are, so the epsilon that is computed is the one that is published.
+(:class:`fairpate.privacy.record_votes.VoteTables`), priced exactly for noise on whole numbers. Where the data set names
+persons, a person's votes are added up cell by cell, and that vector is shortened to the length of one vote: in whole
+numbers, in units of which a vote has U (:class:`fairpate.privacy.record_votes.VoteSums`). Everything after the table is
+post-processing: labels for the whole pool, the student, and every fairness rule. The price holds whatever the records
+are, so the epsilon that is computed is the one that is published.
 
 K and sigma follow from the configuration and the size of the pool, never from private records: their number is declared
 (``num_records``) or not used. The pool must really be public.
@@ -21,6 +23,7 @@ Shapes: N private records, M public ones, K prototypes, C classes, D or E coordi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,13 +36,15 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import Count
 from fairpate.data import Dataset
 from fairpate.data.neighbour_graph import Floats
+from fairpate.data.persons import shortened_by_person
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.prototypes import EmbeddingName, Prototypes
 from fairpate.methods.trained import Trained
-from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.record_votes import VoteTables
-from fairpate.types import IntArray
+from fairpate.privacy.record_votes import VoteSums, VoteTables
+from fairpate.types import IntArray, Unit
 
 _STDDEVS_PER_CELL = 4
 _POOL_PER_CELL = 10
@@ -56,7 +61,9 @@ class RecordVotesConfig(TaughtConfig):
         None, description="K. null: a tenth of the pool, or fewer so that num_records fill a cell with four sigma."
     )
     num_records: Count | None = Field(
-        None, description="Private records, a declared public number that the rule for K may read; null: it does not."
+        None,
+        description="Private records (persons, where these are protected), a declared public number that the rule "
+        "for K may read; null: it does not.",
     )
     rule: Literal["cells", "linear"] = Field(
         "cells", description="Labels are what the prototype's own votes say, or a `linear` rule fitted to all of them."
@@ -71,17 +78,33 @@ class RecordVotesConfig(TaughtConfig):
 
 
 def noisy_votes(
-    prototype_N: IntArray, labels_N: IntArray, *, shape: tuple[int, int], stddev: float, source: NoiseSource
+    prototype_N: IntArray,
+    labels_N: IntArray,
+    *,
+    shape: tuple[int, int],
+    stddev: float,
+    source: NoiseSource,
+    person_N: IntArray | None = None,
 ) -> IntArray:
-    """The released table (K, C): one vote per record, and noise on every cell."""
+    """The released table (K, C): one vote per record, and noise on every cell.
+
+    With ``person_N``, whose the records are: in units of which a vote has :data:`UNITS`, and the votes of a person
+    together are no longer than one.
+    """
     votes_KC = np.zeros(shape, dtype=np.int64)
-    np.add.at(votes_KC, (prototype_N, labels_N), 1)
-    return with_noise(votes_KC, stddev=stddev, source=source, row="prototype")
+    if person_N is None:
+        np.add.at(votes_KC, (prototype_N, labels_N), 1)
+        return with_noise(votes_KC, stddev=stddev, source=source, row="prototype")
+    cell_N = prototype_N * shape[1] + labels_N
+    cells, votes = shortened_by_person(np.full((len(cell_N), 1), UNITS), cell_N, person_N, norm=UNITS)
+    np.add.at(votes_KC.reshape(-1), cells, votes[:, 0])
+    return with_noise(votes_KC, stddev=stddev * UNITS, source=source, row="prototype")
 
 
 class RecordVotes(VotesOfRecords):
-    """Within the target for one record, added or removed: one release for everything."""
+    """Within the target for one record or person, added or removed: one release for everything."""
 
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
     afterwards: ClassVar[tuple[str, ...]] = (
@@ -94,14 +117,14 @@ class RecordVotes(VotesOfRecords):
 
     def voting(self, dataset: Dataset, num_records: int) -> Voting:
         """An equal share of the records in every cell."""
-        stddev, pool = self.least_noise(_event), len(dataset.public)
+        stddev, pool = self.least_noise(_EVENTS[dataset.unit]), len(dataset.public)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
         return Voting(votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool))
 
     def measure(self, training: Training) -> Released:
         """Prototypes, and one noisy table."""
-        dataset, settings = training.dataset, self.record_votes
-        stddev = self.least_noise(_event)
+        dataset, settings, private = training.dataset, self.record_votes, training.dataset.private
+        stddev = self.least_noise(event := _EVENTS[dataset.unit])
         with training.reporter.stage("prototypes"):
             prototypes = Prototypes.of(
                 dataset.public.x,
@@ -112,11 +135,12 @@ class RecordVotes(VotesOfRecords):
             )
         with training.reporter.stage("votes"):
             votes_KC = noisy_votes(
-                prototypes.nearest(dataset.private.x),
-                dataset.private.y.numpy(),
+                prototypes.nearest(private.x),
+                private.y.numpy(),
                 shape=(len(prototypes.centres), dataset.num_classes),
                 stddev=stddev,
                 source=self.source,
+                person_N=None if private.person_N is None else private.person_N.numpy(),
             )
         training.reporter.note("votes", f"{len(votes_KC)} prototypes, noise {stddev:.2f}")
         # Where the pool lies goes with the table: made again elsewhere, prototypes may come in another order.
@@ -125,12 +149,14 @@ class RecordVotes(VotesOfRecords):
             "prototype_M": prototypes.prototype_M,
             "coordinates_MD": prototypes.coordinates_MD,
         }
-        return Released(arrays=arrays, events=(_event(stddev),))
+        return Released(arrays=arrays, events=(event(stddev),))
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Labels of the pool, and a student of the surest."""
-        settings, arrays, stddev = self.record_votes, released.arrays, self.least_noise(_event)
-        votes_KC, prototype_M = arrays["votes_KC"], arrays["prototype_M"]
+        settings, arrays, unit = self.record_votes, released.arrays, released.events[0].unit
+        votes_KC, prototype_M, stddev = arrays["votes_KC"], arrays["prototype_M"], self.least_noise(_EVENTS[unit])
+        if unit == "person":
+            votes_KC = votes_KC / UNITS  # as votes
         if settings.rule == "cells":
             said = labels_of_cells(votes_KC, prototype_M, stddev=stddev)
         else:
@@ -138,20 +164,29 @@ class RecordVotes(VotesOfRecords):
         return self.taught(said, settings, training, events=released.events)
 
 
-def _event(stddev: float) -> VoteTables:
+def _one_vote(stddev: float) -> VoteTables:
     return VoteTables(count=1, noise_stddev_votes=stddev)
 
 
-def labels_of_cells(votes_KC: IntArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
+def _votes_of_a_person(stddev: float) -> VoteSums:
+    return VoteSums(count=1, noise_stddev_votes=stddev * UNITS, norm=UNITS, unit="person")
+
+
+_EVENTS: dict[Unit, Callable[[float], Event]] = {"record": _one_vote, "person": _votes_of_a_person}
+
+
+def labels_of_cells(votes_KC: IntArray | Floats, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """Of every public record what most noisy votes of its prototype say."""
-    ordered_KC = np.sort(votes_KC, axis=1)
+    ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up, against its noise and that of counts of this size.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
 
-def labels_of_line(votes_KC: IntArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float) -> PoolLabels:
+def labels_of_line(
+    votes_KC: IntArray | Floats, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
+) -> PoolLabels:
     """The same by logistic regression on the pool's coordinates: a record stands for a share of its cell's counts.
 
     The ridge is what the noise of K cells calls for, against the information in as many votes.

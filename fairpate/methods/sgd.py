@@ -55,4 +55,5 @@ class Sgd(Method):
     def train(self, training: Training) -> Trained:
         """On private records, without noise."""
         with training.reporter.stage(self.method) as advance:
-            return train(**arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance)
+            trained = train(**arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance)
+        return trained.of_unit(training.dataset.unit)

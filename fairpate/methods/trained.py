@@ -8,7 +8,8 @@ Shapes: N private records, M public ones, G groups, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,10 @@ class Trained:
     queries: QueryOutcomes | None = None
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
+
+    def of_unit(self, unit: Unit) -> Self:
+        """The same, where what the events bound is what all that a ``unit`` holds does together."""
+        return replace(self, events=tuple(accountant.of_unit(event, unit) for event in self.events))
 
 
 @dataclass(frozen=True, kw_only=True)

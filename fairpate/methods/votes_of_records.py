@@ -34,6 +34,8 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.types import GateRule, IntArray, LabelledSet
 
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+UNITS = 2**14
+"""U: a vote of norm one, in whole numbers."""
 _LARGEST_EPSILON = 20
 
 
@@ -57,7 +59,7 @@ class PoolLabels:
 
 
 class VotesOfRecords(ReleasingMethod):
-    """Within the target for one record, added or removed: one release for everything."""
+    """Within the target for one record or person, added or removed: one release for everything."""
 
     reads_groups: ClassVar[bool] = False
 

@@ -10,7 +10,9 @@ with public records in the place of what private ones would still have to tell.
     rule         W minimises  E_p ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
 
 Adding or removing a record moves one row by at most U in L2 norm: one event for everything
-(:class:`fairpate.privacy.record_votes.VoteSums`). The objective is that of logistic regression, but for the
+(:class:`fairpate.privacy.record_votes.VoteSums`). Where the data set names persons, all votes of a person are added up
+and shortened to U where they are longer, so that adding or removing a person moves the table by no more; n then counts
+a person less than their records. The objective is that of logistic regression, but for the
 expectation of its first term over public records instead of private ones. The weights make up for public records that
 are not quite like the private ones, as far as their means tell (exponential tilting, Qin 1998; entropy balancing,
 Hainmueller 2012). n is the noisy number of records that the constant's sums say. Both fits have a ridge in proportion
@@ -24,7 +26,7 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,15 +41,15 @@ from fairpate.app.released import Released
 from fairpate.config import EmbeddingConfig, Positive
 from fairpate.data import Dataset
 from fairpate.data.embedding import Embedding
+from fairpate.data.persons import shortened_by_person, whole_persons
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.trained import Trained
-from fairpate.methods.votes_of_records import PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.record_votes import VoteSums
 from fairpate.types import IntArray
 
 FloatArray = npt.NDArray[np.float64]
-UNITS = 2**14
-"""U: a vote of norm one, in whole numbers."""
 _CONSTANT = 0.5  # beside coordinates of norm one or less
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
@@ -89,20 +91,28 @@ class Ballot:
         whole: IntArray = np.trunc(phi * (UNITS - 1)).astype(np.int64)
         return whole
 
-    def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int) -> IntArray:
+    def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
         """S (C, W), exactly."""
         parts = []
-        for start in range(0, max(len(x), 1), _AT_ONCE):
-            votes = self.votes(x[start : start + _AT_ONCE])
-            rows = labels_N[start : start + _AT_ONCE]
+        for records in _parts(len(x), person_N):
+            votes, rows = self.votes(x[records]), labels_N[records]
+            if person_N is not None:
+                rows, votes = shortened_by_person(votes, rows, person_N.numpy()[records], norm=UNITS)
             parts.append(np.stack([votes[rows == c].sum(axis=0) for c in range(num_classes)]))
         total: IntArray = np.sum(parts, axis=0)
         return total
 
 
-class WeightedVotes(VotesOfRecords):
-    """Within the target for one record, added or removed: one release for everything."""
+def _parts(num_records: int, person_N: Tensor | None) -> Iterator[slice | IntArray]:
+    if person_N is not None:
+        return whole_persons(person_N.numpy(), _AT_ONCE)
+    return (slice(start, start + _AT_ONCE) for start in range(0, max(num_records, 1), _AT_ONCE))
 
+
+class WeightedVotes(VotesOfRecords):
+    """Within the target for one record or person, added or removed: one release for everything."""
+
+    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
     afterwards: ClassVar[tuple[str, ...]] = (
@@ -129,11 +139,13 @@ class WeightedVotes(VotesOfRecords):
         """A ballot, and one noisy table."""
         dataset = training.dataset
         noise = self.least_noise(_event)
-        event = _event(noise)
+        event = of_unit(_event(noise), dataset.unit)
         with training.reporter.stage("votes"):
             ballot = Ballot.of(dataset, self.weighted_votes.embedding)
             private = dataset.private
-            table_CW = ballot.table(private.x, private.y.numpy(), num_classes=dataset.num_classes)
+            table_CW = ballot.table(
+                private.x, private.y.numpy(), num_classes=dataset.num_classes, person_N=private.person_N
+            )
             noisy_CW = with_noise(table_CW, stddev=event.noise_stddev_votes, source=self.source, row="class")
         training.reporter.note("votes", f"{noisy_CW.shape[1]} numbers per class, noise {noise:.2f}")
         # What the pool would vote goes with the table: made again elsewhere, components may have other signs.

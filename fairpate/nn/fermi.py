@@ -169,6 +169,8 @@ class FermiLoss:
 class FermiTraining(PrivateTraining):
     """Hides whole records: a record's loss and its pull are clipped as one.
 
+    Or whole persons, by their average gradient, and by their average prediction in the sums of the matrices.
+
     ``targets`` are :func:`watched_targets`.
     ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations over what one record may add to
     the two sums. ValueError for a model whose layers have no gradients in closed form.
@@ -186,9 +188,10 @@ class FermiTraining(PrivateTraining):
         matrix_learning_rate: float,
         randomness: PrivateRandomness,
         loss: FermiLoss | None = None,
+        person_N: Tensor | None = None,
     ) -> None:
-        loss = loss or FermiLoss(game.pull_KC, observe=game.observe)
-        super().__init__(model, x, targets, loss, steps, randomness=randomness)
+        loss = loss or FermiLoss(game.pull_KC, observe=self._observe)
+        super().__init__(model, x, targets, loss, steps, randomness=randomness, person_N=person_N)
         if self._clipper.engine == "functional":
             raise ValueError(
                 "Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP."
@@ -201,6 +204,10 @@ class FermiTraining(PrivateTraining):
     def parameters(self) -> list[Tensor]:
         """The trainable parameters."""
         return self._clipper.parameters
+
+    def _observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
+        share_B = self._clipper.share_B
+        self._game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
     @property
     def _matrix_sensitivity(self) -> float:

@@ -7,6 +7,9 @@ these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 221
 A chain of dense layers needs no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works
 for any module, more slowly.
 
+Where records belong to owners, who are persons with several records each, an owner's gradient is the average of those
+of its records: it is formed, and clipped in the place of theirs.
+
 Only models of known layers are given to ``book_keeping``; any other goes through ``functional``, where a record cannot
 reach another, and is tried once (:mod:`fairpate.nn.record_wise`). A layer that mixes the records of a batch has no
 per-example gradient and is refused.
@@ -69,7 +72,7 @@ class ClippedSum:
 
     @property
     def norms_B(self) -> Tensor:
-        """L2 norm of every record's gradient before clipping, shape (B,)."""
+        """L2 norm of every record's or owner's gradient before clipping, shape (B,)."""
         return self.squared_norms_B.sqrt()
 
 
@@ -106,10 +109,13 @@ class GradientClipper:
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._chain = DenseChain.of(model)
+        self.share_B: Tensor | None = None
+        """While a part of a batch is seen: which share of its owner each record is. None without owners."""
 
-    def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
 
+        With ``owner_B``, whose the records are in numbers that ascend from 0, that over owners, of average gradients.
         A record whose gradient is not finite adds nothing, which the log says once. The model should be in the mode
         that training wants. ValueError for weights that are not finite, and under autocast: a norm that was rounded to
         eight bits bounds nothing.
@@ -120,9 +126,10 @@ class GradientClipper:
             try_records_apart(self._model, self._tried_gradients, x)
             self._is_tried = True
         size = self._max_records or len(x)
-        if 0 < len(x) <= size:
+        if owner_B is None and 0 < len(x) <= size:
             return self._part(x, targets)
-        parts = [self._part(x[i : i + size], targets[i : i + size]) for i in range(0, len(x), max(1, size))]
+        bounds = part_bounds(len(x), size, owner_B)
+        parts = [self._part(x[i:j], targets[i:j], None if owner_B is None else owner_B[i:j]) for i, j in bounds]
         if not parts:
             nothing = torch.zeros(0, device=x.device, dtype=torch.float64)
             return ClippedSum(gradients=[torch.zeros_like(p) for p in self.parameters], squared_norms_B=nothing)
@@ -131,8 +138,25 @@ class GradientClipper:
             torch._foreach_add_(total, each.gradients)
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
-    def _part(self, x: Tensor, targets: Tensor) -> ClippedSum:
+    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        if owner_B is not None:
+            return self._clipped_rows(self._rows(x, targets, owner_B))
         return self._book_keeping(x, targets) if self.engine == "book_keeping" else self._functional(x, targets)
+
+    def _rows(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> list[Tensor]:
+        """Every record's gradient, or every owner's, (B, P) per trainable parameter."""
+        self.share_B = None if owner_B is None else shares_of(owner_B)
+
+        def formed(values_BP: Tensor) -> Tensor:
+            return values_BP if owner_B is None else averages(values_BP, owner_B)
+
+        if self.engine == "functional":
+            return [formed(values.flatten(1)) for values in self._mapped_gradients(self._model, self._loss, x, targets)]
+        calls = self._layer_calls(x, targets)
+        with torch.no_grad():
+            rows = {id(p): formed(values) for call in calls for p, values in layer_gradient(*call).per_record()}
+        # A layer that the outputs do not depend on made no call: its gradient is 0.
+        return [rows[id(p)] if id(p) in rows else formed(p.new_zeros(len(x), p.numel())) for p in self._trained]
 
     def _book_keeping(self, x: Tensor, targets: Tensor) -> ClippedSum:
         calls = self._layer_calls(x, targets)
@@ -234,6 +258,32 @@ class GradientClipper:
             # Not a product: 0 times what is not finite is NaN.
             factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
+
+
+def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
+    """First and last record but one of parts of at most ``size``, or of whole owners of about as many."""
+    if owner_B is None or not num_records:
+        return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
+    firsts = [0, *(torch.diff(owner_B).nonzero()[:, 0] + 1).tolist()]
+    starts: list[int] = []
+    for first, after in zip(firsts, [*firsts[1:], num_records], strict=True):
+        if not starts or after - starts[-1] > size:
+            starts.append(first)
+    return list(zip(starts, [*starts[1:], num_records], strict=True))
+
+
+def shares_of(owner_B: Tensor) -> Tensor:
+    """One over the number of records of each record's owner, (B,) ``float32``."""
+    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+    share_B: Tensor = (1 / counts.float())[owner_B]
+    return share_B
+
+
+def averages(values_BP: Tensor, owner_B: Tensor) -> Tensor:
+    """The average row of each owner, in their order."""
+    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+    sums = values_BP.new_zeros(len(counts), values_BP.shape[1]).index_add_(0, owner_B, values_BP)
+    return sums.div_(counts[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)

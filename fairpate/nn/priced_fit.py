@@ -6,10 +6,11 @@ prediction, say. On one Poisson sample a step releases
     H[q] = sum of the rows of the records in cell q, with independent Laplace noise on all Q K entries
     the sum of the clipped gradients of  cross entropy + <price[q], row>  over the records, with Gaussian noise
 
-where the prices are any function of the first release. A record moves H by exactly 1 in L1, whatever the model, and
-the second sum by at most ``clip_norm`` once H is out. Both see the same sample: the caller reports them as one
-event. Knows neither what the prices mean nor any epsilon. The noise is floating-point, see
-:mod:`fairpate.nn.private_fit`.
+where the prices are any function of the first release. A record moves H by exactly 1 in L1, whatever the model, and the
+second sum by at most ``clip_norm`` once H is out. Where records belong to persons, H has the average row of each person
+in its cells, which moves it by 1 likewise, and the second sum a person's clipped average gradient. Both see the same
+sample: the caller reports them as one event. Knows neither what the prices mean nor any epsilon. The noise is
+floating-point, see :mod:`fairpate.nn.private_fit`.
 
 Shapes: N records, B records of a batch, C outputs, Q cells, K columns.
 """
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.per_example import ClippedSum, GradientClipper
+from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
 from fairpate.nn.private_fit import LaplaceNoise, PrivateRandomness, PrivateSteps, PrivateTraining
 
 FloatArray = npt.NDArray[np.float64]
@@ -75,7 +76,8 @@ class SoftPrediction:
 class PricedLoss:
     """Cross entropy plus the price of the record's row, for targets as :meth:`targets` makes them.
 
-    ``prices_QK`` None: the outputs of the next call are the whole batch, and set them.
+    ``prices_QK`` None: the outputs of the next call are the whole batch, and set them. ``share_B``: which share of its
+    person each record is that is counted next; None: the whole.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PricedLoss:
         self._rows, self._num_cells, self._num_classes, self._release = rows, num_cells, num_classes, release
         self._by_target: Tensor | None = None
         self.prices_QK: FloatArray | None = None
+        self.share_B: Tensor | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
         """Cell and label of every record in one number, shape (N,). ValueError for lengths that differ."""
@@ -122,6 +125,8 @@ class PricedLoss:
 
     def _histogram(self, rows_BK: Tensor, targets: Tensor) -> Tensor:
         counted_BK = rows_BK.nan_to_num()  # a row that is not a number would spoil the sums of all others
+        if self.share_B is not None:
+            counted_BK = counted_BK * self.share_B[:, None]
         sums = counted_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1])
         # By target, cell and label in one number, so that no cell has to be looked up first; labels are summed out.
         sums.index_add_(0, targets, counted_BK)
@@ -149,20 +154,25 @@ class PricedClipper(GradientClipper):
         super().__init__(model, loss, clip_norm=clip_norm, max_records=max_records)
         self._priced = loss
 
-    def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """As the parent's."""
         # Prices of the last batch must not serve this one: its histogram is released exactly once, as it is charged.
         self._priced.prices_QK = None
         in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
-        if not in_one_pass:
-            self._priced.release(self._histogram(x, targets))
-        return super().sum(x, targets)
+        if not in_one_pass or owner_B is not None:
+            self._priced.release(self._histogram(x, targets, owner_B))
+        return super().sum(x, targets, owner_B)
 
     @torch.no_grad()
-    def _histogram(self, x: Tensor, targets: Tensor) -> Tensor:
+    def _histogram(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> Tensor:
         size = self._max_records or max(1, len(x))
-        parts = zip(torch.split(x, size), torch.split(targets, size), strict=True)
-        return torch.stack([self._priced.observe(self._model(part), codes) for part, codes in parts]).sum(dim=0)
+        parts = list(zip(torch.split(x, size), torch.split(targets, size), strict=True))
+        shares = [None] * len(parts) if owner_B is None else torch.split(shares_of(owner_B), size)
+        histograms = []
+        for (part, codes), self._priced.share_B in zip(parts, shares, strict=True):
+            histograms.append(self._priced.observe(self._model(part), codes))
+        self._priced.share_B = None
+        return torch.stack(histograms).sum(dim=0)
 
 
 class PricedTraining(PrivateTraining):
@@ -187,11 +197,12 @@ class PricedTraining(PrivateTraining):
         pricing: Pricing,
         randomness: PrivateRandomness,
         histogram_randomness: PrivateRandomness,
+        person_N: Tensor | None = None,
     ) -> None:
         if not 0 <= laplace_scale < math.inf:
             raise ValueError(f"Expected laplace_scale >= 0 and finite, got {laplace_scale}.")
         loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=self._release)
-        super().__init__(model, x, loss.targets(labels, cells), loss, steps, randomness=randomness)
+        super().__init__(model, x, loss.targets(labels, cells), loss, steps, randomness=randomness, person_N=person_N)
         self._clipper = PricedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._pricing, self._laplace = pricing, LaplaceNoise(histogram_randomness, scale=laplace_scale)
 

@@ -8,6 +8,9 @@ event to the accountant: nothing here knows an epsilon.
 The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,
 or seeded, and then it is not private. The noise is floating-point, so the guarantee is that of research code.
 
+Where records belong to persons, these are sampled, and the average gradient of a person's records is clipped: a person
+then adds what a record adds otherwise.
+
 A term computed from public records alone may be added to every gradient: it costs no privacy.
 
 Shapes: N records, B records of a batch, P parameters.
@@ -90,6 +93,7 @@ class PrivateSteps:
     learning_rate: float
     momentum: float = 0.0
     max_records: int | None = None
+    records_per_person: int = 32
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
@@ -113,15 +117,19 @@ def fit_privately(
     *,
     randomness: PrivateRandomness,
     public_gradient: PublicGradient | None = None,
+    person_N: Tensor | None = None,
     on_step: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Train ``model`` in place and leave it in evaluation mode.
 
-    ``x`` (N, ...) holds bytes or floats. ``public_gradient(model)`` gives one tensor per trainable parameter, computed
+    ``x`` (N, ...) holds bytes or floats. ``person_N`` numbers whose the records are, from 0 on; None: each is somebody
+    else's. ``public_gradient(model)`` gives one tensor per trainable parameter, computed
     from public records only, and is added after the noise. ``on_step`` hears how many steps are done. ValueError for a
     layer that mixes records and for a gradient that is not finite.
     """
-    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, public_gradient=public_gradient)
+    training = PrivateTraining(
+        model, x, targets, loss, steps, randomness=randomness, public_gradient=public_gradient, person_N=person_N
+    )
     for step in range(steps.num_steps):
         training.step()
         on_step(step + 1)
@@ -141,6 +149,7 @@ class PrivateTraining:
         *,
         randomness: PrivateRandomness,
         public_gradient: PublicGradient | None = None,
+        person_N: Tensor | None = None,
     ) -> None:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -151,13 +160,22 @@ class PrivateTraining:
         self._clipper = GradientClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._velocities = [torch.zeros_like(p) for p in self._clipper.parameters]
         self._batches = PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self._persons = None
+        if person_N is not None:
+            self._persons = PersonBatches(
+                person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
+            )
         self._noise = GaussianNoise(randomness)
 
     def step(self) -> None:
         """Sample, clip, add noise, divide, update."""
-        steps, rows = self._steps, self._batches.next().to(self._x.device)
+        steps, device = self._steps, self._x.device
+        if self._persons is None:
+            rows, owner_B = self._batches.next().to(device), None
+        else:
+            rows, owner_B = (index.to(device) for index in self._persons.next())
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
-        sums = self._clipper.sum(batch, self._targets.index_select(0, rows)).gradients
+        sums = self._clipper.sum(batch, self._targets.index_select(0, rows), owner_B).gradients
         self._noise.add_to(sums, steps.noise_multiplier * steps.clip_norm)
         self._update(sums)
 
@@ -208,6 +226,39 @@ class PoissonBatches:
         heads = gaps.add_(1).cumsum(0).add_(self._num_decided - 1)
         self._heads = torch.cat([self._heads, heads])
         self._num_decided = int(heads[-1]) + 1
+
+
+class PersonBatches:
+    """Poisson samples of persons, each with its records, or ``most_records`` of them at random.
+
+    ``person_N`` numbers whose the records are, from 0 on.
+    """
+
+    def __init__(
+        self, person_N: Tensor, sampling_rate: float, randomness: PrivateRandomness, *, most_records: int
+    ) -> None:
+        self._row_N = torch.argsort(person_N, stable=True).cpu()
+        self._count_P = torch.bincount(person_N).cpu()
+        self._start_P = self._count_P.cumsum(0) - self._count_P
+        self._sampled = PoissonBatches(len(self._count_P), sampling_rate, randomness)
+        self._randomness, self._most_records = randomness, most_records
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The rows of the next batch (B,), and whose they are (B,), in numbers that ascend from 0."""
+        persons = self._sampled.next()
+        counts = self._count_P[persons]
+        owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
+        first_B = (counts.cumsum(0) - counts)[owner_B]
+        place_B = torch.arange(len(owner_B)) - first_B
+        rows_B = self._row_N[self._start_P[persons][owner_B] + place_B]
+        if not (counts > self._most_records).any():
+            return rows_B, owner_B
+        # The records of each person in an order of their own draw; the first of them stay.
+        drawn_B = self._randomness.words(len(owner_B))
+        order_B = torch.argsort(drawn_B)
+        order_B = order_B[torch.argsort(owner_B[order_B], stable=True)]
+        chosen = order_B[place_B < self._most_records].sort().values
+        return rows_B[chosen], owner_B[chosen]
 
 
 class GaussianNoise:

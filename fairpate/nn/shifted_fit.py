@@ -1,5 +1,7 @@
 """DP-SGD in which one public vector is added to every record's gradient *before* it is clipped.
 
+A person's average gradient is shifted as a record's is: the average of the shifted ones is the same.
+
 FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
 gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the norm,
 and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore formed, in
@@ -14,10 +16,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fairpate.nn.layer_gradients import layer_gradient
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
 
@@ -44,27 +44,18 @@ class ShiftedClipper(GradientClipper):
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def sum(self, x: Tensor, targets: Tensor) -> ClippedSum:
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """As the parent's, of the model as it is now."""
         # The twin in double precision follows the model that the steps move.
         self._model.load_state_dict(self._original.state_dict())
         self._model.train(self._original.training)
-        return super().sum(x.double() if x.is_floating_point() else x, targets)
+        return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
-    def _part(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        rows = self._rows(x, targets)
+    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        rows = self._rows(x, targets, owner_B)
         if self.shift is not None:
             rows = [values + part.double().flatten() for values, part in zip(rows, self.shift, strict=True)]
         return self._clipped_rows(rows)
-
-    def _rows(self, x: Tensor, targets: Tensor) -> list[Tensor]:
-        """Every record's gradient, (B, P) per trainable parameter."""
-        if self.engine == "functional":
-            return [values.flatten(1) for values in self._mapped_gradients(self._model, self._loss, x, targets)]
-        calls = self._layer_calls(x, targets)
-        with torch.no_grad():
-            rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
-        return [rows[id(p)] if id(p) in rows else p.new_zeros(len(x), p.numel()) for p in self._trained]
 
 
 class ShiftedTraining(PrivateTraining):
@@ -80,8 +71,9 @@ class ShiftedTraining(PrivateTraining):
         *,
         randomness: PrivateRandomness,
         public_gradient: PublicGradient,
+        person_N: Tensor | None = None,
     ) -> None:
-        super().__init__(model, x, targets, loss, steps, randomness=randomness)
+        super().__init__(model, x, targets, loss, steps, randomness=randomness, person_N=person_N)
         self._shifted = ShiftedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._clipper, self._shift = self._shifted, public_gradient
 

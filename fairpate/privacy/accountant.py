@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, singledispatch
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -49,7 +49,7 @@ class Event(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """Whose change the price covers: a whole ``record`` or its ``sensitive attribute`` only."""
+        """Whose change the price covers: a ``record``, all records of a ``person``, or a ``sensitive attribute``."""
         ...
 
     @property
@@ -70,9 +70,9 @@ class Event(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _TeacherEvent:
-    """One record touches one teacher, and so moves at most one vote per query."""
+    """One ``unit`` touches one teacher, and so moves at most one vote per query."""
 
-    unit: ClassVar[Unit] = "record"
+    unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False
 
@@ -137,18 +137,18 @@ class ConfidentGnmaxVotes(_TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonGaussians:
-    """``count`` Gaussian sums, each over a fresh Poisson sample of the records.
+    """``count`` Gaussian sums, each over a fresh Poisson sample of the units: records or persons.
 
-    ``noise_multiplier``: standard deviation over the L2 norm that one record may add. Renyi curves price adding or
-    removing a record; replacing one is priced by :func:`epsilon_pld` alone.
+    ``noise_multiplier``: standard deviation over the L2 norm that one unit may add. Renyi curves price adding or
+    removing one; replacing one is priced by :func:`epsilon_pld` alone.
     """
 
     noun: ClassVar[str] = "Gaussian sum"
-    unit: ClassVar[Unit] = "record"
     data_dependent: ClassVar[bool] = False
     count: int
     noise_multiplier: float
     sampling_rate: float
+    unit: Unit = "record"
     relation: Relation = "add or remove one"
 
     def __post_init__(self) -> None:
@@ -228,6 +228,18 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
         return np.zeros(len(orders_A))
     moments = subsampled.gaussian_log_moments(event.noise_multiplier)
     return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
+
+
+def of_unit(event: Any, unit: Unit) -> Any:
+    """The same event, priced alike, where all that a ``unit`` holds stands where one record stood.
+
+    TypeError for an event that is priced for one unit alone.
+    """
+    if event.unit == unit:
+        return event
+    if "unit" not in {column.name for column in fields(event)}:
+        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
+    return replace(event, unit=unit)
 
 
 def event_kinds() -> dict[str, type]:

@@ -27,7 +27,8 @@ def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
     if "kind" not in values:
         rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
         names = set(rest)
-        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} == names]
+        # Earlier events had no field for the unit that most are priced for.
+        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
         found = [kind for kind in found if unit is None or rest.get("unit", getattr(kind, "unit", unit)) == unit]
         # A kind and its refinement look alike: the first costs at least as much.
         found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import loss_distributions, subsampled
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, event_pld, event_rdp
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, event_pld, event_rdp, of_unit
 from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 
@@ -31,20 +31,30 @@ FloatArray = npt.NDArray[np.float64]
 class AttributeQueries(ConfidentGnmaxQueries):
     """Confident-GNMax queries where only the teachers' sensitive attributes are hidden; priced as the parent."""
 
-    unit: ClassVar[Unit] = "sensitive attribute"
+    unit: Unit = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
+
+
+def of_teachers(event: Event, unit: Unit) -> Event:
+    """``event`` of teachers of whom one ``unit`` touches one; where attributes alone are hidden, one is replaced."""
+    if unit != "sensitive attribute":
+        found: Event = of_unit(event, unit)
+        return found
+    if not isinstance(event, ConfidentGnmaxQueries):
+        return event
+    return AttributeQueries(**vars(event) | {"unit": unit})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonGaussianLaplaces:
-    """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of the records.
+    """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of records or persons.
 
-    ``gradient_noise_multiplier``: standard deviation over the L2 norm that a record may add to the first;
+    ``gradient_noise_multiplier``: standard deviation over the L2 norm that a unit may add to the first;
     ``laplace_scale``: scale over the L1 norm that it may add to the second.
     """
 
     noun: ClassVar[str] = "step of a Gaussian and a Laplace sum"
-    unit: ClassVar[Unit] = "record"
+    unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False
     count: int

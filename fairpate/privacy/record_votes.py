@@ -22,7 +22,8 @@ Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_p
 of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
 continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
-Relation: add or remove one record. Not known here: who is near, what the counts are used for.
+Relation: add or remove one record, or one person who adds no more than that. Not known here: who is near, what the
+counts are used for.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ _MOST_ATOMS, _COARSE, _TRANSFORM_ERROR = 2**20, 1e-5, 1e-17
 
 @dataclass(frozen=True, kw_only=True)
 class _RecordsVote:
-    """``count`` releases, each of a fresh Poisson sample of the records."""
+    """``count`` releases, each of a fresh Poisson sample of the units: records or persons."""
 
-    unit: ClassVar[Unit] = "record"
+    unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False
     count: int
@@ -75,14 +76,14 @@ class _RecordsVote:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteTables(_RecordsVote):
-    """``count`` tables with noise on every cell, empty ones too; a record adds one vote, to one cell of each."""
+    """``count`` tables with noise on every cell, empty ones too; a unit adds one vote, to one cell of each."""
 
     noun: ClassVar[str] = "noisy table of votes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
-    """``count`` tables of sums with noise on every cell; a record adds whole numbers of L2 norm at most ``norm``."""
+    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``."""
 
     noun: ClassVar[str] = "noisy table of weighted votes"
     norm: int = 1
@@ -95,7 +96,7 @@ class VoteSums(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourVotes(_RecordsVote):
-    """``count`` queries, each answered by the nearest records of a sample of its own: all noisy counts, or less.
+    """``count`` queries, each answered by the nearest of a sample of its own, a unit once: all noisy counts, or less.
 
     ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
     """

@@ -70,7 +70,7 @@ class SmoothRelease:
     """
 
     noun: ClassVar[str] = "release of the data-dependent privacy cost"
-    unit: ClassVar[Unit] = "record"
+    unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
     data_dependent: ClassVar[bool] = False
     order: float

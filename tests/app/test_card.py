@@ -130,7 +130,7 @@ def test_a_sampling_rate_makes_the_number_of_records_public(trained: RunDirector
         assert any("number of private records" in limit for limit in card["limits"]) == tells
         assert any("but for the number" in item for item in card["not_publishable"]) == tells
         assert not any(limit.startswith("Not protected") for limit in card["limits"])
-    assert json.loads(trained.statement.read_text())["remarks"] == [TELLS_SIZE]
+    assert json.loads(trained.statement.read_text())["remarks"] == [TELLS_SIZE["record"]]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_statement_remarks_that_its_sampling_rate_tells_the_size(
 ) -> None:
     config = configured({}, [f"dp_sgd.num_records={declared or 'null'}"], method="dp_sgd")
     event = PoissonGaussians(count=5, noise_multiplier=2.0, sampling_rate=sampling_rate)
-    assert size_remarks(config, (event,), unit) == ((TELLS_SIZE,) if tells else ())
+    assert size_remarks(config, (event,), unit) == ((TELLS_SIZE[unit],) if tells else ())
 
 
 GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 1.0}

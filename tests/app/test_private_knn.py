@@ -115,7 +115,7 @@ def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list
     assert statement.queries.epsilon_submitted == statement.epsilon
     found = audit.verify(done.ledger)
     assert (found.reservations, found.open, found.epsilon_submitted) == (90, 0, statement.epsilon)
-    assert TELLS_SIZE not in statement.remarks
+    assert TELLS_SIZE["record"] not in statement.remarks
     assert not done.votes.exists(), "samples are not kept"
     assert read_json(done.costs)["epsilon_data_dependent"] == statement.epsilon
 

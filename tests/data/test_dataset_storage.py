@@ -87,8 +87,8 @@ def test_saving_again_first_withdraws_the_old_manifest(tmp_path: Path, monkeypat
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     save_dataset(dataset_of("tabular"), tmp_path)
     manifest = tmp_path / "dataset.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 3'))
-    with pytest.raises(DataError, match="expected format_version 2, got 3"):
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 4'))
+    with pytest.raises(DataError, match="expected format_version 3, got 4"):
         read_dataset(tmp_path)
 
 

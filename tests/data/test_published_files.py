@@ -94,6 +94,8 @@ def test_parkinsons(split: str, data_dir: Path) -> None:
     # Subjects of one age exist, so only a division by row puts nearly every age into both parts.
     shared = len(ages["private"] & ages["test"]) / len(ages["private"] | ages["test"])
     assert (shared > 0.9) == (split == "row")
+    assert dataset.unit == ("record" if split == "row" else "person")
+    assert len(set().union(*(part.person_id for part in dataset.splits.values()))) == (0 if split == "row" else 42)
 
 
 def test_parkinsons_without_the_motor_score(data_dir: Path) -> None:

@@ -183,6 +183,20 @@ class TestCheXpert:
         assert x.shape == (1, 32, 32)
         assert (x.int() - 11).abs().max() <= 1
 
+    def test_patients_are_protected(self, folder: Path) -> None:
+        for patient in range(1, 61, 2):  # a second study of every other patient
+            path = f"CheXpert-v1.0-small/train/patient{patient:05d}/study2/view1_frontal.jpg"
+            write_picture(folder / "chexpert" / path, patient)
+            with (folder / "chexpert" / "CheXpert-v1.0-small" / "train.csv").open("a") as stream:
+                header = (folder / "chexpert" / "CheXpert-v1.0-small" / "train.csv").read_text().splitlines()[0]
+                values = {"Path": path, "Frontal/Lateral": "Frontal", "Age": "50"}
+                stream.write(",".join(values.get(column, "") for column in header.split(",")) + "\n")
+        dataset = load("chexpert", folder, sizes=(10, 0, 8))
+        assert dataset.unit == "person"
+        for split in dataset.splits.values():
+            assert all(person in name for person, name in zip(split.person_id, split.record_id, strict=True))
+        assert dataset.private.num_protected < len(dataset.private)
+
     def test_uncertain_and_blank_findings_count_as_absent(self, folder: Path) -> None:
         labels = {
             int(name.split("patient")[1][:5]): record[0]

@@ -480,3 +480,16 @@ def test_the_estimator_follows_scikit_learn_and_forgets_the_groups() -> None:
         classifier.fit(x, y)
     with pytest.raises(ValueError, match="one of sensitive_features per record"):
         classifier.fit(x, y, sensitive_features=names[:5])
+
+
+def test_shares_count_every_person_once_in_all() -> None:
+    """By hand: persons with 1, 2 and 4 records, and noise too small to see."""
+    groups, labels = torch.tensor([0, 0, 1, 1, 1, 1, 0]), torch.tensor([1, 1, 1, 0, 1, 1, 1])
+    persons = torch.tensor([0, 1, 1, 2, 2, 2, 2])
+    config = DpFermiConfig(constraint="equal_opportunity", share_noise=1e-9)
+    cells = Cells.of(labels, groups, config=config, num_classes=2, num_groups=2)
+    shares = dp_fermi.release_shares(
+        cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0), person_N=persons
+    )
+    # Group 0: 1 + 1/2 + 1/4; group 1: 1/2 + 2/4, since one record of the last person is in no event.
+    np.testing.assert_allclose(shares.shares_EG, [[1.75 / 2.75, 1 / 2.75]], atol=1e-6)

@@ -238,3 +238,24 @@ def test_teachers_that_diverge_vote_untrained_and_the_operator_hears_how_many(
     votes = collect_votes(_train(tmp_path, split), QUERIES)
     assert votes.sum(axis=1).tolist() == [7] * 40
     assert "1 of 7 teachers diverged and vote with their initial weights" in caplog.text
+
+
+def test_all_records_of_a_person_reach_one_teacher_and_without_them_only_that_one_differs(tmp_path: Path) -> None:
+    """Brute force over persons; a teacher's name is a digest of all that it was trained on."""
+    split = replace(_split(), person_id=tuple(f"person {place % 13}" for place in range(60)))
+    assigned = assign_teachers(split.person_id, 7, shard_key(5)).tolist()
+    teacher_of = dict(zip(split.person_id, assigned, strict=True))
+    assert assigned == [teacher_of[person] for person in split.person_id]
+    config = CONFIG.model_copy(update={"block_size": 1})
+    everybody = _train(tmp_path, split, config)
+    votes_QC = collect_votes(everybody, QUERIES)
+    for person, teacher in teacher_of.items():
+        others = split.take([row for row, name in enumerate(split.person_id) if name != person])
+        ensemble = _train(tmp_path, others, config)
+        differing = [
+            block.teacher_indices[0]
+            for block, before in zip(ensemble.blocks, everybody.blocks, strict=True)
+            if block.content != before.content
+        ]
+        assert differing == [teacher]
+        assert np.abs(collect_votes(ensemble, QUERIES) - votes_QC).sum(axis=1).max() <= 2

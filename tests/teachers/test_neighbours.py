@@ -252,3 +252,77 @@ def test_distances_are_exact_where_sums_are_largest() -> None:
 def test_coordinates_whose_distances_might_be_rounded_are_refused(bad: Coordinates) -> None:
     with pytest.raises(ValueError, match=f"at most {MOST_COORDINATES} whole coordinates"):
         everybody([((0,), 0, "one")], bad, 1)
+
+
+def blocks_of_persons(records: Sequence[Record], persons: Sequence[int], *, size: int = 100) -> list[Voters]:
+    places = np.array([place for place, _, _ in records], dtype=np.int32).reshape(len(records), -1)
+    labels, names = np.array([label for _, label, _ in records], dtype=np.int64), [name for *_, name in records]
+    numbers = np.array(persons, dtype=np.int64)
+    return list(blocks_of(places, labels, names, key=KEY, person_N=numbers, size=size))
+
+
+OWNERS = [0, 0, 0, 0, 1, 2, 2, 3, 3]
+
+
+def of_persons(records: Sequence[Record], sample: set[int], query: Coordinates, count: int) -> IntArray:
+    """The counts where these persons are the sample."""
+    kept = [place for place, person in enumerate(OWNERS) if person in sample]
+    if not kept:
+        return np.zeros(3, dtype=np.int64)
+    found = blocks_of_persons([records[place] for place in kept], [OWNERS[place] for place in kept])
+    return nearest_of_samples(found, query, ["0"], count=count, sampler=Sampler(1.0)).counts(3)[0]
+
+
+def of_persons_by_hand(records: Sequence[Record], sample: set[int], query: tuple[int, ...], count: int) -> list[int]:
+    """By sorting the records of each, then the nearest of each."""
+    nearest = []
+    for person in sample:
+        own = [record for record, owner in zip(records, OWNERS, strict=True) if owner == person]
+        distances = [sum((a - b) ** 2 for a, b in zip(place, query, strict=True)) for place, _, _ in own]
+        ranks = [(distance, order(name)) for distance, (_, _, name) in zip(distances, own, strict=True)]
+        nearest.append(own[ranks.index(min(ranks))])
+    return np.bincount(by_hand(nearest, query, count), minlength=3).tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_person_votes_by_the_nearest_of_their_records_and_moves_what_a_record_moves(count: int) -> None:
+    """Brute force: every person added to every sample of the others."""
+    generator = np.random.default_rng(count)
+    for _ in range(12):
+        records = some_records(generator, len(OWNERS))
+        query = generator.integers(-3, 4, (1, 2)).astype(np.int32)
+        asked = tuple(query[0].tolist())
+        for one, chosen in itertools.product(range(4), itertools.product([False, True], repeat=3)):
+            others = set(itertools.compress(sorted({0, 1, 2, 3} - {one}), chosen))
+            before, after = (of_persons(records, sample, query, count) for sample in (others, others | {one}))
+            assert before.tolist() == of_persons_by_hand(records, others, asked, count)
+            assert after.tolist() == of_persons_by_hand(records, others | {one}, asked, count)
+            assert np.square(after - before).sum() in ((1,) if len(others) < count else (0, 2))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_blocks_hold_whole_persons_and_find_the_same_neighbours(size: int) -> None:
+    generator = np.random.default_rng(0)
+    records, persons = some_records(generator, 40, reach=20), generator.integers(0, 11, 40).tolist()
+    found = blocks_of_persons(records, persons, size=size)
+    assert sum(map(len, found)) == 40
+    assert sum(block.num_sampled for block in found) == len(set(persons))
+    queries, names = generator.integers(-20, 21, (6, 2)).astype(np.int32), list("abcdef")
+    whole = nearest_of_samples(blocks_of_persons(records, persons), queries, names, count=4, sampler=Sampler(1.0))
+    parts = [nearest_of_samples([block], queries, names, count=4, sampler=Sampler(1.0)) for block in found]
+    for nearest in (nearest_of_samples(found, queries, names, count=4, sampler=Sampler(1.0)), merged(parts)):
+        assert (nearest.labels_QK == whole.labels_QK).all()
+        assert (nearest.squared_QK == whole.squared_QK).all()
+
+
+def test_persons_enter_a_sample_with_all_of_their_records_or_none() -> None:
+    records: list[Record] = [((place,), 0, f"record {place}") for place in range(6)]
+    (block,) = blocks_of_persons(records, [0, 1, 1, 1, 2, 2])
+    sampler, draws, entered = Sampler(0.4), 3000, np.zeros(3)
+    for _ in range(draws):
+        rows = block.records_of(sampler.rows("query", 0, block.num_sampled))
+        assert block.person_N is not None
+        persons, sizes = np.unique(block.person_N[rows], return_counts=True)
+        assert sizes.tolist() == [(1, 3, 2)[person] for person in persons]
+        entered[persons] += 1
+    assert np.abs(entered / draws - 0.4).max() < 5 * math.sqrt(0.24 / draws)

@@ -59,7 +59,7 @@ def total_of_releases(
 def limit_releases(
     data: DatasetName,
     epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
-    unit: Annotated[str, typer.Option(help="record, or sensitive attribute.")] = "record",
+    unit: Annotated[str, typer.Option(help="record, person, or sensitive attribute.")] = "record",
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
 ) -> None:
     """Refuse from now on what would make all releases on a data set cost more than this."""

@@ -1,0 +1,177 @@
+"""Persons behind records: kept together, stored and read back, refused where missing, and what they add to a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairpate.config import DataConfig
+from fairpate.data import Dataset, Split, load_dataset, read_dataset, save_dataset
+from fairpate.data.entry import DataError, DatasetEntry, Records
+from fairpate.data.persons import shortened_by_person, whole_persons
+from fairpate.data.splits import SplitSizes, check_persons, divide, with_persons
+
+COUNT = 60
+PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
+
+
+def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> Records:
+    codes = torch.arange(COUNT) % 2
+    split = Split(
+        x=torch.arange(COUNT).float()[:, None], y=codes, z=codes, record_id=tuple(f"record {n}" for n in range(COUNT))
+    )
+    return Records(
+        kind="tabular",
+        records=split,
+        label_names=("no", "yes"),
+        group_names=("a", "b"),
+        sensitive_attribute="group",
+        person_ids=persons,
+        **others,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_records_of_a_person_are_in_one_split_under_their_name(seed: int) -> None:
+    splits = divide(with_persons(records()), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=seed)
+    check_persons(splits)
+    found = [
+        (int(x), person) for split in splits.values() for (x,), person in zip(split.x, split.person_id, strict=True)
+    ]
+    assert sorted(found) == list(enumerate(PERSONS))
+    parts = [set(split.person_id) for split in splits.values()]
+    assert sum(map(len, parts)) == len(set().union(*parts))
+    private = splits["private"]
+    assert private.num_protected == len(set(private.person_id)) < len(private)
+    assert private.together == private.person_id
+    assert [private.person_id[row] for row in range(len(private))] == [
+        list(dict.fromkeys(private.person_id))[number]
+        for number in private.person_N.tolist()  # type: ignore[union-attr]
+    ]
+
+
+def test_where_persons_do_not_count_splits_keep_them_together_all_the_same() -> None:
+    counted = divide(with_persons(records()), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=1)
+    alone = divide(records(), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=1)
+    for name, split in alone.items():
+        assert split.record_id == counted[name].record_id
+        assert (split.person_id, split.person_N) == ((), None)
+        assert (split.num_protected, split.together) == (len(split), split.unit_id)
+
+
+def test_a_record_without_a_person_is_refused() -> None:
+    with pytest.raises(DataError, match=r"2 records have no person; complete .*data.unit=record"):
+        with_persons(records(("", "", *PERSONS[2:])))
+    split = records().records
+    with pytest.raises(ValueError, match="a person_id for every record or for none, got 1 without"):
+        dataclasses.replace(split, person_id=("", *PERSONS[1:]))
+    with pytest.raises(ValueError, match="one length"):
+        dataclasses.replace(split, person_id=PERSONS[1:])
+
+
+def test_a_person_whom_the_publisher_parts_is_refused() -> None:
+    origins = ("training",) * 30 + ("test",) * 30
+    parted = records(origins=origins)
+    splits = divide(with_persons(parted), SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0)
+    with pytest.raises(DataError, match=r"persons have records in the private and in the test split.*data.unit=record"):
+        check_persons(splits)
+    check_persons(divide(parted, SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0))
+
+
+def dataset_of(persons: bool) -> Dataset:
+    found = with_persons(records()) if persons else records()
+    return Dataset(
+        name="visits",
+        kind="tabular",
+        label_names=("no", "yes"),
+        group_names=("a", "b"),
+        sensitive_attribute="group",
+        **divide(found, SplitSizes(num_public=7, num_validation=0, num_test=9), seed=0),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("persons", [True, False])
+def test_persons_are_stored_and_read_back(persons: bool, tmp_path: Path) -> None:
+    dataset = dataset_of(persons)
+    save_dataset(dataset, tmp_path)
+    read = read_dataset(tmp_path)
+    assert read.unit == dataset.unit == ("person" if persons else "record")
+    for name, split in dataset.splits.items():
+        assert read.splits[name].person_id == split.person_id
+    private = dataset.private
+    kept = private.take([3, 0])
+    assert kept.person_id == ((private.person_id[3], private.person_id[0]) if persons else ())
+    assert private.take([]).person_id == ()
+    assert len(private.take([])) == 0
+
+
+def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = DatasetEntry(
+        name="visits", task="", sensitive="", publisher="", address="", licence="", rows=COUNT, kind="tabular",
+        load=lambda _: records(), num_public=7, num_validation=2, num_test=9, persons=17,
+    )  # fmt: skip
+    monkeypatch.setattr("fairpate.data.load.entry_for", lambda _: entry)
+    assert load_dataset(DataConfig(name="visits")).unit == "person"
+    alone = load_dataset(DataConfig(name="visits", unit="record"))
+    assert (alone.unit, alone.private.person_id) == ("record", ())
+    assert (entry.count_protected({}, None), entry.count_protected({}, "record")) == (17, COUNT)
+
+
+@pytest.mark.parametrize("size", [1, 4, 10, 1000])
+def test_parts_keep_persons_whole(size: int) -> None:
+    person_N = np.random.default_rng(size).integers(0, 12, 50)
+    parts = list(whole_persons(person_N, size))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(50))
+    seen = [set(person_N[part].tolist()) for part in parts]
+    assert sum(map(len, seen)) == len(set().union(*seen))
+    assert max(map(len, parts)) < size + np.bincount(person_N).max()
+
+
+def test_votes_of_a_person_are_summed_and_shortened() -> None:
+    """By hand: (3, 4) of length 5 for one person, (1, 0) twice in row 0 and once in row 1 for another, bound 4."""
+    votes = np.array([[3, 4], [1, 0], [1, 0], [0, 1]])
+    rows, shortened = shortened_by_person(votes, np.array([1, 0, 0, 1]), np.array([0, 1, 1, 1]), norm=4)
+    assert rows.tolist() == [1, 0, 1]
+    # 3 times (4 - 1) / 5 = 1.8 and 4 * 3 / 5 = 2.4, towards zero; sqrt(2^2 + 1) < 4 stays.
+    assert shortened.tolist() == [[1, 2], [2, 0], [0, 1]]
+
+
+def test_no_person_moves_a_table_by_more_than_the_bound_and_none_moves_anothers_votes() -> None:
+    """Brute force: every person removed in turn."""
+    generator, norm, shape = np.random.default_rng(0), 2**14, (4, 6)
+    votes = generator.integers(-6000, 6000, (80, shape[1]))
+    rows, persons = generator.integers(0, shape[0], 80), generator.integers(0, 20, 80)
+    persons[:3] = 21  # three equal votes, as long as may be
+    votes[:3], rows[:3] = 0, 2
+    votes[:3, 1] = norm
+
+    def table(kept: np.ndarray) -> np.ndarray:
+        total = np.zeros(shape, dtype=np.int64)
+        found, added = shortened_by_person(votes[kept], rows[kept], persons[kept], norm=norm)
+        np.add.at(total, found, added)
+        return total
+
+    everybody, lengths = table(np.full(80, True)), []
+    for person in np.unique(persons):
+        moved = everybody - table(persons != person)
+        assert (table(persons == person) == moved).all(), "what a person adds depends on nobody else"
+        lengths.append(int((moved * moved).sum()))
+        plain = np.zeros(shape, dtype=np.int64)
+        np.add.at(plain, rows[persons == person], votes[persons == person])
+        if (plain * plain).sum() <= norm**2:
+            assert (plain == moved).all()
+        else:
+            cosine = (plain * moved).sum() / np.sqrt(float((plain * plain).sum()) * lengths[-1])
+            assert cosine > 1 - 1e-6
+            assert lengths[-1] > (norm - 8) ** 2
+    assert max(lengths) <= norm**2
+
+
+def test_more_records_of_one_person_than_can_be_squared_are_refused() -> None:
+    count = 2**17 + 1
+    with pytest.raises(ValueError, match="at most 131072 records of one person"):
+        shortened_by_person(np.ones((count, 1), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), norm=4)
