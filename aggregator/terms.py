@@ -44,7 +44,10 @@ class LedgerTerms:
     def to_json(self) -> dict[str, Any]:
         """The terms as plain values, the mechanism by name and parameters."""
         mechanism = {"name": self.mechanism.name, "parameters": self.mechanism.parameters}
-        return asdict(self) | {"mechanism": mechanism}
+        values = asdict(self) | {"mechanism": mechanism}
+        if self.publication is not None:
+            values["publication"].pop("unit")  # that of the terms; earlier ledgers have it there alone
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:

@@ -43,6 +43,13 @@ TELLS_SIZE: Mapping[Unit, str] = {
 """What a statement about so many units remarks where no size was declared."""
 
 
+RECORDS_ALONE = (
+    "Each record is protected by itself (data.unit=record): what several records of one person tell together is not "
+    "covered."
+)
+"""What a statement remarks where that was asked for."""
+
+
 class UserError(Exception):
     """What its user can fix: the message names the field or file, the value and the remedy."""
 

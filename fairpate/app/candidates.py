@@ -23,7 +23,7 @@ from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.plan import AGREEMENT, SPREAD, assumed_profile, worth_of
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
 from fairpate.data import Dataset, entry_for, load_dataset
-from fairpate.methods.fitted import fitted
+from fairpate.methods.fitted import count_protected, fitted
 from fairpate.methods.load import configured
 
 VOTERS = {
@@ -107,9 +107,10 @@ def _candidate(
 
 
 def _private_records(data: DataConfig, dataset: Dataset) -> int:
-    """The publisher's count, less the records of the other splits."""
-    others = sum(len(split) for name, split in dataset.splits.items() if name != "private")
-    return max(1, entry_for(data).public_rows - others)
+    """The publisher's count of what is protected, records or persons, less those of the other splits."""
+    others = [split for name, split in dataset.splits.items() if name != "private"]
+    by_person = dataset.unit == "person" and entry_for(data).persons is not None
+    return max(1, count_protected(data) - sum(split.num_protected if by_person else len(split) for split in others))
 
 
 def describe_candidates(found: Sequence[Candidate], *, epsilon: float, chosen: str) -> Group:

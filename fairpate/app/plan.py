@@ -42,7 +42,7 @@ from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.strict_json import strict
-from fairpate.types import IntArray
+from fairpate.types import IntArray, Unit
 
 FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
@@ -177,7 +177,8 @@ def plan_for(
             for count in sorted(set(teacher_counts or _TEACHER_COUNTS))
         ]
         assumption = f"Assumed: {agreement:.0%} of teachers are right, with a standard deviation of {spread:.0%}."
-    return propose(profiles, epsilon=epsilon, delta=delta, query_counts=counts, assumption=assumption)
+    proposal = propose(profiles, epsilon=epsilon, delta=delta, query_counts=counts, assumption=assumption)
+    return replace(proposal, unit=dataset.unit)
 
 
 def plans(
@@ -268,6 +269,7 @@ class Proposal:
     from_votes: bool
     for_any_votes: Sequence[Plan]
     for_these_votes: Sequence[Plan]
+    unit: Unit = "record"
 
 
 def propose(
@@ -298,7 +300,7 @@ def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
         else "From an assumption and no votes: nothing here costs privacy. Only the first epsilon is a guarantee."
     )
     notes = (
-        f"ε: at delta {proposal.delta:g}, add or remove one record, whatever the votes; this is what a run "
+        f"ε: at delta {proposal.delta:g}, add or remove one {proposal.unit}, whatever the votes; this is what a run "
         f"publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not be "
         "published."
         "\nworth: how many noiseless labels the answers stand for."
@@ -352,6 +354,7 @@ def proposal_json(proposal: Proposal) -> dict[str, Any]:
     values = {
         "epsilon": proposal.epsilon,
         "delta": proposal.delta,
+        "unit": proposal.unit,
         "assumption": proposal.assumption,
         "from_private_votes": proposal.from_votes,
         "right": "as most teachers chose" if proposal.from_votes else "by the assumption",

@@ -57,7 +57,7 @@ from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.strict_json import strict
-from fairpate.types import TELLS_SIZE, PrivacyStatement, RunRecord, Unit
+from fairpate.types import RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, RunRecord, Unit
 from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
 
@@ -385,6 +385,7 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
             *trained.remarks,
             *shared_remarks(run),
             *size_remarks(config, trained.events, cost.unit),
+            *unit_remarks(config, cost.unit),
             *standing_remarks(standing, delta=cost.delta),
         ),
     )
@@ -395,6 +396,11 @@ def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple
     """Where records or persons come and go their number is private, but a sampling rate that is set for it tells it."""
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
+
+
+def unit_remarks(config: Method, unit: Unit) -> tuple[str, ...]:
+    """Where a person may have several records, and records by themselves were asked for."""
+    return (RECORDS_ALONE,) if config.is_private and config.data.unit == unit == "record" else ()
 
 
 def _card(

@@ -17,7 +17,7 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.load import configured
-from fairpate.types import TELLS_SIZE
+from fairpate.types import RECORDS_ALONE, TELLS_SIZE
 
 VALUES: dict[str, Any] = {
     "target": {"epsilon": 4, "accounting": "rdp"},
@@ -65,6 +65,15 @@ def test_the_same_records_by_themselves_say_record(visits: Dataset, tmp_path: Pa
     assert read_statement(run).unit == "record"
     assert "one record of the private training records" in write_card(run.root)[0].read_text(encoding="utf-8")
     assert "for one record (add or remove one)" in run.public_report.read_text(encoding="utf-8")
+
+
+def test_a_statement_remarks_where_records_were_asked_for_by_themselves(tmp_path: Path) -> None:
+    run = run_method(
+        configured(VALUES, [f"out={tmp_path / 'run'}", "data.unit=record"], method="dp_sgd"), Reporter(quiet=True)
+    )
+    statement = read_statement(run)
+    assert (statement.unit, RECORDS_ALONE in statement.remarks) == ("record", True)
+    assert "several records of one person" in write_card(run.root)[0].read_text(encoding="utf-8")
 
 
 def test_a_rate_counts_persons_and_a_declared_number_tells_nothing(visits: Dataset, tmp_path: Path) -> None:
