@@ -29,13 +29,15 @@ _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
 _FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
+_FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_sgd"})
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
-    count, num_public = count_protected(data), pool_size(data)
+    follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
+    count, num_public = count_protected(data) if follows else 1, pool_size(data)
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
     # Of few persons a part is private; teachers and batches are to have some of them.
     most = max(2, count // _FEWEST_EACH)
@@ -79,5 +81,6 @@ def count_protected(data: DataConfig) -> int:
 
 def method_for(data: DataConfig) -> str:
     """The method where none is named."""
-    few_public = pool_size(data) < _SMALL_POOL and count_protected(data) > _MANY_RECORDS
+    is_known = entry_for(data).rows is not None
+    few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
     return _WITHOUT_VOTES if few_public else _ONE_RELEASE
