@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask
 from fairpate.data.faults import Faults
-from fairpate.data.tables import column_of
+from fairpate.data.tables import column_of, text_of
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -41,10 +41,7 @@ class Cells:
     @property
     def text(self) -> pa.Array:
         """The values as they are written; a missing one is empty."""
-        if pa.types.is_string(self.values.type):
-            return self.values
-        present = pc.is_finite(self.values) if pa.types.is_floating(self.values.type) else self.values.is_valid()
-        return pc.if_else(pc.fill_null(present, False), self.values.cast(pa.string()), "")
+        return text_of(self.values)
 
     def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
         """Note a fault for each row where ``right_N`` does not hold."""
@@ -114,8 +111,11 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) 
 
 def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
     """The column as finite numbers, nan where a value is missing; text that is no number is a fault, and nan."""
+    meant_N = [number for value in unknown if (number := _number(value)) is not None]
     if not pa.types.is_string(found.values.type):
-        return _typed_numbers(found, unknown)
+        values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+        found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
+        return np.where(np.isinf(values_N) | np.isin(values_N, meant_N), np.nan, values_N)
     text = pc.if_else(_is_in(found.values, ("", *unknown)), pa.scalar(None, pa.string()), found.values)
     try:
         values = pc.cast(text, pa.float64())
@@ -127,14 +127,8 @@ def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
         comma_N = _mask(pc.match_substring_regex(found.values, r"^[-+]?\d[\d.]*,\d+$"))
         found.require(right_N | comma_N, expected="a number", remedy=_NO_NUMBER)
         found.require(right_N | ~comma_N, expected="a number", remedy=_COMMA)
-    return np.where(right_N, values_N, np.nan)
-
-
-def _typed_numbers(found: Cells, unknown: Sequence[str]) -> Floats:
-    values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
-    values_N[np.isin(values_N, [number for text in unknown if (number := _number(text)) is not None])] = np.nan
-    found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
-    return np.where(np.isinf(values_N), np.nan, values_N)
+    # A code that means a missing value may be written as 999.0 too.
+    return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
 
 
 def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from fairpate.config import Section
 from fairpate.data.dataset import FeatureKind, Split
 from fairpate.data.mapped import Pixels
+from fairpate.data.spill import Gathered
 from fairpate.names import nearest
 from fairpate.types import Unit, UsageError, UserError
 
@@ -93,8 +94,8 @@ class Records:
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
-    features again where they may be mapped from a file, so that a split may be too. ``feature_codes``: of a declared
-    table, how its features are computed.
+    features again where they may be mapped from a file, so that a split may be too; so are ``mapped`` those of a table.
+    ``feature_codes``: of a declared table, how its features are computed.
     """
 
     kind: FeatureKind
@@ -108,6 +109,7 @@ class Records:
     notes: tuple[str, ...] = ()
     pixels: Pixels | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
+    mapped: Gathered | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

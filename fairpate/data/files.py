@@ -77,6 +77,19 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
     return f"Use `fairpate data fetch`, or get {target.name} from {file.url}{inside}, and put it into {target.parent}."
 
 
+def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
+    """As :func:`locate`, where the checksum of the published bytes is right; a gzipped copy's are unpacked."""
+    choice, path = locate(file, data_dir)
+    if choice.sha256 is not None:
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
+        check_sha256(found, choice, path)
+    return choice, path
+
+
 def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
     """The published bytes of ``file``, checksum verified; a gzipped copy is unpacked first."""
     return read_any(file, data_dir)[1]

@@ -14,20 +14,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 # A control character, so that fields of text do not run into each other.
 FIELD_SEPARATOR = "\x1f"
 Names = tuple[str, ...]
 
 
-def content_ids(prefix: str, rows: Iterable[Sequence[str]]) -> tuple[Names, Names]:
-    """Record and unit of each row: ``prefix-<sha256 of the row's fields>`` names the unit, and its first record.
-
-    Further records of a unit carry a counter, as :func:`counted`.
-    """
-    digests = (hashlib.sha256(FIELD_SEPARATOR.join(row).encode()).hexdigest()[:20] for row in rows)
-    units = tuple(f"{prefix}-{digest}" for digest in digests)
-    return counted(units), units
+def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
+    """``prefix-<sha256 of the row's fields>`` for each row of these columns of text."""
+    rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
+    return tuple(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
 
 
 def counted(units: Iterable[str]) -> Names:

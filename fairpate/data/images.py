@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ from PIL import Image, UnidentifiedImageError
 
 from fairpate.data.entry import DataError, Option, SourceFile
 from fairpate.data.files import check_archive, locate
-from fairpate.data.mapped import Append, PixelArray, Pixels, kept_pixels
+from fairpate.data.mapped import Append, PixelArray, Pixels, cache_dir, kept_pixels
 
-CACHE_VARIABLE = "FAIRPATE_CACHE"
 CACHE_VERSION = 2
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = Option(default=64, allowed=(32, 48, 64, 96, 128, 224), description="Height and width in pixels.")
@@ -68,11 +66,6 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
 def base_name(name: str) -> str:
     """The last part of a picture's name."""
     return name.rpartition("/")[2]
-
-
-def cache_dir() -> Path:
-    """FAIRPATE_CACHE, or ~/.cache/fairpate."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
 def _from_zip(path: Path, sha256: str) -> Pictures:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import mmap
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,13 +29,14 @@ from torch import Tensor
 from fairpate.files import write_atomically
 
 PixelArray = npt.NDArray[np.uint8]
+CACHE_VARIABLE = "FAIRPATE_CACHE"
 Append = Callable[[PixelArray], None]
 LOGGER = logging.getLogger(__name__)
 _COLUMN, _SHA256 = "x", b"sha256"
-_COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
+COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
 # A private mapping may be written to, and then only the page that was is copied; none of it needs memory set aside.
-_PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
-_FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
+PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
+FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Pixels:
 
     def rows(self, index: Tensor) -> Tensor:
         """The pictures at ``index``: a copy of few, and of many a view of a file of their own, beside this one."""
-        if self.file is None or len(index) * self.x[:1].numel() <= _COPIED_BYTES:
+        if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         shape = (len(index), *self.x.shape[1:])
@@ -59,6 +61,11 @@ class Pixels:
                 append(self.x[rows].numpy())
 
         return fill
+
+
+def cache_dir() -> Path:
+    """FAIRPATE_CACHE, or ~/.cache/fairpate."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
 def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:
@@ -105,7 +112,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
     ValueError or ArrowException for a damaged file and for pictures of another shape.
     """
     with path.open("rb") as stream:
-        mapping = mmap.mmap(stream.fileno(), 0, flags=_FLAGS, prot=_PROTECTION)
+        mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
         whole = pa.py_buffer(mapping)
         with pa.ipc.open_file(whole) as reader:
             column, metadata = reader.get_batch(0).column(_COLUMN), reader.schema.metadata or {}

@@ -1,14 +1,17 @@
 """Records of a declared table, by one reader for all of them.
 
 It does what a declaration says and nothing else: read the files, trim, leave rows out, encode, name. Nothing is fitted.
-Every fault of every file is told at once.
+Rows are read batch by batch, and of a batch only features, codes and names stay. Every fault of every file is told at
+once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +22,15 @@ from torch import Tensor
 
 from fairpate.data.columns import Mask
 from fairpate.data.dataset import Split
-from fairpate.data.declaration import Declaration, Rule, Trim
-from fairpate.data.encode import FloatArray, cells, codes_of, encode, numbers
+from fairpate.data.declaration import Declaration, Person, Rule, Trim
+from fairpate.data.encode import cells, codes_of, encode, numbers
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
 from fairpate.data.faults import Faults
 from fairpate.data.feature_codes import feature_codes
-from fairpate.data.files import expanded, read_any
-from fairpate.data.identity import Names, content_ids
-from fairpate.data.tables import keep_rows, read_table, require_columns
+from fairpate.data.files import expanded, verified
+from fairpate.data.identity import Names, content_units, counted
+from fairpate.data.spill import Gathered
+from fairpate.data.tables import keep_rows, read_batches, require_columns, text_of
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
@@ -57,15 +61,22 @@ class Rows:
     file: str
     table: pa.Table
 
+    def text(self, columns: Sequence[str]) -> list[list[str]]:
+        """The text of these columns, column by column."""
+        return [text_of(self.table[column]).to_pylist() for column in columns]
+
 
 @dataclass(kw_only=True)
-class Collected:
-    """What was encoded so far, in the order of the files."""
+class _Seen:
+    """What stays of the rows that were read, in their order."""
 
-    x: list[FloatArray] = field(default_factory=list)
+    x: Gathered = field(default_factory=Gathered)
     y: list[Tensor] = field(default_factory=list)
     z: list[Tensor] = field(default_factory=list)
     feature_names: tuple[str, ...] = ()
+    units: dict[Part, list[str]] = field(default_factory=dict)
+    persons: list[str] = field(default_factory=list)
+    header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def read_records(table: Declaration, request: Request) -> Records:
@@ -79,35 +90,42 @@ def read_records(table: Declaration, request: Request) -> Records:
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
         )
-    faults, found = Faults(), Collected()
+    faults, seen = Faults(), _Seen()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    parts = [_kept_rows(rows, rules, left_out, faults) for rows in _read(table, request, table.files.parts)]
-    for rows in parts:
-        block, found.feature_names = encode(rows.table, features, rows.file, faults)
-        found.x.append(block)
+    persons = None
+    if table.person and holds(table.person.when, options):
+        persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled))
+    for read in _read(table, request, table.files.parts):
+        rows = _kept_rows(read, rules, left_out, faults)
+        block, seen.feature_names = encode(rows.table, features, rows.file, faults)
+        seen.x.append(block)
         label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
-        found.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public"))
-        found.z.append(codes_of(attribute, group, "group"))
+        seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public"))
+        seen.z.append(codes_of(attribute, group, "group"))
+        seen.units.setdefault(rows.part, []).extend(_units(table, rows, seen))
+        if persons:
+            persons.add(rows, faults)
     faults.require_none()
-    record_ids, unit_ids = _names(table, parts)
+    record_ids, unit_ids = _names(table, seen)
     return Records(
         kind="tabular",
         records=Split(
-            x=torch.from_numpy(np.concatenate(found.x)),
-            y=torch.cat(found.y),
-            z=torch.cat(found.z),
+            x=seen.x.tensor(),
+            y=torch.cat(seen.y),
+            z=torch.cat(seen.z),
             record_id=record_ids,
             unit_id=unit_ids,
         ),
         label_names=table.label.names,
         group_names=group.names,
         sensitive_attribute=table.attribute(options),
-        feature_names=found.feature_names,
+        feature_names=seen.feature_names,
         feature_codes=feature_codes(features),
-        origins=_origins(table, parts, request),
-        person_ids=_persons(table, parts) if table.person and holds(table.person.when, options) else None,
+        origins=_origins(table, seen, options),
+        person_ids=tuple(persons.names) if persons else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
+        mapped=seen.x if seen.x.is_mapped else None,
     )
 
 
@@ -120,24 +138,31 @@ def _read(table: Declaration, request: Request, parts: Mapping[Part, Sequence[So
     for part, files in parts.items():
         for file in (each for each in files if holds(each.when, request.options)):
             for each in expanded(file, request.data_dir):
-                yield _trimmed_rows(table, part, each, request)
+                yield from _trimmed_rows(table, part, each, request)
 
 
-def _trimmed_rows(table: Declaration, part: Part, file: SourceFile, request: Request) -> Rows:
-    choice, content = read_any(file, request.data_dir)
-    if table.comment and content.startswith(table.comment.encode()):
-        content = content.partition(b"\n")[2]
-    rows = read_table(content, choice.path, columns=table.header or None, separator=table.separator or ",")
+def _trimmed_rows(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
+    choice, path = verified(file, request.data_dir)
     used = table.used(request.options)
-    if part == "public" and table.label.column not in rows.column_names:
-        rows = rows.append_column(table.label.column, pa.array([""] * len(rows), pa.string()))
-    require_columns(rows, used, choice.path)
-    if table.identity.key or table.identity.text:  # else the whole row is in its name
-        rows = rows.select(used)
-    for trim in table.trim:
-        for column in trim.columns:
-            rows = rows.set_column(rows.column_names.index(column), column, _trimmed(rows[column], trim))
-    return Rows(part=part, file=choice.path, table=rows)
+    # Else the whole row is in its name.
+    wanted = used if table.identity.key or table.identity.text else None
+    for rows in read_batches(
+        path,
+        choice.path,
+        columns=table.header or None,
+        separator=table.separator,
+        comment=table.comment,
+        wanted=wanted,
+    ):
+        if part == "public" and table.label.column not in rows.column_names:
+            rows = rows.append_column(table.label.column, pa.array([""] * len(rows), pa.string()))
+        require_columns(rows, used, choice.path)
+        rows = rows if wanted is None else rows.select(used)
+        for trim in table.trim:
+            for column in trim.columns:
+                short = _trimmed(text_of(rows[column]), trim)
+                rows = rows.set_column(rows.column_names.index(column), column, short)
+        yield Rows(part=part, file=choice.path, table=rows)
 
 
 def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
@@ -150,12 +175,14 @@ def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
 
 def _kept_rows(rows: Rows, rules: list[Rule], left_out: npt.NDArray[np.int64], faults: Faults) -> Rows:
     """The rows that all rules keep; ``left_out`` counts the others by the first rule that leaves them out."""
+    if not rules:
+        return rows
     keep = np.ones(len(rows.table), dtype=bool)
     for place, rule in enumerate(rules):
         kept = _kept(rows, rule, faults)
         left_out[place] += (keep & ~kept).sum()
         keep &= kept
-    return Rows(part=rows.part, file=rows.file, table=keep_rows(rows.table, keep))
+    return replace(rows, table=keep_rows(rows.table, keep))
 
 
 def _kept(rows: Rows, rule: Rule, faults: Faults) -> Mask:
@@ -166,68 +193,61 @@ def _kept(rows: Rows, rule: Rule, faults: Faults) -> Mask:
     return keep & rule.holds(numbers(found, rule.unknown)) if rule.has_range else keep
 
 
-def _origins(table: Declaration, parts: list[Rows], request: Request) -> tuple[Origin, ...] | None:
+def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tuple[Origin, ...] | None:
     """Where each record may go; null where every one may go anywhere."""
-    per_part = [(table.files.origin(rows.part, request.options), len(rows.table)) for rows in parts]
+    per_part = [(table.files.origin(part, options), len(units)) for part, units in seen.units.items()]
     if all(origin == "any" for origin, _ in per_part):
         return None
-    return tuple(origin for origin, count in per_part for _ in range(count))
+    return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _names(table: Declaration, parts: list[Rows]) -> tuple[Names, Names]:
-    """Record and unit of each row.
+def _units(table: Declaration, rows: Rows, seen: _Seen) -> Names:
+    """What names each row, but for a counter.
 
     Parts of their own have names of their own, so that those of public records do not depend on private ones.
     """
     identity, prefix = table.identity, table.identity.prefix or table.name
     if identity.key:
-        names = tuple("-".join((prefix, *values)) for values in _values(parts, identity.key))
-        return names, names
-    records: list[str] = []
-    units: list[str] = []
-    for part, each in _by_pool(table, parts).items():
-        columns = identity.text or tuple(
-            name for name in each[0].table.column_names if name not in table.kept_out_of_names
+        return tuple("-".join((prefix, *values)) for values in zip(*rows.text(identity.key), strict=True))
+    columns = identity.text or tuple(name for name in rows.table.column_names if name not in table.kept_out_of_names)
+    pool: Part = "records" if table.files.pooled else rows.part
+    first, header = seen.header_of.setdefault(pool, (rows.file, columns))
+    if header != columns:
+        raise DataError(
+            f"{rows.file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
+            "what tells records apart (identity)."
         )
-        for rows in each[1:]:
-            if not identity.text and rows.table.column_names != each[0].table.column_names:
-                raise DataError(
-                    f"{rows.file}: expected the columns of {each[0].file}, in their order; restore the publisher's "
-                    "files, or name what tells records apart (identity)."
-                )
-        record_ids, unit_ids = content_ids(f"{prefix}{part}", _values(each, columns))
-        records += record_ids
-        units += unit_ids
-    return tuple(records), tuple(units)
+    return content_units(prefix if pool == "records" else f"{prefix}-{pool}", [text_of(rows.table[c]) for c in columns])
 
 
-def _by_pool(table: Declaration, parts: list[Rows]) -> dict[str, list[Rows]]:
-    """The parts whose names are told apart by a counter only, by what their names have in common."""
+def _names(table: Declaration, seen: _Seen) -> tuple[Names, Names]:
+    """Record and unit of each row."""
+    units = tuple(itertools.chain.from_iterable(seen.units.values()))
+    if table.identity.key:
+        return units, units
     if table.files.pooled:
-        return {"": parts}
-    pools: dict[str, list[Rows]] = {}
-    for rows in parts:
-        pools.setdefault("" if rows.part == "records" else f"-{rows.part}", []).append(rows)
-    return pools
+        return counted(units), units
+    return tuple(itertools.chain.from_iterable(map(counted, seen.units.values()))), units
 
 
-def _persons(table: Declaration, parts: list[Rows]) -> Names:
-    """The person behind each row; :class:`DataError` for one without, or in two parts that a split must not share."""
-    assert table.person is not None
-    column, faults = table.person.column, Faults()
-    seen: dict[str, str] = {}
-    for rows in parts:
-        values = rows.table[column].to_pylist()
-        faults.add(rows.file, column, expected="a person", remedy="give each row its person", rows=values.count(""))
-        pool = "records" if table.files.pooled else rows.part
-        elsewhere = [value for value in values if seen.setdefault(value, pool) != pool and value]
-        remedy = "keep all rows of a person in one part"
-        faults.add(rows.file, column, expected="other persons than in other parts", remedy=remedy, rows=len(elsewhere))
-    faults.require_none()
-    return tuple(f"{table.person.prefix}-{value}" for (value,) in _values(parts, (column,)))
+@dataclass(kw_only=True)
+class _Persons:
+    """The person behind each row: a fault for a row without one, or one in two parts, which a split must not part."""
 
+    person: Person
+    is_pooled: bool
+    names: list[str] = field(default_factory=list)
+    part_of: dict[str, Part] = field(default_factory=dict)
 
-def _values(parts: list[Rows], columns: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The text of each row in these columns."""
-    for rows in parts:
-        yield from zip(*(rows.table[name].to_pylist() for name in columns), strict=True)
+    def add(self, rows: Rows, faults: Faults) -> None:
+        """The persons of more rows."""
+        column = self.person.column
+        (values,) = rows.text((column,))
+        part: Part = "records" if self.is_pooled else rows.part
+        elsewhere = sum(self.part_of.setdefault(value, part) != part for value in values if value)
+        for expected, remedy, count in (
+            ("a person", "give each row its person", values.count("")),
+            ("other persons than in other parts", "keep all rows of a person in one part", elsewhere),
+        ):
+            faults.add(rows.file, column, expected=expected, remedy=remedy, rows=count)
+        self.names += [f"{self.person.prefix}-{value}" for value in values]

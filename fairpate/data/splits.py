@@ -65,9 +65,10 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
 
 
 def _taken(records: Records, index: torch.Tensor) -> Split:
-    if records.pixels is None:
+    mapped = records.pixels or records.mapped
+    if mapped is None:
         return records.records.take(index)
-    return records.records.take_with(records.pixels.rows(index), index)
+    return records.records.take_with(mapped.rows(index), index)
 
 
 def with_persons(records: Records) -> Records:

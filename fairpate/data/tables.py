@@ -1,21 +1,61 @@
-"""Publishers' delimited text as Arrow tables of trimmed strings.
+"""Tables of publishers and users, by the batch: text trimmed, typed numbers as they are.
 
-Nothing is guessed: every field stays text until a codebook says what it means. Ragged rows and unreadable bytes are
-refused.
+Nothing is guessed: every field of delimited text stays text until a declaration says what it means. Parquet and Arrow
+files have types; what is no number there becomes the text that a delimited file would have. Ragged rows and unreadable
+bytes are refused. A batch is all that is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
+import pyarrow.dataset as ds
+from pyarrow import csv as arrow_csv
 
 from fairpate.data.entry import DataError
 from fairpate.names import nearest
+
+TYPED_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
+_BYTES_AT_ONCE, _ROWS_AT_ONCE = 2**23, 2**15
+_RESTORE = "restore the file"
+
+
+def read_batches(
+    path: Path,
+    name: str,
+    *,
+    columns: Sequence[str] | None = None,
+    separator: str | None = None,
+    comment: str = "",
+    wanted: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of the file at ``path``, batch by batch; Parquet, Feather and Arrow are known by their endings.
+
+    Otherwise it is delimited text, perhaps gzipped: ``columns`` names the fields where there is no header line,
+    ``separator`` null is a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is
+    skipped. ``wanted``: other columns are left out, where all of these are there. :class:`DataError` as
+    :func:`read_table`.
+    """
+    if path.suffix in TYPED_SUFFIXES:
+        yield from _typed_batches(path, name, wanted)
+        return
+    separator = separator or ("\t" if ".tsv" in path.suffixes else ",")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield from _text_batches(stream, name, columns=columns, separator=separator, comment=comment)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
@@ -24,22 +64,94 @@ def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = Non
     A name that a header repeats gets ``.1``, ``.2``. :class:`DataError` for ragged rows, no row, or bytes that are
     not UTF-8.
     """
-    header_line, _, rest = content.partition(b"\n")
-    body = content if columns is not None else rest
-    header = _distinct(columns if columns is not None else _split_header(header_line, name, separator))
+    return pa.concat_tables(_text_batches(io.BytesIO(content), name, columns=columns, separator=separator))
+
+
+def _text_batches(
+    stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = ""
+) -> Iterator[pa.Table]:
+    stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    if comment and stream.peek(len(comment)).startswith(comment.encode()):
+        stream.readline()
+    header = _distinct(columns if columns is not None else _read_header(stream, name, separator))
+    rows = 0
     try:
-        table = csv.read_csv(
-            pa.BufferReader(body),
-            read_options=csv.ReadOptions(column_names=header),
-            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
+        with arrow_csv.open_csv(
+            pa.PythonFile(stream, mode="r"),
+            read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
             ),
-        )
+        ) as reader:
+            for batch in reader:
+                rows += len(batch)
+                yield pa.table({column: pc.utf8_trim_whitespace(batch[column]) for column in header})
     except pa.ArrowException as error:
         reason = str(error).removeprefix("CSV parse error: ")
-        raise DataError(f"{name}: not a readable table ({reason}); restore the publisher's file.") from error
-    return pa.table({column: pc.utf8_trim_whitespace(table[column].combine_chunks()) for column in header})
+        if "Empty CSV" in reason:
+            reason = "it has no row"
+        raise DataError(f"{name}: not a readable table ({reason}); {_RESTORE}{_hint(reason)}.") from error
+    if not rows:
+        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
+
+
+def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
+    """The fields of the first line, which quotes may extend over several."""
+    lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
+    try:
+        first = next(csv.reader(lines, delimiter=separator, strict=False), None)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name}: not a readable table ({error}); {_RESTORE}{_hint(str(error))}.") from error
+    if not first:
+        raise DataError(f"{name}: not a readable table (it is empty, or opens with an empty line); {_RESTORE}.")
+    return [field.strip().strip('"') for field in first]
+
+
+def _hint(reason: str) -> str:
+    if "utf-8" in reason.lower() or "utf8" in reason.lower():
+        return ", in UTF-8"
+    return ", or declare its `separator` or `header`" if "columns" in reason else ""
+
+
+def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
+    rows = 0
+    try:
+        dataset = ds.dataset(path, format=TYPED_SUFFIXES[path.suffix])
+        names = dataset.schema.names
+        there = None if wanted is None else [column for column in names if column in wanted]
+        for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
+            rows += len(batch)
+            if len(batch):
+                yield pa.table({field.name: _plain(batch[field.name], field.name, name) for field in batch.schema})
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
+    if not rows:
+        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
+
+
+def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
+    """Numbers as they are; everything else as the text that a delimited file has."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return values.cast(pa.float32()) if pa.types.is_float16(kind) else values
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        raise DataError(
+            f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of the "
+            "file, or name records by other columns (identity)."
+        )
+    return pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+
+
+def text_of(values: Any) -> pa.Array:
+    """The values of a column as a delimited file writes them; a missing one is empty."""
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if pa.types.is_string(values.type):
+        return values
+    present = pc.is_finite(values) if pa.types.is_floating(values.type) else values.is_valid()
+    return pc.if_else(pc.fill_null(present, False), values.cast(pa.string()), "")
 
 
 def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
@@ -52,20 +164,15 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
     """:class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
     for column in columns:
         if column not in table.column_names:
-            raise DataError(f"{name}: no column {column}{nearest(column, table.column_names)}.")
+            (only, *others) = table.column_names
+            unlike = not others and re.search(r"[;\t|,]", only)
+            remedy = "; its only column looks like several: declare the `separator`" if unlike else ""
+            raise DataError(f"{name}: no column {column}{nearest(column, table.column_names)}{remedy}.")
 
 
 def keep_rows(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
     """The rows where ``keep`` holds."""
     return table.filter(pa.array(keep))
-
-
-def _split_header(line: bytes, name: str, separator: str) -> list[str]:
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not a readable table ({error}); restore the publisher's file.") from error
-    return [field.strip().strip('"') for field in text.split(separator)]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

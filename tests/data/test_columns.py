@@ -63,7 +63,7 @@ def test_amounts_are_scaled_by_signed_logarithms() -> None:
     [
         ({"unknown": "N"}, ["5", "N", ""], [[0.5, 0], [0, 1], [0, 1]]),
         ({"missing": "7.5"}, ["5", "", "7.5"], [[0.5, 0], [0.75, 1], [0.75, 0]]),
-        ({"missing": "10", "unknown": ["-1", "?"]}, ["-1", "?", "-1.0"], [[1, 1], [1, 1], [0, 0]]),
+        ({"missing": "10", "unknown": ["-1", "?"]}, ["-1", "?", "-1.0"], [[1, 1], [1, 1], [1, 1]]),
     ],
 )
 def test_a_missing_number_is_a_declared_constant_and_flagged(

@@ -200,8 +200,8 @@ def test_a_missing_column_names_file_and_nearest(shop: Path) -> None:
 def test_files_whose_rows_would_be_named_differently_are_refused(shop: Path) -> None:
     changed(shop, "shop.yaml", "header: [customer, age, city, sex, size, again, spent]", "")
     changed(shop, "old.csv", "% a remark", "customer;age;city;sex;size;again;spent")
-    changed(shop, "new.csv", "eve;50;8", "age;customer;city;sex;size;again;spent\n50;eve;8")
-    changed(shop, "new.csv", "eve;29", "29;eve")
+    changed(shop, "new.csv", "eve;50;8;f;3;no", "customer;age;again;sex;size;city;spent\neve;50;no;f;3;8")
+    changed(shop, "new.csv", "eve;29;0;f;3;yes", "eve;29;yes;f;3;0")
     changed(shop, "shop.yaml", "  test: new.csv", "  test: new.csv\n  pooled: {together: true}")
     with pytest.raises(DataError, match=r"new\.csv: expected the columns of old\.csv, in their order"):
         read(shop)

@@ -87,7 +87,7 @@ def test_few_rows_are_copied_and_many_kept_in_a_file_of_their_own(file: Path, mo
     pixels, index = Pixels(x=map_pixels(file, SHAPE), file=file), torch.tensor([5, 0, 6])
     assert np.array_equal(pixels.rows(index).numpy(), pictures()[index])
     assert list(file.parent.iterdir()) == [file]
-    monkeypatch.setattr(mapped, "_COPIED_BYTES", 100)
+    monkeypatch.setattr(mapped, "COPIED_BYTES", 100)
     assert np.array_equal(pixels.rows(index).numpy(), pictures()[index])
     (kept,) = set(file.parent.iterdir()) - {file}
     made_at = kept.stat().st_mtime_ns

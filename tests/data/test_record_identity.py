@@ -5,18 +5,25 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairpate.data.identity import content_ids, keyed_hash, keyed_uniform
+from fairpate.data.identity import Names, content_units, counted, keyed_hash, keyed_uniform
 
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "a", "é", "\x1f"])), max_size=12)
 
 
+def content_ids(prefix: str, rows: list[tuple[str, ...]]) -> tuple[Names, Names]:
+    columns = [pa.array(values, pa.string()) for values in zip(*rows, strict=True)] or [pa.array([], pa.string())] * 2
+    units = content_units(prefix, columns)
+    return counted(units), units
+
+
 @given(rows=ROWS, seed=st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
-def test_names_do_not_depend_on_row_order_and_are_unique(rows: list[tuple[str, str]], seed: int) -> None:
+def test_names_do_not_depend_on_row_order_and_are_unique(rows: list[tuple[str, ...]], seed: int) -> None:
     names, units = content_ids("t", rows)
     order = np.random.default_rng(seed).permutation(len(rows))
     other_names, other_units = content_ids("t", [rows[i] for i in order])
