@@ -154,7 +154,7 @@ class WeightsConfig(Section):
 
 
 class ModelConfig(Section):
-    """The architecture, and where it starts."""
+    """The architecture, and where it starts; its name alone stands for it."""
 
     name: Literal[
         "logistic", "hog_logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"
@@ -169,6 +169,11 @@ class ModelConfig(Section):
         None, description="`frozen_batch`: BatchNorm with the file's statistics, for good. null: that with a file."
     )
     trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_named(cls, values: Any) -> Any:
+        return {"name": values} if isinstance(values, str) else values
 
     @property
     def keeps_batch_statistics(self) -> bool:

@@ -57,6 +57,7 @@ PUBLIC: dict[str, Any] = {"public_X": PUBLIC_X, "public_sensitive_features": PUB
 FIT = FitConfig(epochs=20, batch_size=16, learning_rate=0.02)
 ASKING: dict[str, Any] = {
     "epsilon": 40.0,
+    "embedding": None,
     "teachers": {"num_teachers": 40, "model": LOGISTIC, "fit": FIT},
     "aggregator": {"mechanism": {"threshold": 20, "threshold_stddev_votes": 4, "noise_stddev_votes": 3}},
     "noise": "seeded",
@@ -147,8 +148,8 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
     for estimator, given, message in (
         (FAIR_DP_SGD, {}, "fair_dp_sgd needs public records"),
         (FAIR_DP_SGD, {"public_X": X}, "together"),
-        (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "one group each"),
-        (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public ones of the same shape"),
+        (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "public_X: Expected one of sensitive_features per record, got 300"),
+        (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public_X: X has 1 features, but .* is expecting 2"),
         (RacoDpClassifier(**PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
         (RacoDpClassifier(**PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),
         (clone(DP_SGD).set_params(epsilon=-1.0), {}, r"target\.epsilon: .* greater than 0"),
@@ -160,8 +161,12 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             clone(estimator).fit(X, Y, **given)
-    for x, y in ((X[:0], Y[:0]), (X[:, 0], Y), (X, Y[:5])):
-        with pytest.raises(ValueError, match=r"Expected (records|one label)"):
+    for x, y, message in (
+        (X[:0], Y[:0], "0 sample"),
+        (X[:, 0], Y, "Expected 2D array, got 1D"),
+        (X, Y[:5], "inconsistent numbers of samples"),
+    ):
+        with pytest.raises(ValueError, match=message):
             clone(DP_SGD).fit(x, y)
 
 

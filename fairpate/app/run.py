@@ -11,7 +11,7 @@ goes on from it. From ``private/`` to ``public/`` there is one way: what a metho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from aggregator.wire import worded
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import check_weights, with_pinned_weights
 from fairpate.app.meter import Meter
-from fairpate.app.odometer import Odometer, standing_remarks
+from fairpate.app.odometer import Odometer, Standing, standing_remarks
 from fairpate.app.portable import write_portable
 from fairpate.app.progress import Reporter
 from fairpate.app.released import release_id
@@ -363,11 +363,28 @@ def _count_earlier(meter: Meter, run: RunDirectory) -> None:
 
 def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) -> None:
     """Write the statement that prices what was released."""
+    standing = meter.standing(delta=config.target.delta)
+    statement = statement_of(config, trained, standing=standing, shared=shared_remarks(run))
+    write_json(run.statement, strict(statement.to_json()))
+
+
+def statement_of(
+    config: Method,
+    trained: Trained,
+    *,
+    standing: Standing | None = None,
+    shared: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+) -> PrivacyStatement:
+    """The claim that prices ``trained``.
+
+    ``standing``: what the operator's odometer says of it and of earlier releases; None where it was not counted.
+    ``shared`` are remarks about a release that several runs go on from, and ``remarks`` come last.
+    """
     cost = config.price(trained)
-    standing = meter.standing(delta=cost.delta)
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
         standing = replace(standing, epsilon=max(standing.epsilon, cost.epsilon))
-    statement = PrivacyStatement(
+    return PrivacyStatement(
         method=config.method,
         unit=cost.unit,
         relation=cost.relation,
@@ -383,13 +400,13 @@ def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) ->
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         remarks=(
             *trained.remarks,
-            *shared_remarks(run),
+            *shared,
             *size_remarks(config, trained.events, cost.unit),
             *unit_remarks(config, cost.unit),
             *standing_remarks(standing, delta=cost.delta),
+            *remarks,
         ),
     )
-    write_json(run.statement, strict(statement.to_json()))
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ class Stream(IntEnum):
     CALIBRATION = 15
     HISTOGRAM_NOISE = 16
     PENALTY = 17
+    PUBLIC_POOL = 18
     PREDICTION = 20
 
 

@@ -104,6 +104,16 @@ class Method(Section):
         return False
 
     @property
+    def reads_public_groups(self) -> bool:
+        """Whether groups of public records decide anything."""
+        return self.reads_public or self.public_data.calibration is not None
+
+    @property
+    def learns_two_classes(self) -> bool:
+        """Whether two classes are all that it can tell apart."""
+        return False
+
+    @property
     def unit(self) -> str:
         """What is protected, in words."""
         if not self.is_private:
@@ -136,6 +146,11 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError for a data set that it cannot learn from; before anything is written."""
+        if self.learns_two_classes and dataset.num_classes != 2:
+            raise ConfigError(
+                f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
+                "another data set or method."
+            )
 
     def require_unit(self, dataset: Dataset) -> None:
         """ConfigError where the data set names persons, and nothing bounds what a person's records do together."""
@@ -221,14 +236,6 @@ class PrivateMethod(Method):
             raise ConfigError(
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
                 "logistic."
-            )
-
-    def require_two_classes(self, dataset: Dataset) -> None:
-        """ConfigError for a data set with more."""
-        if dataset.num_classes != 2:
-            raise ConfigError(
-                f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
-                "another data set or method."
             )
 
 

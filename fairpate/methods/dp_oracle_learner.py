@@ -49,7 +49,6 @@ from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
-from fairpate.data import Dataset
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_shares
 from fairpate.methods.parity_game import GameRules, play, violations_of
@@ -346,9 +345,10 @@ class OracleLearner(PrivateMethod):
         self.require_replacing()
         self.require_linear_mixture()
 
-    def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for more classes than two."""
-        self.require_two_classes(dataset)
+    @property
+    def learns_two_classes(self) -> bool:
+        """And no more."""
+        return True
 
     def train(self, training: Training) -> Trained:
         """The game of learner and auditor."""

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairpate.config import DataConfig
+from fairpate.config import DataConfig, Section
+from fairpate.config_reader import merge
 from fairpate.data import entry_for, pool_size
 from fairpate.methods import find_method
 
 Values = dict[str, Any]
-_ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
+ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _SMALL_POOL = 400
 _MOST_QUERIES = 1000
@@ -37,7 +38,16 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
-    count, num_public = count_protected(data) if follows else 1, pool_size(data)
+    return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
+
+
+def fitted_to(name: str, *, count: int, num_public: int) -> Values:
+    """The same for a data set of which nothing is known but ``count``, of what is protected, and the size of its pool.
+
+    What the method's class sets itself stands above it.
+    """
+    method = find_method(name)()
+    own = {section: value for section, value in method if isinstance(value, Section)}
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
     # Of few persons a part is private; teachers and batches are to have some of them.
     most = max(2, count // _FEWEST_EACH)
@@ -51,7 +61,7 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
         "teachers": linear | {"num_teachers": teachers},
         "aggregator": {
             "num_queries": num_queries,
-            "release": "counts",
+            "release": "label" if method.protects_attribute_only else "counts",
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },
         "private_knn": {
@@ -69,9 +79,9 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
     if name == "private_knn":
         asked = num_queries if many else min(_CLUSTERS, num_public)
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
-    if not find_method(name)().protects_attribute_only:
+    if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
-    return values
+    return merge(values, {section: value.model_dump(exclude_unset=True) for section, value in own.items()})
 
 
 def count_protected(data: DataConfig) -> int:
@@ -83,4 +93,4 @@ def method_for(data: DataConfig) -> str:
     """The method where none is named."""
     is_known = entry_for(data).rows is not None
     few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
-    return _WITHOUT_VOTES if few_public else _ONE_RELEASE
+    return _WITHOUT_VOTES if few_public else ONE_RELEASE

@@ -94,6 +94,11 @@ class VotingMethod(Method):
         return True
 
     @property
+    def reads_public_groups(self) -> bool:
+        """A gate does."""
+        return self.gate != NO_GATE or self.public_data.calibration is not None
+
+    @property
     def keeps_teachers(self) -> bool:
         """Whether a service may go on asking them."""
         return True
@@ -335,6 +340,11 @@ class PateSPre(PateFamily):
     method: str = "pate_s_pre"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
+    @property
+    def reads_public_groups(self) -> bool:
+        """The filter does."""
+        return True
+
     def learn(self, training: Training, labels: Labels) -> Trained:
         """From what the filter keeps."""
         dataset, labelled = training.dataset, labels.labelled
@@ -356,6 +366,11 @@ class PateSIn(PateFamily):
 
     method: str = "pate_s_in"
     pate_s_in: PenaltyConfig = PenaltyConfig()
+
+    @property
+    def reads_public_groups(self) -> bool:
+        """The regulariser does."""
+        return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """With the regulariser."""

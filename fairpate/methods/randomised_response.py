@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from fairpate.app.seeds import Stream
 from fairpate.config import Count, Fraction, Positive
-from fairpate.data import Dataset
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
@@ -217,10 +216,10 @@ class RandomisedResponse(PrivateMethod):
         elif settings.form == "two_step":
             self.require_as_released()
 
-    def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for more classes than two, but where F-LD learns."""
-        if self.randomised_response.learner == "exponentiated_gradient":
-            self.require_two_classes(dataset)
+    @property
+    def learns_two_classes(self) -> bool:
+        """But where F-LD learns."""
+        return self.randomised_response.learner == "exponentiated_gradient"
 
     def train(self, training: Training) -> Trained:
         """A mixture of linear rules for two classes, or the network that F-LD trains."""

@@ -70,6 +70,13 @@ class VotesOfRecords(ReleasingMethod):
         """They get the labels."""
         return True
 
+    @property
+    def reads_public_groups(self) -> bool:
+        """A gate and a regulariser do."""
+        settings = [section for _, section in self if isinstance(section, TaughtConfig)]
+        asked = any(each.gate is not None or each.penalty is not None for each in settings)
+        return asked or self.public_data.calibration is not None
+
     def check(self) -> None:
         """ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two cells."""
         if self.target.epsilon > _LARGEST_EPSILON:

@@ -20,10 +20,14 @@ from fairpate import estimators
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json, read_statement
+from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
+from fairpate.data.embedding import embedded
 from fairpate.estimators import FairClassifier, dataset_of
+from fairpate.estimators.parameters import Sizes
 from fairpate.methods import all_methods, class_names, method_names
 from fairpate.methods.definition import Method
+from fairpate.methods.fitted import fitted_to
 from fairpate.methods.load import configured
 from fairpate.privacy.event_values import event_json
 from student.predict import load_student
@@ -51,7 +55,7 @@ def arrays(dataset: Dataset) -> dict[str, Any]:
 def estimator_of(config: Method) -> FairClassifier:
     parameters = FairClassifier(config.method).get_params(deep=False)
     sections = {name: getattr(config, name) for name in type(config).model_fields if name in parameters}
-    return FairClassifier(**sections | {"method": config.method, "random_state": config.seed})
+    return FairClassifier(**sections | {"method": config.method, "random_state": config.seed, "embedding": None})
 
 
 def own_class(name: str) -> Any:
@@ -128,8 +132,28 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
     assert pickle.loads(pickle.dumps(kind())).get_params() == kind().get_params()  # noqa: S301 - ours
     with pytest.raises(TypeError, match="no parameter 'nonsense'"):
         kind(nonsense=1)
-    default = kind(random_state=0)._configuration()
-    assert default == configured({}, method=name), "the command's defaults"
+    default = kind(random_state=0)._configuration(Sizes(num_records=3000, num_public=400))
+    assert default == configured(fitted_to(name, count=3000, num_public=400), method=name), "the command's choices"
+
+
+@pytest.mark.parametrize("name", ["weighted_votes", "fairpate", "dp_sgd", "f_ld"])
+def test_an_estimator_that_is_told_nothing_has_the_weights_of_a_command_that_is(
+    name: str, digits: Dataset, tmp_path: Path
+) -> None:
+    """Settings by the public sizes, and the embedding of public records; noise from a seed, for the comparison."""
+    embedding = {"num_components": 20, "graph_share": 0.0}
+    said = {} if name == "f_ld" else {"noise": "seeded"}
+    given = arrays(digits)
+    fitted = own_class(name)(random_state=3, embedding="auto" if name == "f_ld" else embedding, **said).fit(**given)
+    groups = given["sensitive_features"] if find(name).reads_groups else None
+    records, *_ = dataset_of(**{**given, "sensitive_features": groups})
+    values = fitted_to(name, count=len(records.private), num_public=len(records.public))
+    config = configured(values | said, ["seed=3", f"out={tmp_path / 'run'}"], method=name)
+    seen = records if config.data.embedding is None else embedded(records, EmbeddingConfig(**embedding))
+    run = run_method(config, Reporter(quiet=True), dataclasses.replace(seen, test=seen.private))
+    stored, ours = load_student(run.student).network.state_dict(), fitted.network_.state_dict()
+    assert all(torch.equal(ours[key], value) for key, value in stored.items())
+    assert stored.keys() == ours.keys()
 
 
 def _own(estimator: FairClassifier) -> set[str]:

@@ -1,0 +1,75 @@
+"""scikit-learn's own checks of every class, and the counts of them that docs/python.md states."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import check_estimator
+
+from fairpate import estimators
+from fairpate.estimators import FairClassifier
+from fairpate.estimators.checks import expected_failed_checks
+from fairpate.estimators.parameters import parameters_of
+from fairpate.methods import class_names, find_method
+
+PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
+METHOD_OF = {"FairClassifier": "dp_sgd"} | {f"{name}Classifier": method for method, name in class_names().items()}
+QUICK = (
+    "FairClassifier",
+    "WeightedVotesClassifier",
+    "SgdClassifier",
+    "DpSgdClassifier",
+    "RacoDpClassifier",
+    "FLdClassifier",
+)
+FEW_STEPS: dict[str, Any] = {
+    "noise": "seeded",
+    "ray": {"num_actors": 0},
+    "teachers": {"num_teachers": 3, "fit": {"epochs": 5}},
+    "aggregator": {"num_queries": 20},
+    "sgd": {"learning_rate": 0.05},
+    "f_ld": {"warmup_epochs": 1, "epochs": 2},
+    "pf_ld": {"warmup_epochs": 1, "epochs": 2},
+    "dp_postprocessing": {"min_share": 1e-9},
+}
+ALMOST_NO_NOISE = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")
+
+
+def small(name: str) -> FairClassifier:
+    """Of the class, with settings that train in no time; groups and public records where its method reads some."""
+    method = METHOD_OF[name]
+    schema, known = find_method(method), parameters_of(method)
+    values = {key: value for key, value in FEW_STEPS.items() if key in known}
+    if "accounting" in type(schema().target).model_fields:
+        values["target"] = {"accounting": "rdp"}
+    if "epsilon" in known:
+        values["epsilon"] = 1000.0 if method in ALMOST_NO_NOISE else 8.0
+    if method == "sf_pate":  # it asks about every private record
+        values.pop("aggregator")
+    if schema().reads_public:
+        values["public_X"] = 60
+    if schema.reads_groups or schema().reads_public_groups:
+        values["sensitive_feature"] = {"column": 1, "edges": (0.7, 100.0)}
+    named = {"method": method} if name == "FairClassifier" else {}
+    return getattr(estimators, name)(**named, **values, random_state=0)
+
+
+@pytest.mark.filterwarnings("ignore:.* occurred during set_params:UserWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHOD_OF]
+)
+def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -> None:
+    estimator = small(name)
+    listed = expected_failed_checks(estimator)
+    results = check_estimator(estimator, expected_failed_checks=listed, on_skip=None)
+    run = [result["check_name"] for result in results if result["status"] != "skipped"]
+    assert STATED[name] == (len(run), sum(check in listed for check in run))
+    assert listed.keys() <= set(run), "a check that is listed is run"
+
+
+def test_every_class_is_stated() -> None:
+    assert STATED.keys() == METHOD_OF.keys()

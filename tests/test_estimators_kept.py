@@ -1,0 +1,154 @@
+"""What a fitted estimator leaves: a folder without pickle, a card of the right records, a plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from two_groups import two_groups
+
+from fairpate.estimators import (
+    DpSgdClassifier,
+    FairClassifier,
+    PostprocessingClassifier,
+    SgdClassifier,
+    WeightedVotesClassifier,
+)
+from student.predict import StudentFileError, load_student
+
+X, Y, Z = two_groups(600, 0)
+PUBLIC_X, *_ = two_groups(200, 1)
+TEST_X, TEST_Y, TEST_Z = two_groups(300, 2)
+QUICK: dict[str, Any] = {"noise": "seeded", "target": {"accounting": "rdp"}, "random_state": 0, "epsilon": 3.0}
+
+
+@pytest.fixture(scope="module")
+def voted() -> FairClassifier:
+    return WeightedVotesClassifier(**QUICK, public_X=PUBLIC_X).fit(X, Y)
+
+
+def same(loaded: FairClassifier, fitted: FairClassifier, x: Any) -> None:
+    np.testing.assert_array_equal(loaded.predict_proba(x), fitted.predict_proba(x))
+    np.testing.assert_array_equal(loaded.predict(x), fitted.predict(x))
+    assert loaded.statement() == fitted.statement()
+    assert loaded.events_ == fitted.events_
+    assert loaded.privacy_ == fitted.privacy_
+    assert loaded.classes_.dtype == fitted.classes_.dtype
+
+
+class TestAFolder:
+    def test_an_embedding_and_its_student_predict_the_same(self, voted: FairClassifier, tmp_path: Path) -> None:
+        folder = voted.save(tmp_path / "model")
+        assert {path.suffix for path in folder.iterdir()} == {".json", ".yaml", ".safetensors"}
+        for kind in (WeightedVotesClassifier, FairClassifier):
+            loaded = kind.load(str(folder))
+            assert type(loaded) is kind
+            same(loaded, voted, TEST_X)
+        again = clone(loaded).fit(X, Y, public_X=PUBLIC_X)
+        np.testing.assert_array_equal(again.predict_proba(TEST_X), voted.predict_proba(TEST_X))
+        assert load_student(folder / "student.safetensors").record_shape == (2,)
+
+    def test_pictures_and_their_graph(self, tmp_path: Path) -> None:
+        pictures = np.random.default_rng(0).integers(256, size=(90, 1, 12, 12), dtype=np.uint8)
+        model = WeightedVotesClassifier(**QUICK, public_X=pictures[60:]).fit(pictures[:60], np.arange(60) % 3)
+        assert model.student_.embedding.graph is not None
+        same(WeightedVotesClassifier.load(model.save(tmp_path / "model")), model, pictures)
+
+    def test_a_column_of_groups_and_labels_of_any_type(self, tmp_path: Path) -> None:
+        table = pd.DataFrame({"a": X[:, 0], "sex": Z, "b": X[:, 1]})
+        for number, labels in enumerate((Y == "yes", (Y == "yes") * 2 - 1, Y.astype(object))):
+            settings = {**QUICK, "epsilon": 50.0}
+            model = PostprocessingClassifier(**settings, sensitive_feature="sex").fit(table, labels)
+            loaded = FairClassifier.load(model.save(tmp_path / str(number)))
+            same(loaded, model, table)
+            assert loaded.feature_names_in_.tolist() == ["a", "sex", "b"]
+            with pytest.raises(ValueError, match="feature names"):
+                loaded.predict(table[["a", "b", "sex"]])
+
+    def test_what_cannot_be_read_or_written(self, voted: FairClassifier, tmp_path: Path) -> None:
+        with pytest.raises(NotFittedError):
+            WeightedVotesClassifier().save(tmp_path / "none")
+        folder = voted.save(tmp_path / "model")
+        with pytest.raises(FileExistsError, match="give a new folder"):
+            voted.save(folder)
+        with pytest.raises(StudentFileError, match=r"a model of weighted_votes, not of dp_sgd; load it by FairCl"):
+            DpSgdClassifier.load(folder)
+        with pytest.raises(StudentFileError, match="not a readable estimator"):
+            FairClassifier.load(tmp_path)
+        for path in sorted(folder.iterdir()):
+            whole = path.read_bytes()
+            for damaged in (whole[: len(whole) // 2], whole.replace(b"weighted_votes", b"dp_sgd"), b""):
+                if damaged == whole:
+                    continue
+                path.write_bytes(damaged)
+                if path.name != "estimator.json" or damaged != whole.replace(b"weighted_votes", b"dp_sgd"):
+                    with pytest.raises(StudentFileError, match="restore it from a copy"):
+                        FairClassifier.load(folder)
+            path.unlink()
+            with pytest.raises(StudentFileError, match="restore it from a copy"):
+                FairClassifier.load(folder)
+            path.write_bytes(whole)
+        same(FairClassifier.load(folder), voted, TEST_X)
+        assert sorted(tmp_path.iterdir()) == [folder]
+
+    def test_a_label_that_json_cannot_hold(self, tmp_path: Path) -> None:
+        model = DpSgdClassifier(**QUICK).fit(X, Y)
+        model.classes_ = np.array([pd.Timestamp(0), pd.Timestamp(1)], dtype=object)
+        with pytest.raises(ValueError, match="expected words or numbers"):
+            model.save(tmp_path / "model")
+        assert not list(tmp_path.iterdir())
+
+
+class TestACard:
+    def test_it_certifies_the_records_that_it_was_measured_on(self, voted: FairClassifier, tmp_path: Path) -> None:
+        page, values = voted.card(tmp_path / "run", TEST_X, TEST_Y, sensitive_features=TEST_Z, intended_use="A test.")
+        card = json.loads(values.read_text())
+        assert card["data"]["given_from_python"]
+        assert card["data"]["name"] == "records"
+        assert card["evaluation"]["num_records"] == 300
+        assert card["evaluation"]["accuracy"] == pytest.approx(voted.score(TEST_X, TEST_Y))
+        said = voted.predict(TEST_X) == "yes"
+        assert card["model"]["groups"] == ["a", "b"]
+        rates = [said[group == TEST_Z].mean() for group in "ab"]
+        assert card["evaluation"]["gaps"]["dp_pairwise"]["value"] == pytest.approx(abs(rates[0] - rates[1]))
+        assert card["privacy"]["epsilon"] == voted.privacy_.epsilon
+        assert "Preprocessing outside is not accounted" in page.read_text()
+        assert "A test." in page.read_text()
+
+    def test_a_loaded_model_has_the_same_card(self, voted: FairClassifier, tmp_path: Path) -> None:
+        loaded = FairClassifier.load(voted.save(tmp_path / "model"))
+        both = [
+            json.loads(model.card(tmp_path / name, TEST_X, TEST_Y, sensitive_features=TEST_Z)[1].read_text())
+            for name, model in (("one", voted), ("two", loaded))
+        ]
+        assert both[0] == both[1]
+
+    def test_what_no_card_can_say(self, voted: FairClassifier, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="sgd guarantees nothing"):
+            SgdClassifier(random_state=0).fit(X, Y).card(tmp_path / "run", TEST_X, TEST_Y, sensitive_features=TEST_Z)
+        with pytest.raises(ValueError, match=r"y: expected 300 labels among \['no', 'yes'\]"):
+            voted.card(tmp_path / "run", TEST_X, np.full(300, "perhaps"), sensitive_features=TEST_Z)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_plot_holds_accuracy_by_group_the_common_label_and_the_cost(voted: FairClassifier) -> None:
+    mpl.use("Agg")
+    drawn = voted.plot(TEST_X, TEST_Y, sensitive_features=TEST_Z, ax=Figure().subplots())
+    right = voted.predict(TEST_X) == TEST_Y
+    expected = [right.mean(), right[TEST_Z == "a"].mean(), right[TEST_Z == "b"].mean()]
+    assert [bar.get_height() for bar in drawn.patches] == pytest.approx(expected)
+    assert [tick.get_text() for tick in drawn.get_xticklabels()] == ["all", "a", "b"]
+    common = max((label == TEST_Y).mean() for label in ("yes", "no"))
+    assert drawn.lines[0].get_ydata()[0] == pytest.approx(common)
+    assert "ε = 3.00, seeded: not private" in drawn.get_title()
+    assert "disparity" in drawn.get_title()
+    bare = voted.plot(TEST_X, TEST_Y)
+    assert "disparity" not in bare.get_title()
