@@ -192,6 +192,22 @@ class ModelConfig(Section):
         return self
 
 
+class TeacherModelConfig(ModelConfig):
+    """The architecture of teachers, or any model of one's own with scikit-learn's `fit` and `predict`."""
+
+    python: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="module:factory, which makes a new one for every teacher; runs with --allow-code only. Then no "
+        "other field of `model`, nor `fit`, `standardize` or `engine`, is read.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_architecture(cls, values: Any) -> Any:
+        return dict(values) if isinstance(values, ModelConfig) else values
+
+
 class FitConfig(Section):
     """One loop of stochastic gradient descent."""
 
@@ -213,7 +229,7 @@ class TeachersConfig(Section):
     """The ensemble that votes."""
 
     num_teachers: Count = Field(100, ge=2)
-    model: ModelConfig = ModelConfig()
+    model: TeacherModelConfig = TeacherModelConfig()
     fit: FitConfig = FitConfig()
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     max_shard_size: Count | None = Field(

@@ -41,7 +41,7 @@ def block_path(
 ) -> str:
     """Where the block of ``teacher_indices`` with these shards belongs; any change of an input changes the name."""
     determined_by = {
-        "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}}),
+        "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
         "num_classes": spec.num_classes,
         "seed": spec.seed,

@@ -134,9 +134,7 @@ def train_ensemble(
         max_shard_size=config.max_shard_size,
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
-    rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
-    if config.max_shard_size is not None:
-        rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
+    rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
         return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]
@@ -148,9 +146,9 @@ def train_ensemble(
         return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks = tuple(block(teachers) for teachers in _split(config.num_teachers, size))
-    report = _Counter(blocks, on_progress)
-    missing = _missing(blocks, storage, workers)
+    blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, size))
+    report = TeacherCounter(blocks, on_progress)
+    missing = missing_blocks(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
@@ -176,7 +174,7 @@ def collect_votes(
 
     Workers count and add up; one total per worker comes here.
     """
-    report = _Counter(ensemble.blocks, on_progress)
+    report = TeacherCounter(ensemble.blocks, on_progress)
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )
@@ -186,6 +184,14 @@ def collect_votes(
     if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():
         raise PoolError(f"Expected {ensemble.num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
     return votes_QC
+
+
+def rows_of_teachers(private: Split, config: TeachersConfig, seed: int) -> list[IntArray]:
+    """The rows of ``private`` that each teacher learns from."""
+    rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
+    if config.max_shard_size is not None:
+        rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
+    return rows
 
 
 def _trimmed(rows: list[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
@@ -226,7 +232,7 @@ def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Co
     return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
 
 
-def _missing(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
+def missing_blocks(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
     """The blocks that are to be trained. What writes checkpoints also reads them, to see which are intact."""
     readers = InProcessPool() if storage is None else workers
     found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
@@ -248,7 +254,8 @@ def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tup
     return max(1, min(stacked if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
 
 
-def _split(num_teachers: int, size: int) -> list[tuple[int, ...]]:
+def split_blocks(num_teachers: int, size: int) -> list[tuple[int, ...]]:
+    """Teachers by blocks of ``size``."""
     teachers = range(num_teachers)
     return [tuple(teachers[start : start + size]) for start in range(0, num_teachers, size)]
 
@@ -258,7 +265,7 @@ def _check_labels(y: Tensor, num_classes: int) -> None:
         raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
 
 
-class _Counter:
+class TeacherCounter:
     """Tells a progress callback how many teachers are done; a block that is done again counts once."""
 
     def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
@@ -267,6 +274,7 @@ class _Counter:
         self._on_progress = on_progress
 
     def add(self, *positions: int) -> None:
+        """These blocks are done."""
         self._done.update(positions)
         if self._on_progress is not None and positions:
             self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))

@@ -18,7 +18,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -49,6 +49,10 @@ class Pool(Protocol):
         """The torch device of every worker."""
         ...
 
+    def carry(self, module: ModuleType) -> None:
+        """Let what comes from ``module`` be computed where that is not installed."""
+        ...
+
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
@@ -74,6 +78,9 @@ class InProcessPool:
 
     def __init__(self, device: str = "cpu"):
         self.device = device
+
+    def carry(self, module: ModuleType) -> None:
+        """Nothing: it is here."""
 
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
@@ -168,6 +175,12 @@ class RayPool:
         self._ready: list[Any] = []
         self._failed_starts = 0
         self._sums = itertools.count()
+
+    def carry(self, module: ModuleType) -> None:
+        """As :meth:`Pool.carry`: functions and classes of ``module`` travel with their code."""
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
 
     def __enter__(self) -> RayPool:
         import ray

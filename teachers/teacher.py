@@ -64,7 +64,12 @@ def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
 
 def training_generator(spec: TeacherSpec, teacher: int) -> torch.Generator:
     """The source of everything teacher number ``teacher`` draws while training."""
-    return torch.Generator().manual_seed(_seed_of(spec.seed, teacher, _TRAINING))
+    return torch.Generator().manual_seed(seed_of_training(spec.seed, teacher))
+
+
+def seed_of_training(seed: int, teacher: int) -> int:
+    """Of everything that teacher number ``teacher`` of a run with ``seed`` draws while training; below 2^63."""
+    return _seed_of(seed, teacher, _TRAINING)
 
 
 def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:

@@ -14,6 +14,7 @@ BASE = {
     "fairpate",
     "fairpate.types",
     "fairpate.names",
+    "fairpate.named_code",
     "fairpate.config",
     "fairpate.config_reader",
     "fairpate.compare_config",
@@ -28,6 +29,7 @@ LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fai
 ALLOWED = {
     "fairpate.types": set(),
     "fairpate.names": set(),
+    "fairpate.named_code": set(),
     "fairpate.files": {"fairpate.types"},
     "fairpate.strict_json": set(),
     "fairpate.pages": set(),

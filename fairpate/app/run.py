@@ -46,7 +46,7 @@ from fairpate.data.files import sha256_of
 from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod
+from fairpate.methods.pate import Labels, PateFamily, VotingMethod, require_allowed
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
 from fairpate.methods.trained import Trained
 from fairpate.nn.calibrate import calibrate
@@ -86,15 +86,18 @@ def run_method(
     load: Callable[[DataConfig], Dataset] = load_dataset,
     release_of: Path | None = None,
     with_graph: bool = False,
+    allow_code: bool = False,
 ) -> RunDirectory:
     """Run one method, or go on where an earlier command left off, and leave the run directory complete.
 
     ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
     that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
     whose release this one goes on, without a look at private records. ``with_graph``: also ``model.onnx``, which takes
-    seconds. Errors name the field or file, the value and the remedy; what was finished stays, and nothing is charged
-    twice.
+    seconds. ``allow_code``: whether code that the configuration names may run. Errors name the field or file, the value
+    and the remedy; what was finished stays, and nothing is charged twice.
     """
+    if not check_run_directory(config).votes.exists():
+        require_allowed(config, allow_code=allow_code)
     config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of)
     if isinstance(config, VotingMethod):
         _check_queries(config, dataset, meter, reporter)
@@ -315,7 +318,7 @@ def _student(
 
 
 def _check_weights(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
+    models: dict[str, ModelConfig] = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
     models["model"] = config.student.model
     if _published(config) != config.student.model:
         models["published model"] = _published(config)

@@ -25,6 +25,7 @@ from fairpate.storage import Storage
 from fairpate.types import IntArray, VoteBatch
 from teachers.cluster import open_pool
 from teachers.ensemble import collect_votes, train_ensemble
+from teachers.own import ask_own_teachers
 from teachers.pool import Pool, PoolError
 from teachers.voters import Voters
 
@@ -45,6 +46,19 @@ def collect_vote_batch(
     ``pool`` None opens one for the purpose, as ``ray`` says.
     """
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
+        if teachers.model.python is not None:
+            with reporter.stage("teachers") as advance:
+                own = ask_own_teachers(
+                    dataset.private,
+                    teachers,
+                    queries.x,
+                    num_classes=dataset.num_classes,
+                    seed=seed,
+                    checkpoint_dir=checkpoint_dir,
+                    pool=workers,
+                    on_progress=advance,
+                )
+            return _batch(queries, own.votes_QC, own.digest)
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(
                 dataset.private,
@@ -57,9 +71,11 @@ def collect_vote_batch(
             )
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    return VoteBatch(
-        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-    )
+    return _batch(queries, votes_QC, ensemble.digest)
+
+
+def _batch(queries: Split, votes_QC: IntArray, ensemble: str) -> VoteBatch:
+    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble)
 
 
 def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:

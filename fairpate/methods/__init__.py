@@ -5,16 +5,13 @@ Another package adds its own under the entry point group ``fairpate.methods``, o
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module, metadata
-from pathlib import Path
-from types import ModuleType
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from fairpate.config import ConfigError
+from fairpate.named_code import PLACE, named_object
 from fairpate.names import nearest
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
-_PLACE = re.compile(r"[\w.]+:[\w.]+")
 _OURS = {
     "fairpate": "pate:FairPate",
     "pate": "pate:Pate",
@@ -65,12 +61,11 @@ def class_names() -> dict[str, str]:
 @cache
 def find_method(name: str) -> type[Method]:
     """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""
-    place = name if _PLACE.fullmatch(name) else _places().get(name)
+    place = name if PLACE.fullmatch(name) else _places().get(name)
     if place is None:
         raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
-    module, _, attribute = place.partition(":")
     try:
-        found = getattr(_import(module), attribute)
+        found = named_object(place)
     except Exception as error:  # whatever a module of another package raises
         raise ConfigError(
             f"method: {name} cannot be imported ({type(error).__name__}: {error}); give module:Class, its folder in "
@@ -88,21 +83,6 @@ def find_method(name: str) -> type[Method]:
     except ValueError as error:
         raise ConfigError(f"method: {name} cannot be made from its defaults ({error}); correct its fields.") from error
     return found
-
-
-def _import(module: str) -> ModuleType:
-    """Where Python looks, then in the working directory, which a command does not search by itself."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-    here = str(Path.cwd())
-    sys.path.append(here)
-    try:
-        return import_module(module)
-    finally:
-        sys.path.remove(here)
 
 
 def all_methods() -> dict[str, type[Method]]:

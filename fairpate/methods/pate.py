@@ -256,6 +256,11 @@ class PateFamily(VotingMethod):
         return storage
 
     @property
+    def keeps_teachers(self) -> bool:
+        """Models of the user's own are asked and forgotten: what is kept are their votes."""
+        return self.teachers.model.python is None
+
+    @property
     def num_voters(self) -> int:
         """All teachers."""
         return self.teachers.num_teachers
@@ -307,6 +312,16 @@ class PateFamily(VotingMethod):
             ray=self.ray,
             checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
             collected=run.votes,
+        )
+
+
+def require_allowed(config: Method, *, allow_code: bool) -> None:
+    """ConfigError for a configuration that names code, where none may run."""
+    place = config.teachers.model.python if isinstance(config, PateFamily) else None
+    if place is not None and not allow_code:
+        raise ConfigError(
+            f"teachers.model.python: {place} is code that would run with your rights; give --allow-code if you trust "
+            "it (from Python: allow_code=True)."
         )
 
 

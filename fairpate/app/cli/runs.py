@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperOption
 
 from fairpate.app.cli.endings import fail
 from fairpate.app.cli.options import (
+    AllowCode,
     ConfigFile,
     DataDir,
     MethodOption,
@@ -62,6 +63,7 @@ def run(
         Path | None,
         typer.Option(help="A run whose release this one goes on from, at no cost; also its configuration, if none is."),
     ] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report.
 
@@ -83,7 +85,9 @@ def run(
     else:
         resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
     placed = _with_places(resolved, out=out, data_dir=data_dir)
-    terminal().print(summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True)))
+    terminal().print(
+        summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
+    )
 
 
 def compare(
@@ -91,6 +95,7 @@ def compare(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep; what is finished in it is kept.")] = None,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
     from fairpate.app.compare.cells import load_sweep
@@ -98,7 +103,9 @@ def compare(
 
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
     check_output_folder(out or sweep.out or Path("runs"), "--out")
-    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
+    comparison = compare_methods(
+        sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, allow_code=allow_code
+    )
     terminal().print(summarise_comparison(comparison), crop=False)
     if comparison.failed:
         raise typer.Exit(fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))

@@ -24,6 +24,7 @@ from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.files import write_atomically
+from fairpate.methods.pate import require_allowed
 
 
 def compare_methods(
@@ -34,15 +35,19 @@ def compare_methods(
     folder: Path | None = None,
     title: str = "comparison",
     console: Console | None = None,
+    allow_code: bool = False,
 ) -> Comparison:
     """Everything that `fairpate compare` does: check, run what is missing, write tables, pages and figures.
 
     ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
-    ``runs/TITLE``. ConfigError lists every fault before anything runs.
+    ``runs/TITLE``. ``allow_code``: whether code that the sweep names may run. ConfigError lists every fault before
+    anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
     cells = cells_of(config, folder=folder, data_dir=data_dir)
+    for cell in cells:
+        require_allowed(cell.config, allow_code=allow_code)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, console or terminal(stderr=True))
     write_frontier_reports(comparison, title=title)

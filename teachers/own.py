@@ -1,0 +1,303 @@
+"""Teachers of the user's own: any model with scikit-learn's ``fit`` and ``predict``, one for each shard.
+
+A teacher is made by the user's factory, learns from its shard, votes on the public queries, and is forgotten. What is
+kept are its votes: numbers, and no pickle. They are found again for the same shards, code, queries and seed.
+
+A teacher has to be a function of its own shard, or one record would touch several votes. So every teacher is a new
+object with a seed of its own, the process's own random states are seeded for each, and one that fails, because its
+shard has one class perhaps, votes for its shard's most common class: an error would tell of the shard. What the code
+keeps outside of its objects is not seen here.
+
+Shapes: T teachers, Q queries, C classes, N records, F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import sklearn
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from fairpate import __version__
+from fairpate.config import TeachersConfig
+from fairpate.named_code import is_own_file, named_object
+from fairpate.nn.models import scale_bytes, seeded_torch
+from fairpate.storage import Storage, join
+from fairpate.types import UserError
+from teachers.checkpoint import ArrayWeights, keyed_name, load_block, save_block
+from teachers.ensemble import (
+    ArrayShard,
+    Block,
+    Progress,
+    TeacherCounter,
+    missing_blocks,
+    rows_of_teachers,
+    split_blocks,
+)
+from teachers.pool import InProcessPool, Pool
+from teachers.teacher import seed_of_training
+from teachers.vote import VoteArray, count_votes
+
+if TYPE_CHECKING:
+    from fairpate.data.dataset import Split
+
+Factory = Callable[..., Any]
+_BLOCK = 4
+_DEFINITION = 1  # raised whenever the same inputs give other votes
+_PREDICTIONS, _FAILED = "predictions", "failed"
+_log = logging.getLogger(__name__)
+
+
+class OwnTeacherError(UserError, ValueError):
+    """Code of the user's that cannot vote; the message names it, what was wrong and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnVotes:
+    """``votes_QC``, whose rows sum to T, and sixteen hexadecimal digits of all that determines them. Private."""
+
+    votes_QC: VoteArray
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lesson:
+    """What every teacher is made with, and asked."""
+
+    place: str
+    factory: Factory
+    num_classes: int
+    seed: int
+    queries: npt.NDArray[np.float32]
+
+
+def ask_own_teachers(
+    private: Split,
+    config: TeachersConfig,
+    queries_x: Tensor,
+    *,
+    num_classes: int,
+    seed: int,
+    checkpoint_dir: Path | Storage,
+    pool: Pool | None = None,
+    on_progress: Progress | None = None,
+) -> OwnVotes:
+    """The votes of one teacher per shard; those that ``checkpoint_dir`` lacks are trained.
+
+    OwnTeacherError where the factory makes no teachers, all of them fail, or one votes for what is no class.
+    """
+    place = config.model.python
+    assert place is not None
+    factory = load_factory(place)
+    workers = pool or InProcessPool()
+    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
+    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
+    lesson = _Lesson(
+        place=place,
+        factory=factory,
+        num_classes=num_classes,
+        seed=seed,
+        queries=_table(queries_x),
+    )
+    module = sys.modules.get(getattr(factory, "__module__", ""))
+    if module is not None and is_own_file(module):
+        workers.carry(module)  # other nodes do not have it
+    rows = rows_of_teachers(private, config, seed)
+
+    def shards(teachers: Sequence[int]) -> list[ArrayShard]:
+        return [(_table(private.x[rows[t]]), private.y[rows[t]].numpy()) for t in teachers]
+
+    told = _told(lesson, factory)
+
+    def block(teachers: tuple[int, ...]) -> Block:
+        content = _name(told, teachers, shards(teachers))
+        name = content if storage is None else keyed_name(content, storage.identity)
+        return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
+
+    blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, config.block_size or _BLOCK))
+    report, missing = TeacherCounter(blocks, on_progress), missing_blocks(blocks, storage, workers)
+    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    items = ((blocks[i], shards(blocks[i].teacher_indices)) for i in missing)
+    failures = []
+    for number, (asked, failure) in workers.run(_ask_block, lesson, items):
+        save_block(blocks[missing[number]].checkpoint, asked)
+        failures += [] if failure is None else [failure]
+        report.add(missing[number])
+    stored = [load_block(each.checkpoint) for each in blocks]
+    _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), config.num_teachers, place, failures)
+    names = "\n".join(each.content for each in blocks)
+    return OwnVotes(
+        votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
+        digest=hashlib.blake2b(names.encode(), digest_size=8).hexdigest(),
+    )
+
+
+def load_factory(place: str) -> Factory:
+    """The factory, after it made two teachers that share nothing. OwnTeacherError otherwise."""
+    try:
+        factory: Factory = named_object(place)
+        first, second = (_made(factory, 0) for _ in range(2))
+    except Exception as error:  # whatever the user's module raises
+        raise OwnTeacherError(
+            f"teachers.model.python: {place} makes no teacher ({type(error).__name__}: {error}); give module:factory, "
+            "its folder in PYTHONPATH or as the working directory."
+        ) from error
+    lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
+    if lacking:
+        raise OwnTeacherError(
+            f"teachers.model.python: {place} makes a {type(first).__name__} without {' and '.join(lacking)}; give a "
+            "factory of models that have both."
+        )
+    _require_apart(place, first, [second])
+    return factory
+
+
+def _made(factory: Factory, seed: int) -> Any:
+    """A new teacher; ``random_state`` is given to a factory that takes one."""
+    parameters = inspect.signature(factory).parameters.values()
+    takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    return factory(random_state=seed) if takes else factory()
+
+
+def _require_apart(place: str, teacher: Any, others: Sequence[Any]) -> None:
+    """OwnTeacherError where two teachers are, or hold, the same object: a second fit would change the first."""
+    own = {id(part) for part in _parts(teacher)}
+    if any(id(part) in own for other in others for part in _parts(other)):
+        raise OwnTeacherError(
+            f"teachers.model.python: {place} gives the same object twice, so that one record could touch several "
+            "votes; make a new one at each call."
+        )
+
+
+def _parts(teacher: Any) -> list[Any]:
+    """A teacher with the models in it."""
+    parameters = teacher.get_params(deep=True).values() if callable(getattr(teacher, "get_params", None)) else ()
+    return [teacher, *(value for value in parameters if hasattr(value, "fit") and not isinstance(value, type))]
+
+
+def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
+    """The votes of a block, and what the first teacher that failed raised."""
+    block, shards = item
+    kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
+    predictions, failures = [], []
+    for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
+        with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
+            model = _made(lesson.factory, seed)
+            _require_apart(lesson.place, model, kept)
+            kept.append(model)
+            said, failure = _said(model, x.copy(), y.copy(), lesson.queries.copy())
+        failures.append(failure)
+        if failure is not None:
+            said = np.full(len(lesson.queries), _constant(y, lesson.num_classes, teacher))
+        predictions.append(_classes(said, lesson, teacher))
+    told = next((failure for failure in failures if failure is not None), None)
+    failed = np.array([failure is not None for failure in failures], dtype=np.uint8)
+    return {_PREDICTIONS: np.stack(predictions), _FAILED: failed}, told
+
+
+def _said(model: Any, x: npt.NDArray[Any], y: npt.NDArray[Any], queries: npt.NDArray[Any]) -> tuple[Any, str | None]:
+    """What the model predicts, or what it raised."""
+    if not len(y):
+        return None, "no record in the shard"
+    try:
+        model.fit(x, y)
+        return model.predict(queries), None
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises; an error would tell of its shard
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _constant(y: npt.NDArray[Any], num_classes: int, teacher: int) -> int:
+    """Of a teacher that cannot learn: its shard's most common class, or without records a public one."""
+    return int(np.bincount(y, minlength=num_classes).argmax()) if len(y) else teacher % num_classes
+
+
+def _classes(said: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
+    """Codes of classes (Q,). OwnTeacherError for anything else, which is the code's fault and not the shard's."""
+    values, expected = np.asarray(said), (len(lesson.queries),)
+    codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
+    right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
+    if values.shape != expected or not right.all():
+        found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
+        raise OwnTeacherError(
+            f"teachers.model.python: teacher {teacher} of {lesson.place} predicted {found}, where a class in "
+            f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
+        )
+    return codes.astype(np.int16)
+
+
+@contextmanager
+def _own_randomness(seed: int) -> Iterator[int]:
+    """Random states that a teacher may use without being told: else it would depend on those before it.
+
+    Yields a seed below 2^32, as scikit-learn takes them.
+    """
+    short = seed % 2**32
+    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
+    random.seed(seed)
+    np.random.seed(short)  # noqa: NPY002 - the same
+    try:
+        with seeded_torch(seed), threadpool_limits(torch.get_num_threads()):
+            yield short
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)  # noqa: NPY002 - the same
+
+
+def _table(x: Tensor) -> npt.NDArray[np.float32]:
+    """Features (N, F): pictures become rows of values from 0 to 1."""
+    table: npt.NDArray[np.float32] = scale_bytes(x).flatten(start_dim=1).float().numpy()
+    return table
+
+
+def _told(lesson: _Lesson, factory: Factory) -> bytes:
+    """What determines votes beside the shards."""
+    try:
+        code = inspect.getsource(sys.modules[factory.__module__])
+    except (OSError, TypeError, KeyError, AttributeError):
+        code = ""
+    settings = {
+        "place": lesson.place,
+        "code": hashlib.sha256(code.encode()).hexdigest(),
+        "num_classes": lesson.num_classes,
+        "seed": lesson.seed,
+        "queries": hashlib.sha256(lesson.queries.tobytes()).hexdigest(),
+        "definition": _DEFINITION,
+        "versions": [__version__, sklearn.__version__, np.__version__],
+    }
+    return json.dumps(settings, sort_keys=True).encode()
+
+
+def _name(told: bytes, teachers: Sequence[int], shards: Sequence[ArrayShard]) -> str:
+    digest = hashlib.blake2b(told + json.dumps(list(teachers)).encode(), digest_size=16)
+    for arrays in shards:
+        for array in arrays:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
+
+
+def _tell_failures(num_failed: int, num_teachers: int, place: str, failures: Sequence[str]) -> None:
+    """A warning for the operator; OwnTeacherError where nobody learned anything."""
+    first = f", the first with {failures[0]}" if failures else ""
+    if num_failed == num_teachers:
+        raise OwnTeacherError(
+            f"teachers.model.python: every one of {num_teachers} teachers of {place} failed{first}; correct it."
+        )
+    if num_failed:
+        _log.warning(
+            "%d of %d teachers failed and vote for their shard's most common class%s.", num_failed, num_teachers, first
+        )

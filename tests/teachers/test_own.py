@@ -1,0 +1,292 @@
+"""Teachers of the user's own vote as functions of their shards alone, and their votes are what is kept."""
+
+import random
+import sys
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fairpate.config import RayConfig, TeachersConfig
+from fairpate.data.dataset import Split
+from teachers.cluster import open_pool
+from teachers.own import OwnTeacherError, ask_own_teachers
+from teachers.shard import assign_teachers, shard_key
+
+TEACHERS, CLASSES = 6, 3
+QUERIES = torch.randn(40, 4, generator=torch.Generator().manual_seed(9))
+
+
+def records(count=240, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator)
+    y = (x[:, 0] > 0.5).long() + (x[:, 0] > -0.5).long()
+    names = tuple(f"record {row}" for row in range(count))
+    return Split(x=x, y=y, z=torch.zeros(count, dtype=torch.int64), record_id=names)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module of the user's: give it a factory, and get its place."""
+    module = types.ModuleType("my_models")
+    monkeypatch.setitem(sys.modules, "my_models", module)
+
+    def place(factory):
+        module.make_teacher = factory
+        return "my_models:make_teacher"
+
+    return place
+
+
+def ask(place, folder, private=None, **options):
+    config = TeachersConfig(num_teachers=TEACHERS, model={"python": place}, **options)
+    private = records() if private is None else private
+    return ask_own_teachers(private, config, QUERIES, num_classes=CLASSES, seed=5, checkpoint_dir=folder)
+
+
+def boosting(random_state):
+    return HistGradientBoostingClassifier(max_iter=5, random_state=random_state)
+
+
+def test_any_model_votes_as_if_it_were_trained_by_hand(own, tmp_path):
+    def forest(random_state):
+        made.append(random_state)
+        return RandomForestClassifier(5, random_state=random_state)
+
+    made = []
+    found = ask(own(forest), tmp_path)
+    private = records()
+    teacher_of = assign_teachers(private.record_id, TEACHERS, shard_key(5))
+    expected = np.zeros((len(QUERIES), CLASSES), dtype=int)
+    for teacher, random_state in enumerate(made[2:]):  # two were made to be looked at
+        shard = teacher_of == teacher
+        model = RandomForestClassifier(5, random_state=random_state)
+        said = model.fit(private.x.numpy()[shard], private.y.numpy()[shard]).predict(QUERIES.numpy())
+        expected[np.arange(len(said)), said] += 1
+    np.testing.assert_array_equal(found.votes_QC, expected)
+    assert len(set(made[2:])) == TEACHERS
+    assert max(made) < 2**32
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        boosting,
+        lambda: make_pipeline(StandardScaler(), LogisticRegression()),
+        lambda **options: RandomForestClassifier(3, **options),
+        LogisticRegression,
+    ],
+    ids=["boosting", "pipeline", "keywords", "class"],
+)
+def test_models_of_many_kinds_vote_again_alike(own, tmp_path, factory):
+    first = ask(own(factory), tmp_path / "a")
+    again = ask(own(factory), tmp_path / "b", block_size=1)
+    np.testing.assert_array_equal(first.votes_QC, again.votes_QC)
+    assert (first.votes_QC.sum(axis=1) == TEACHERS).all()
+    right = first.votes_QC.argmax(axis=1) == ((QUERIES[:, 0] > 0.5).long() + (QUERIES[:, 0] > -0.5).long()).numpy()
+    assert right.mean() > 0.6
+
+
+def test_a_class_of_an_installed_package_needs_no_module_of_ones_own(tmp_path):
+    assert ask("sklearn.naive_bayes:GaussianNB", tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
+
+
+class Gambler:
+    """Draws from every random state of the process, as often as its shard says."""
+
+    def fit(self, x, y):
+        for _ in range(int(abs(x).sum() * 100) % 97):
+            random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
+        return self
+
+    def predict(self, x):
+        draws = [int(random.random() * 1e6) + int(np.random.rand() * 1e6) + int(torch.rand(()) * 1e6) for _ in x]  # noqa: NPY002
+        return np.array(draws) % CLASSES
+
+
+@pytest.mark.parametrize("factory", [boosting, Gambler], ids=["boosting", "global randomness"])
+@pytest.mark.parametrize("block_size", [1, 4, 6])
+def test_one_record_moves_one_vote_at_most(own, tmp_path, factory, block_size):
+    """The brute force behind the price: remove or change a record, and count what moves."""
+    place, private = own(factory), records()
+    before = ask(place, tmp_path, private, block_size=block_size).votes_QC
+    moved = 0
+    for row in range(12):
+        others = [other for other in range(len(private)) if other != row]
+        changed = Split(
+            x=private.x.index_fill(0, torch.tensor([row]), 50.0),
+            y=private.y.index_fill(0, torch.tensor([row]), 0),
+            z=private.z,
+            record_id=private.record_id,
+        )
+        for neighbour in (private.take(others), changed):
+            apart = np.abs(ask(place, tmp_path, neighbour, block_size=block_size).votes_QC - before).sum(axis=1)
+            assert set(apart.tolist()) <= {0, 2}
+            moved += int((apart == 2).sum())
+    assert moved
+
+
+def test_votes_are_kept_and_models_are_not(own, tmp_path):
+    fits = Counter()
+
+    class Counting(LogisticRegression):
+        def fit(self, x, y):
+            fits[len(fits)] += 1
+            return super().fit(x, y)
+
+    place = own(lambda: Counting())
+    first = ask(place, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert all(file.name.startswith("votes-") and file.suffix == ".safetensors" for file in files)
+    assert len(fits) == TEACHERS
+    np.testing.assert_array_equal(ask(place, tmp_path).votes_QC, first.votes_QC)
+    assert len(fits) == TEACHERS
+    files[0].write_bytes(files[0].read_bytes()[:-3])  # of four teachers
+    again = ask(place, tmp_path)
+    assert len(fits) == TEACHERS + 4
+    assert (again.votes_QC == first.votes_QC).all()
+    assert again.digest == first.digest
+
+
+def test_another_seed_or_another_shard_asks_anew(own, tmp_path):
+    place = own(boosting)
+    assert ask(place, tmp_path).digest != ask(place, tmp_path, records(239)).digest
+    assert len(list(tmp_path.iterdir())) > 2
+
+
+class Fussy(LogisticRegression):
+    """Refuses what its shard may look like."""
+
+    def fit(self, x, y):
+        if len(set(y.tolist())) < CLASSES:
+            raise ValueError(f"only {set(y.tolist())}")
+        return super().fit(x, y)
+
+
+def test_a_teacher_that_fails_votes_for_its_shards_most_common_class(own, tmp_path, caplog):
+    private = records()
+    teacher_of = torch.from_numpy(assign_teachers(private.record_id, TEACHERS, shard_key(5)))
+    one_class = torch.where(teacher_of == 2, torch.ones_like(private.y), private.y)
+    poor = Split(x=private.x, y=one_class, z=private.z, record_id=private.record_id)
+    found, other = ask(own(lambda: Fussy()), tmp_path / "a", poor), ask(own(lambda: Fussy()), tmp_path / "b", private)
+    assert "1 of 6 teachers failed" in caplog.text
+    assert (found.votes_QC.sum(axis=1) == TEACHERS).all()
+    assert (np.abs(found.votes_QC - other.votes_QC).sum(axis=1) <= 2).all()
+    empty = ask(own(lambda: Fussy()), tmp_path / "c", private.take((teacher_of != 2).nonzero()[:, 0]))
+    assert (empty.votes_QC[:, 2] >= 1).all()  # teacher 2 of 3 classes, whatever the shards of others
+
+
+def test_code_that_never_works_is_an_error_with_its_cause_also_when_asked_again(own, tmp_path):
+    class Broken(LogisticRegression):
+        def fit(self, x, y):
+            raise TypeError("fit() misses something")
+
+    for _ in range(2):
+        with pytest.raises(OwnTeacherError, match="every one of 6 teachers"):
+            ask(own(lambda: Broken()), tmp_path)
+
+
+def saying(values):
+    class Model:
+        def fit(self, x, y):
+            return self
+
+        def predict(self, x):
+            return values(x)
+
+    return Model
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (lambda x: np.full(len(x), 3), "a class in 0..2"),
+        (lambda x: np.full(len(x), -1), "a class in 0..2"),
+        (lambda x: np.full(len(x), np.nan), "others, as float64"),
+        (lambda x: np.full(len(x), 0.5), "others, as float64"),
+        (lambda x: np.full(len(x), "yes"), "others, as <U3"),
+        (lambda x: np.zeros((len(x), 3)), r"shape \(40, 3\)"),
+        (lambda x: np.zeros(len(x) - 1), r"shape \(39,\)"),
+        (lambda _: None, r"shape \(\)"),
+    ],
+)
+def test_votes_for_what_is_no_class_are_refused(own, tmp_path, values, words):
+    with pytest.raises(OwnTeacherError, match=words):
+        ask(own(saying(values)), tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("values", [lambda x: x[:, 0] > 0, lambda x: np.ones(len(x)), lambda x: [2] * len(x)])
+def test_whole_numbers_of_any_type_are_classes(own, tmp_path, values):
+    assert ask(own(saying(values)), tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
+
+
+KEPT = LogisticRegression()
+SECOND = [LogisticRegression(), LogisticRegression()]
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda: KEPT, "the same object twice"),
+        (lambda: make_pipeline(StandardScaler(), KEPT), "the same object twice"),
+        (lambda: object(), "without fit and predict"),
+        (lambda: 1 / 0, "makes no teacher .ZeroDivisionError"),
+        (lambda _size: LogisticRegression(), "makes no teacher .TypeError"),
+        (None, "makes no teacher .TypeError"),
+    ],
+)
+def test_a_factory_that_makes_no_teachers_is_refused(own, tmp_path, factory, words):
+    with pytest.raises(OwnTeacherError, match=words):
+        ask(own(factory), tmp_path)
+
+
+def test_a_factory_that_gives_an_object_again_later_is_found(own, tmp_path):
+    made = []
+
+    def factory():
+        made.append(clone(KEPT) if len(made) < 4 else made[2])
+        return made[-1]
+
+    with pytest.raises(OwnTeacherError, match="the same object twice"):
+        ask(own(factory), tmp_path)
+
+
+@pytest.mark.parametrize("place", ["no_such_module:make", "sklearn.ensemble:no_such_class"])
+def test_a_name_that_leads_nowhere_is_an_error_with_a_remedy(tmp_path, place):
+    with pytest.raises(OwnTeacherError, match="give module:factory, its folder in PYTHONPATH"):
+        ask(place, tmp_path)
+
+
+MODULE = """
+import helper_of_mine
+from sklearn.tree import DecisionTreeClassifier
+
+class Stump(DecisionTreeClassifier):
+    pass
+
+def make_teacher(random_state):
+    return Stump(max_depth=helper_of_mine.DEPTH, random_state=random_state)
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_ray_find_the_module_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "models_of_mine.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "helper_of_mine.py").write_text("DEPTH = 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    config = TeachersConfig(num_teachers=TEACHERS, model={"python": "models_of_mine:make_teacher"}, block_size=2)
+    options = {"num_classes": CLASSES, "seed": 5}
+    here = ask_own_teachers(records(), config, QUERIES, checkpoint_dir=tmp_path / "here", **options)
+    with open_pool(RayConfig(num_actors=2)) as pool:
+        there = ask_own_teachers(records(), config, QUERIES, checkpoint_dir=tmp_path / "there", pool=pool, **options)
+    np.testing.assert_array_equal(here.votes_QC, there.votes_QC)
+    assert here.digest == there.digest
