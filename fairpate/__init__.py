@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairpate.app.run import run_method
     from fairpate.app.rundir import RunDirectory, open_run_directory, read_statement
     from fairpate.app.specify import specify_guarantees
-    from fairpate.data import Dataset, load_dataset
+    from fairpate.data import Dataset, load_data, load_dataset
     from fairpate.estimators import FairClassifier
     from fairpate.methods import find_method, method_names
     from fairpate.methods.definition import Method, PrivateMethod, Training
@@ -38,7 +38,7 @@ _PLACES = {
     "fairpate.app.run": ("run_method",),
     "fairpate.app.rundir": ("RunDirectory", "open_run_directory", "read_statement"),
     "fairpate.app.specify": ("specify_guarantees",),
-    "fairpate.data": ("Dataset", "load_dataset"),
+    "fairpate.data": ("Dataset", "load_data", "load_dataset"),
     "fairpate.estimators": ("FairClassifier",),
     "fairpate.methods": ("find_method", "method_names"),
     "fairpate.methods.definition": ("Method", "PrivateMethod", "Training"),
@@ -59,6 +59,7 @@ __all__ = [
     "compare_methods",
     "configured",
     "find_method",
+    "load_data",
     "load_dataset",
     "load_method",
     "method_names",

@@ -14,6 +14,7 @@ from rich.text import Text
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
+from fairpate.data.check import Check
 from fairpate.evaluation.page import epsilon_text
 from student.predict import load_student
 
@@ -71,6 +72,19 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
     return [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}"), *warnings]
+
+
+def check_table(check: Check) -> Group:
+    """Rows by file, what was made of their columns, and what is refused."""
+    table = Table("file", "column", "rows", "clipped", "missing", "other", box=SIMPLE_HEAD)
+    for file, rows in check.rows.items():
+        table.add_row(file, "", f"{rows:,}", "", "", "")
+        for each in check.columns:
+            if each.file == file:
+                counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
+                table.add_row("", each.column, "", *counts)
+    verdict = f"refused: {len(check.refused)} faults" if check.refused else "nothing is refused"
+    return Group(table, Text("\n".join([*check.refused, verdict])))
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:

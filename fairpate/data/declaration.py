@@ -311,16 +311,25 @@ class Declaration(Section):
 
 def read_declaration(path: Path) -> Declaration:
     """The declaration in a YAML file; :class:`DataSettingsError` lists its faults with file, field and remedy."""
+    return parse_declaration(read_values(path), str(path))
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """What a YAML file says, every value as text; :class:`DataSettingsError` for what is no YAML."""
     try:
-        values = read_yaml(path, as_text=True)
+        return read_yaml(path, as_text=True)
     except ConfigError as error:
         raise DataSettingsError(str(error)) from error
+
+
+def parse_declaration(values: dict[str, Any], where: str) -> Declaration:
+    """The declaration that ``values`` make; :class:`DataSettingsError` lists its faults, each after ``where``."""
     try:
         return parse_config(values, Declaration)
     except ConfigError as error:
         # `config` is the whole: the message names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
-        raise DataSettingsError("\n".join(f"{path}: {line}" for line in lines)) from error
+        raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
 
 
 def _attribute(name: str, group: Group) -> str:

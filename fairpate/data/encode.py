@@ -43,6 +43,11 @@ class Cells:
         """The values as they are written; a missing one is empty."""
         return text_of(self.values)
 
+    def count(self, what: str, rows_N: Mask) -> None:
+        """Note for how many rows that was so."""
+        if number := int(rows_N.sum()):
+            self.faults.counts[self.file, self.column, what] += number
+
     def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
         """Note a fault for each row where ``right_N`` does not hold."""
         wrong = np.flatnonzero(~right_N)
@@ -148,11 +153,13 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
     low, high, constant = (feature.stretched(end) for end in ends)
     missing_N = np.isnan(values_N)
+    found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
     scaled_N = np.clip((feature.stretched(values_N) - low) / (high - low), 0, 1)
     scaled_N = np.where(missing_N, (constant - low) / (high - low), scaled_N)
     if not feature.may_be_missing:
         _require_present(found)
         return scaled_N[:, None].astype(np.float32), [found.column]
+    found.count("missing", missing_N)
     block = np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
     return block, [found.column, f"{found.column}=missing"]
 
@@ -160,6 +167,9 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
 def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
     names, places = feature.own_categories, feature.places
     none = len(names)  # a row of zeros
+    if feature.may_be_missing:
+        absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
+        found.count("missing", _mask(_is_in(found.text, absent)))
     codes_N, known_N = _codes(found, places)
     if "" not in places:
         _require_present(found)
@@ -167,6 +177,8 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     if not feature.other:
         remedy = f"declared: {', '.join(map(_shown, feature.categories))}; add it to `categories`, or set `other: true`"
         found.require(known_N, expected="a declared category", remedy=remedy)
+    else:
+        found.count("other", ~known_N)
     undeclared = names.index(OTHER) if feature.other else none
     rows = np.eye(none + 1, none, dtype=np.float32)
     return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import pyarrow as pa
 from pydantic import Field, field_validator
 
 from fairpate.config import Section
@@ -78,11 +79,15 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a loader is asked for: a folder, the public seed, and every option with its value filled in."""
+    """What a loader is asked for: a folder, the public seed, and every option with its value filled in.
+
+    ``tables`` by part are read instead of files.
+    """
 
     data_dir: Path | None
     seed: int
     options: Mapping[str, Any]
+    tables: Mapping[Part, pa.Table] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
 """What of a file cannot be read as declared: counted by column while it is read, and told all at once.
 
-The messages show a few of the values and are for those who may see the records.
+The messages show a few of the values and are for those who may see the records; so are the counts of what was clipped,
+missing or of no declared category.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -36,9 +38,14 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Faults:
-    """All faults of a data set, in the order in which they were met."""
+    """All faults of a data set, in the order in which they were met.
+
+    ``counts`` of rows by file, column and what a declaration made of them; ``rows`` by file.
+    """
 
     found: dict[tuple[str, str, str, str], Fault] = field(default_factory=dict)
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
 
     def add(self, file: str, column: str, *, expected: str, remedy: str, rows: int, values: Iterable[str] = ()) -> None:
         """``rows`` rows of ``column`` are not as ``expected``, with ``values`` among them."""

@@ -26,8 +26,13 @@ def load_dataset(config: DataConfig) -> Dataset:
     damaged, a column or category is unknown, or a split lacks a group.
     """
     entry = entry_for(config)
-    request = _request(config, entry)
-    records = with_features(entry.load(request), request.options.get("features", "pixels"))
+    return dataset_of(entry.load(request_of(config, entry)), config, entry)
+
+
+def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Dataset:
+    """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_dataset`."""
+    options = entry.complete_options(config.options)
+    records = with_features(loaded, options.get("features", "pixels"))
     _check_names(records)
     records = with_persons(records) if config.unit is None else records
     splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
@@ -53,11 +58,12 @@ def pool_size(config: DataConfig) -> int:
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
         assert entry.count_public is not None
-        size = entry.count_public(_request(config, entry))
+        size = entry.count_public(request_of(config, entry))
     return size
 
 
-def _request(config: DataConfig, entry: DatasetEntry) -> Request:
+def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
+    """What the loader of ``entry`` is asked for."""
     return Request(data_dir=data_dir_of(config), seed=config.seed, options=entry.complete_options(config.options))
 
 

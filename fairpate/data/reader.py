@@ -30,7 +30,7 @@ from fairpate.data.feature_codes import feature_codes
 from fairpate.data.files import expanded, verified
 from fairpate.data.identity import Names, content_units, counted
 from fairpate.data.spill import Gathered
-from fairpate.data.tables import keep_rows, read_batches, require_columns, text_of
+from fairpate.data.tables import keep_rows, plain_batches, read_batches, require_columns, text_of
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
@@ -79,10 +79,11 @@ class _Seen:
     header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-def read_records(table: Declaration, request: Request) -> Records:
+def read_records(table: Declaration, request: Request, faults: Faults | None = None) -> Records:
     """All records of the declared table, in the order of its files; ``request`` has every option of its entry.
 
     :class:`DataError` names file, column, values and number of rows of all that is missing, damaged or not declared.
+    ``faults`` also tell what was clipped or missing.
     """
     options = request.options
     group, features = table.group(options), table.visible(options)
@@ -90,7 +91,7 @@ def read_records(table: Declaration, request: Request) -> Records:
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
         )
-    faults, seen = Faults(), _Seen()
+    faults, seen = faults or Faults(), _Seen()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
     persons = None
@@ -98,6 +99,7 @@ def read_records(table: Declaration, request: Request) -> Records:
         persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled))
     for read in _read(table, request, table.files.parts):
         rows = _kept_rows(read, rules, left_out, faults)
+        faults.rows[rows.file] += len(rows.table)
         block, seen.feature_names = encode(rows.table, features, rows.file, faults)
         seen.x.append(block)
         label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
@@ -135,34 +137,43 @@ def _count_public(table: Declaration, request: Request) -> int:
 
 def _read(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[Rows]:
     """The rows of every file, part by part, with the columns that names and features need."""
+    if request.tables is not None:
+        for part, given in request.tables.items():
+            yield from (_trimmed_rows(table, part, rows, part, request) for rows in plain_batches(given, part))
+        return
     for part, files in parts.items():
         for file in (each for each in files if holds(each.when, request.options)):
             for each in expanded(file, request.data_dir):
-                yield from _trimmed_rows(table, part, each, request)
+                yield from _rows_of_file(table, part, each, request)
 
 
-def _trimmed_rows(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
+def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
     choice, path = verified(file, request.data_dir)
-    used = table.used(request.options)
-    # Else the whole row is in its name.
-    wanted = used if table.identity.key or table.identity.text else None
-    for rows in read_batches(
+    named = bool(table.identity.key or table.identity.text)
+    batches = read_batches(
         path,
         choice.path,
         columns=table.header or None,
         separator=table.separator,
         comment=table.comment,
-        wanted=wanted,
-    ):
-        if part == "public" and table.label.column not in rows.column_names:
-            rows = rows.append_column(table.label.column, pa.array([""] * len(rows), pa.string()))
-        require_columns(rows, used, choice.path)
-        rows = rows if wanted is None else rows.select(used)
-        for trim in table.trim:
-            for column in trim.columns:
-                short = _trimmed(text_of(rows[column]), trim)
-                rows = rows.set_column(rows.column_names.index(column), column, short)
-        yield Rows(part=part, file=choice.path, table=rows)
+        wanted=table.used(request.options) if named else None,
+    )
+    for rows in batches:
+        yield _trimmed_rows(table, part, rows, choice.path, request)
+
+
+def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> Rows:
+    used = table.used(request.options)
+    if part == "public" and table.label.column not in rows.column_names:
+        rows = rows.append_column(table.label.column, pa.array([""] * len(rows), pa.string()))
+    require_columns(rows, used, name)
+    if table.identity.key or table.identity.text:  # else the whole row is in its name
+        rows = rows.select(used)
+    for trim in table.trim:
+        for column in trim.columns:
+            short = _trimmed(text_of(rows[column]), trim)
+            rows = rows.set_column(rows.column_names.index(column), column, short)
+    return Rows(part=part, file=name, table=rows)
 
 
 def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:

@@ -50,12 +50,35 @@ def read_batches(
     if path.suffix in TYPED_SUFFIXES:
         yield from _typed_batches(path, name, wanted)
         return
-    separator = separator or ("\t" if ".tsv" in path.suffixes else ",")
+    separator = separator or _usual_separator(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             yield from _text_batches(stream, name, columns=columns, separator=separator, comment=comment)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
+
+
+def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
+    """The rows of a table in memory, as :func:`read_batches` gives those of a file."""
+    if not len(table):
+        raise DataError(f"{name}: expected rows, got none.")
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield _plain_batch(batch, name)
+
+
+def column_names(path: Path, name: str, *, separator: str | None = None) -> list[str]:
+    """The header of a file, or its schema; no row of it is read."""
+    try:
+        if path.suffix in TYPED_SUFFIXES:
+            return list(ds.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return _distinct(_read_header(stream, name, separator or _usual_separator(path)))  # type: ignore[arg-type]
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
+
+
+def _usual_separator(path: Path) -> str:
+    return "\t" if ".tsv" in path.suffixes else ","
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
@@ -123,11 +146,15 @@ def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Itera
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
             rows += len(batch)
             if len(batch):
-                yield pa.table({field.name: _plain(batch[field.name], field.name, name) for field in batch.schema})
+                yield _plain_batch(batch, name)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
     if not rows:
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
+
+
+def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
+    return pa.table({field.name: _plain(batch[field.name], field.name, name) for field in batch.schema})
 
 
 def _plain(values: pa.Array, column: str, name: str) -> pa.Array:

@@ -6,13 +6,14 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from fairpate.app.cli.options import AsJson, DataDir, DatasetName, Folder, OptionValues, data_config
 from fairpate.app.terminal import terminal
 from fairpate.config import ConfigError
-from fairpate.files import check_output_folder
+from fairpate.files import check_output_folder, write_atomically
 
 app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
 
@@ -64,6 +65,45 @@ def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, opt
 
     save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
     typer.echo(str(folder))
+
+
+@app.command("declare")
+def declare_data(
+    file: Annotated[Path, typer.Argument(help="Private records; only the header is read.")],
+    public: Annotated[Path, typer.Option(help="Public records with the same columns; the label may be missing.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML to write; none prints it.")] = None,
+) -> None:
+    """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
+    if output is not None and output.exists():
+        raise ConfigError(f"--output: {output} exists already; name another file.")
+    from fairpate.data.draft import QUESTION, draft_declaration
+
+    text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
+    typer.echo(f"{output}: {text.count(QUESTION) - 1} questions to answer; then fairpate data check {output}")
+
+
+@app.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(help="A declaration (.yaml).")],
+    data_dir: DataDir = None,
+    options: OptionValues = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
+    from fairpate.app.summary import check_table
+    from fairpate.data.check import check_declaration
+
+    found = check_declaration(data_config(name, options, data_dir))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        terminal().print(check_table(found))
+    if found.refused:
+        raise typer.Exit(1)
 
 
 def _data_dir_from_environment() -> Path | None:

@@ -1,0 +1,151 @@
+"""`fairpate data declare` reads public records and one header; `fairpate data check` counts what a declaration does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fairpate.data.declaration import read_declaration
+from fairpate.data.draft import outwards
+
+HEADER = "id;patient;age;weight;ward;sex;note;again"
+PUBLIC = [
+    f"{i};p{i // 2};{20 + i % 39};{'' if i % 4 == 0 else 50.5 + i};{'CAB'[i % 3]};{'FM'[i % 2]};text {i}"
+    for i in range(40)
+]
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    (tmp_path / "patients.csv").write_text(f"{HEADER}\n1;SECRET;999;1;Z;X;n;maybe\n", encoding="utf-8")
+    (tmp_path / "pool.csv").write_text("\n".join([HEADER.removesuffix(";again"), *PUBLIC]) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_draft_is_a_declaration_with_questions(clinic, fairpate):
+    assert fairpate("data", "declare", "patients.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    text = (clinic / "own.yaml").read_text(encoding="utf-8")
+    found = read_declaration(clinic / "own.yaml")
+    assert (found.name, found.separator, found.label.column, found.person.column) == (
+        "patients",
+        ";",
+        "again",
+        "patient",
+    )
+    assert found.groups["sex"].names == ("F", "M")
+    assert found.features["age"].bounds == (20, 58)
+    assert found.features["weight"].bounds == (51, 90)
+    assert found.features["weight"].missing is not None
+    assert found.features["ward"].categories == ("A", "B", "C")
+    assert set(found.features) == {"age", "weight", "ward"}
+    assert "# id: left out: another value in each row. If it names records: `identity: {key: id}`" in text
+    assert "# note: left out" in text
+    assert all("#" in line for line in text.splitlines() if line and not line.startswith("files:"))
+    for field in ("label", "group", "person", "  age", "  # test"):
+        assert any(line.startswith(field) and "# ?" in line for line in text.splitlines()), field
+
+
+def test_nothing_but_the_header_of_private_records_is_read(clinic, fairpate):
+    before = fairpate("data", "declare", "patients.csv", "--public", "pool.csv")
+    (clinic / "patients.csv").write_bytes(HEADER.encode() + b"\n\xff\xff;no;table;at;all\n\x00" * 100)
+    assert fairpate("data", "declare", "patients.csv", "--public", "pool.csv") == before
+    assert before[0] == 0
+    assert "SECRET" not in before[1]
+    assert fairpate("data", "declare", "patients.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    code, _, said = fairpate("data", "declare", "patients.csv", "--public", "pool.csv", "-o", "own.yaml")
+    assert code == 2
+    assert "own.yaml exists already" in said
+
+
+def test_hostile_names_are_quoted(tmp_path, fairpate):
+    names = ["a: b", "#c", "d, e", "[f]", "g'h", 'i"j', "no", "*k", "ü", " l", "- m", "{n}"]
+    columns = {name: [i % 3 for i in range(30)] for name in names} | {"sex": list("FM") * 15, "y": ["a", "b"] * 15}
+    pq.write_table(pa.table(columns), tmp_path / "pool.parquet")
+    pq.write_table(pa.table(columns).slice(0, 1), tmp_path / "own.parquet")
+    assert fairpate("data", "declare", "own.parquet", "--public", "pool.parquet", "-o", "own.yaml")[0] == 0
+    assert set(read_declaration(tmp_path / "own.yaml").features) == set(names)
+    code, _, said = fairpate("data", "check", "own.yaml")
+    assert code == 1
+    assert "The private split has no member of group of sex M" in "".join((_, said))
+
+
+@pytest.mark.parametrize(
+    ("public", "bounds"),
+    [
+        ((20, 59), (20, 59)),
+        ((0.013, 0.0377), (0.013, 0.038)),
+        ((-5, 5), (-5, 5)),
+        ((0, 12345), (0, 13000)),
+        ((7, 7), (7, 7)),
+    ],
+)
+def test_bounds_are_rounded_outwards(public, bounds):
+    assert outwards(*public) == pytest.approx(bounds)
+    low, high = outwards(*public)
+    assert low <= public[0] <= public[1] <= high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone.csv", "--public", "pool.csv"], "gone.csv: damaged or unreadable file"),
+        (["patients.csv", "--public", "gone.csv"], "gone.csv: damaged or unreadable file"),
+        (["patients.csv", "--public", "pool.csv", "-o", "deep/own.yaml"], "expected a file below"),
+    ],
+)
+def test_what_cannot_be_drafted_is_refused(arguments, message, clinic, fairpate):
+    (clinic / "deep").mkdir()
+    code, _, said = fairpate("data", "declare", *arguments)
+    assert code
+    assert message in said
+
+
+DECLARED = """
+name: clinic
+files: {private: private.csv, public: public.csv, test: test.csv}
+label: {column: y, classes: [no, yes]}
+group: {column: sex, values: [F, M]}
+features:
+  age: {bounds: [0, 100], missing: 50}
+  ward: {categories: [A], other: true}
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    (tmp_path / "clinic.yaml").write_text(DECLARED, encoding="utf-8")
+    (tmp_path / "private.csv").write_text(
+        "age,ward,sex,y\n-1,A,F,no\n101,B,M,yes\n,C,F,no\n5,A,F,no\n", encoding="utf-8"
+    )
+    (tmp_path / "public.csv").write_text("age,ward,sex\n1,A,F\n100,A,M\n", encoding="utf-8")
+    (tmp_path / "test.csv").write_text("age,ward,sex,y\n1,A,F,no\n500,A,M,yes\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_check_counts_what_is_clipped_missing_and_other(declared, fairpate):
+    code, said, _ = fairpate("data", "check", "clinic.yaml", "--json")
+    assert code == 0
+    found = json.loads(said)
+    assert found["rows"] == {"private.csv": 4, "public.csv": 2, "test.csv": 2}
+    names = ("file", "column", "clipped", "missing", "other")
+    assert [[each[name] for name in names] for each in found["columns"]] == [
+        ["private.csv", "age", 2, 1, 0],
+        ["private.csv", "ward", 0, 0, 2],
+        ["test.csv", "age", 1, 0, 0],
+    ]
+    assert found["refused"] == []
+    assert "nothing is refused" in fairpate("data", "check", "clinic.yaml")[1]
+
+
+def test_a_check_lists_all_that_is_refused(declared, fairpate):
+    path = declared / "test.csv"
+    path.write_text(path.read_text(encoding="utf-8") + "old,A,X,perhaps\n", encoding="utf-8")
+    code, said, _ = fairpate("data", "check", "clinic.yaml")
+    assert code == 1
+    for words in ("'old' in 1 row", "'X' in 1 row", "'perhaps' in 1 row", "refused: 3 faults"):
+        assert words in said
+    assert fairpate("data", "check", "adult")[0] == 2
