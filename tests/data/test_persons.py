@@ -175,3 +175,27 @@ def test_more_records_of_one_person_than_can_be_squared_are_refused() -> None:
     count = 2**17 + 1
     with pytest.raises(ValueError, match="at most 131072 records of one person"):
         shortened_by_person(np.ones((count, 1), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), norm=4)
+
+
+def test_a_declared_table_with_persons_protects_them(tmp_path: Path) -> None:
+    lines = [f"{n % 21},{20 + n},{'FM'[n % 2]},{'no' if n % 3 else 'yes'}" for n in range(120)]
+    declaration = tmp_path / "clinic.yaml"
+    declaration.write_text(
+        "name: clinic\ntask: ill or not\nrows: 120\nfiles: {records: all.csv}\n"
+        "label: {column: ill, classes: ['no', 'yes']}\ngroup: {column: sex, values: [F, M]}\n"
+        "person: patient\nfeatures: {age: {bounds: [0, 140]}}\n",
+        encoding="utf-8",
+    )
+
+    def loaded(rows: list[str], **options: object) -> Dataset:
+        (tmp_path / "all.csv").write_text("\n".join(["patient,age,sex,ill", *rows]) + "\n", encoding="utf-8")
+        sizes = {"num_public": 30, "num_validation": 0, "num_test": 30}
+        return load_dataset(DataConfig(name="clinic", declaration=declaration, **sizes, **options))  # type: ignore[arg-type]
+
+    dataset = loaded(lines)
+    assert dataset.unit == "person"
+    named = [name for split in dataset.splits.values() for name in set(split.person_id)]
+    assert len(named) == len(set(named)) == 21
+    assert loaded(lines, unit="record").unit == "record"
+    with pytest.raises(DataError, match=r"patient.*1 row.*person"):
+        loaded([*lines[:-1], f",{lines[-1].partition(',')[2]}"])
