@@ -122,6 +122,8 @@ class TestACard:
         assert card["privacy"]["epsilon"] == voted.privacy_.epsilon
         assert "Preprocessing outside is not accounted" in page.read_text()
         assert "A test." in page.read_text()
+        written = [(tmp_path / "run" / name).read_text() for name in ("config.yaml", "data.json")]
+        assert not any("digits" in text for text in [*written, page.read_text(), values.read_text()])
 
     def test_a_loaded_model_has_the_same_card(self, voted: FairClassifier, tmp_path: Path) -> None:
         loaded = FairClassifier.load(voted.save(tmp_path / "model"))

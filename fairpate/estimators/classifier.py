@@ -147,7 +147,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with _folder(getattr(self, "folder", None)) as folder:
             trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=folder)
         self.classes_, self.groups_ = classes, group_names
-        self.config_, self.trained_, self.student_, self.network_ = config, trained, student, student.network
+        # The data set of the configuration is the records that were given, not the one that commands have by default.
+        self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
+        self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
         self.statement_ = statement_of(config, trained, remarks=self._remarks(sizes))
         return self
@@ -262,6 +264,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return configuration_of(self.method, given, sizes, seed=seed_of(self.random_state) if seed is None else seed)
 
     def _declared(self, real: int) -> int:
+        if self.num_records is not None and self.num_records < 1:
+            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
         return real if self.num_records is None else int(self.num_records)
 
     def _public(self, x: Any, groups: Any, seed: int) -> Records | None:

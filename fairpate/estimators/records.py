@@ -24,7 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import Section
+from fairpate.config import ConfigError, Section
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.identity import counted
@@ -55,7 +55,12 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     if said is None or isinstance(said, SensitiveFeature):
         return said
     column = said.item() if isinstance(said, np.integer) else said
-    found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
+    try:
+        found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
+    except ConfigError as error:
+        raise ConfigError(
+            f"sensitive_feature: expected a column's name or place, or column and edges, got {said!r}: {error}"
+        ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
         raise ValueError(f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}.")
     return found

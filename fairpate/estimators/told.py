@@ -15,7 +15,7 @@ from sklearn.utils.validation import column_or_1d
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.card import write_card
 from fairpate.app.rundir import create_run_directory, write_json
-from fairpate.app.trained_on import record_data, with_given_data
+from fairpate.app.trained_on import record_data
 from fairpate.data import Dataset, Split
 from fairpate.estimators.kept import write_student
 from fairpate.estimators.records import features, records_like
@@ -63,7 +63,7 @@ def write_card_of(
     if not config.is_private:
         raise ValueError(f"method: {config.method} guarantees nothing, so nothing of it is published, and no card.")
     student, dataset = _tested(estimator, X, y, groups)
-    run = create_run_directory(with_given_data(config, dataset).model_copy(update={"out": folder}))
+    run = create_run_directory(config.model_copy(update={"out": folder}))
     record_data(run, dataset, given_from_python=True)
     write_student(student, run.public)
     write_json(run.statement, strict(estimator.statement_.to_json()))
