@@ -315,7 +315,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _remarks(self, sizes: Sizes) -> tuple[str, ...]:
         """What qualifies the claim of an estimator beside that of a run."""
-        follows = self.num_records is None and follows_from_size(self.method, self.get_params(deep=False), sizes)
+        is_private = self.privacy_.relation == "add or remove one" and self.num_records is None
+        follows = is_private and follows_from_size(self.method, self.get_params(deep=False), sizes)
         return told.remarks(fitted_steps(steps_in_front()), follows_from_size=follows)
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
