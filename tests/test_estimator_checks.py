@@ -52,7 +52,7 @@ def small(name: str) -> FairClassifier:
         values.pop("aggregator")
     if schema().reads_public:
         values["public_X"] = 60
-    if schema.reads_groups or schema().reads_public_groups:
+    if schema().reads_groups or schema().reads_public_groups:
         values["sensitive_feature"] = {"column": 1, "edges": (0.7, 100.0)}
     named = {"method": method} if name == "FairClassifier" else {}
     return getattr(estimators, name)(**named, **values, random_state=0)

@@ -42,6 +42,7 @@ from fairpate.evaluation.card_page import (
 )
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
+from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.records import Guarantee
 from fairpate.privacy.event_values import event_from
 from fairpate.strict_json import strict
@@ -83,6 +84,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
     statement, metrics = read_statement(run), read_json(run.metrics)
+    population = read_json(run.private_population) if run.private_population.is_file() else None
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     student = load_student(run.student).card
     require_student_of(run, trained_on, student)
@@ -104,6 +106,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
         use=use,
         evaluation=Evaluation.from_json(metrics),
         refusals=None if refusals is None else _refusals(refusals, unrefused),
+        private_population=None if population is None else PrivatePopulation.from_json(population),
     )
 
 

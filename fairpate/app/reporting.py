@@ -14,6 +14,7 @@ from aggregator.terms import LedgerTerms
 from fairpate.app.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.evaluation.report import (
     GroupOutcomes,
@@ -105,6 +106,7 @@ def write_reports(
     evaluations: dict[str, Evaluation],
     reject_option: RejectOptionSpread | None,
     num_training_labels: int | None,
+    private_population: PrivatePopulation | None,
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
     headline = next(iter(evaluations.values()))
@@ -118,6 +120,7 @@ def write_reports(
         evaluations=evaluations,
         reject_option=reject_option,
         num_training_labels=num_training_labels,
+        private_population=private_population,
     )
     if spending is not None:
         write_text(run.private_report, private_report(_private_report(public, spending)))

@@ -24,7 +24,7 @@ from fairpate.app.meter import Meter
 from fairpate.app.odometer import Odometer, Standing, standing_remarks
 from fairpate.app.portable import write_portable
 from fairpate.app.progress import Reporter
-from fairpate.app.released import release_id
+from fairpate.app.released import read_release, release_id
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
     RunDirectory,
@@ -43,6 +43,7 @@ from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.files import sha256_of
+from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
@@ -107,6 +108,7 @@ def run_method(
         write_portable(run, student, dataset, reporter)
     assessment = assess(student, dataset, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
+    population = _private_population(config, run, dataset, student)
     statement = read_statement(run)
     _write_records(config, run, statement, assessment)
     with reporter.stage("report"):
@@ -119,6 +121,7 @@ def run_method(
             evaluations=assessment.evaluations,
             reject_option=assessment.reject_option,
             num_training_labels=student.card.num_training_labels,
+            private_population=population,
         )
     return run
 
@@ -466,6 +469,18 @@ def _post_process(model: nn.Module, config: Method, training: Training) -> nn.Mo
         course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
         reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
     return model
+
+
+def _private_population(
+    config: Method, run: RunDirectory, dataset: Dataset, student: Student
+) -> PrivatePopulation | None:
+    """What the run's release tells of the private population, written down where it does."""
+    if not isinstance(config, ReleasingMethod) or not run.released.exists():
+        return None
+    found = config.private_population(read_release(run.released)[0], dataset, student)
+    if found is not None:
+        write_json(run.private_population, found.to_json())
+    return found
 
 
 def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment) -> None:

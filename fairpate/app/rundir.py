@@ -134,6 +134,11 @@ class RunDirectory:
         return self.public / "metrics.json"
 
     @property
+    def private_population(self) -> Path:
+        """How the student treats the groups of private records, as far as the release tells."""
+        return self.public / "private_population.json"
+
+    @property
     def public_report(self) -> Path:
         """The page for everybody."""
         return self.public / "report.html"

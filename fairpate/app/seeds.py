@@ -24,6 +24,8 @@ class Stream(IntEnum):
     PENALTY = 17
     PUBLIC_POOL = 18
     PREDICTION = 20
+    POPULATION = 21
+    THINNING = 22
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

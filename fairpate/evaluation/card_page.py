@@ -12,6 +12,7 @@ from typing import Any
 
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import count, percent, render
+from fairpate.evaluation.private_population import PrivatePopulation, population_words
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.report import (
     GAP_NAMES,
@@ -101,6 +102,7 @@ class Card:
     use: IntendedUse
     evaluation: Evaluation
     refusals: CardRefusals | None = None
+    private_population: PrivatePopulation | None = None
 
     @property
     def publishable(self) -> list[str]:
@@ -178,6 +180,8 @@ def card_page(card: Card) -> str:
         baseline=majority_words(card.evaluation),
         interval=interval_words,
         reject_option=_reject_option(card),
+        population=card.private_population,
+        population_words=card.private_population and population_words(card.private_population),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.types import GateRule, Relation, Unit
 
@@ -108,7 +109,7 @@ class PublicReport:
     or removed); None leaves it out. ``evaluations`` maps what was measured on the test records to its result; the first
     is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
     for one that answers everything. ``num_training_labels``: released labels that the student was trained on, which the
-    ledger may have outgrown; None where that is not known.
+    ledger may have outgrown; None where that is not known. ``private_population``: what a release by group tells.
     """
 
     title: str
@@ -119,6 +120,7 @@ class PublicReport:
     reject_option: RejectOptionSpread | None = None
     num_private_records: int | None = None
     num_training_labels: int | None = None
+    private_population: PrivatePopulation | None = None
 
     def __post_init__(self) -> None:
         if not self.evaluations:

@@ -32,6 +32,7 @@ from fairpate.evaluation.page import (
     render,
     scale_end,
 )
+from fairpate.evaluation.private_population import population_words
 from fairpate.evaluation.records import (
     OUTCOMES,
     GroupOutcomes,
@@ -68,6 +69,7 @@ GAP_NAMES = {
     "eo_full": "Equalized odds, one group against the rest",
     "eo_lowy": "Equalized odds, each label's TPR and FPR",
     "accuracy_parity": "Accuracy, between two groups",
+    "equal_opportunity": "Equal opportunity, between two groups",
 }
 _LEDGERS = {
     "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
@@ -106,6 +108,8 @@ def public_report(report: PublicReport) -> str:
         margin=None if report.voting is None else _margin(report.voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         sanitised_words=_sanitised_words(report.guarantee),
+        population=report.private_population,
+        population_words=report.private_population and population_words(report.private_population),
     )
 
 

@@ -72,12 +72,15 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Events:
+class Events:
+    """Rates by event and group, as numerators and denominators; ``cells`` says what each event is."""
+
     hits_EG: FloatArray
     sizes_EG: FloatArray
     cells: Sequence[Cell]
 
 
+RateEvents = Callable[[FloatArray], Events]
 _Comparison = Callable[[FloatArray, FloatArray], FloatArray]
 
 
@@ -85,7 +88,7 @@ _Comparison = Callable[[FloatArray, FloatArray], FloatArray]
 class Metric:
     """A fairness metric: call it with a ``joint_table`` for its worst case."""
 
-    events: Callable[[FloatArray], _Events]
+    events: RateEvents
     compare: _Comparison
 
     def __call__(self, joint_GYC: FloatArray) -> WorstCase:
@@ -119,29 +122,29 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
     )
 
 
-def predicted(joint_GYC: FloatArray) -> _Events:
+def predicted(joint_GYC: FloatArray) -> Events:
     """Every predicted label, unconditionally."""
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
-    return _Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[Cell(label=k) for k in range(counts_GC.shape[-1])])
+    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[Cell(label=k) for k in range(counts_GC.shape[-1])])
 
 
-def predicted_given_label(joint_GYC: FloatArray) -> _Events:
+def predicted_given_label(joint_GYC: FloatArray) -> Events:
     """Every predicted label given every true label."""
     _require_labels(joint_GYC)
     num_classes = joint_GYC.shape[-1]
     batch = joint_GYC.shape[:-3]
     by_event = np.moveaxis(joint_GYC, -3, -1)
     sizes = np.broadcast_to(by_event.sum(axis=-2, keepdims=True), by_event.shape)
-    return _Events(
+    return Events(
         hits_EG=by_event.reshape(*batch, -1, by_event.shape[-1]),
         sizes_EG=sizes.reshape(*batch, -1, by_event.shape[-1]),
         cells=[Cell(label=k, given_label=y) for y in range(num_classes) for k in range(num_classes)],
     )
 
 
-def found_or_mistaken(joint_GYC: FloatArray) -> _Events:
+def found_or_mistaken(joint_GYC: FloatArray) -> Events:
     """Each label against all others: predicted when true (TPR), then predicted when not true (FPR)."""
     _require_labels(joint_GYC)
     true_YG = joint_GYC.sum(axis=-1).swapaxes(-1, -2)
@@ -149,19 +152,19 @@ def found_or_mistaken(joint_GYC: FloatArray) -> _Events:
     right_CG = _diagonal(joint_GYC)
     predicted_CG = joint_GYC.sum(axis=-2).swapaxes(-1, -2)
     labels = range(joint_GYC.shape[-1])
-    return _Events(
+    return Events(
         hits_EG=np.concatenate([right_CG, predicted_CG - right_CG], axis=-2),
         sizes_EG=np.concatenate([true_YG, size_1G - true_YG], axis=-2),
         cells=[Cell(label=k, given_label=k, given_is=given) for given in (True, False) for k in labels],
     )
 
 
-def correct(joint_GYC: FloatArray) -> _Events:
+def correct(joint_GYC: FloatArray) -> Events:
     """The prediction is right."""
     _require_labels(joint_GYC)
     right_1G = _diagonal(joint_GYC).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
-    return _Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[Cell()])
+    return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[Cell()])
 
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
@@ -244,7 +247,7 @@ def mean_parity(
     values, groups = np.asarray(values_N, dtype=np.float64), np.asarray(groups_N)
     if values.shape != groups.shape:
         raise ValueError(f"Expected one group per value, got shapes {values.shape} and {groups.shape}.")
-    events = _Events(
+    events = Events(
         hits_EG=np.bincount(groups, weights=values, minlength=num_groups)[None].astype(np.float64),
         sizes_EG=np.bincount(groups, minlength=num_groups)[None].astype(np.float64),
         cells=[Cell()],
@@ -279,7 +282,7 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
     return float(divide(within_Y[defined_Y] @ size_Y[defined_Y], size_Y[defined_Y].sum()))
 
 
-def _worst_case(events: _Events, compare: _Comparison) -> WorstCase:
+def _worst_case(events: Events, compare: _Comparison) -> WorstCase:
     differences = compare(events.hits_EG, events.sizes_EG)
     took_part_EG = events.sizes_EG > 0 if compare is level else _comparable(events.sizes_EG)
     value = float(_nan_max(differences.reshape(1, -1))[0])
@@ -288,11 +291,12 @@ def _worst_case(events: _Events, compare: _Comparison) -> WorstCase:
         value=value,
         n_undefined=int((~took_part_EG).sum()),
         min_cell_size=round(sizes.min()) if sizes.size else 0,
-        where=None if math.isnan(value) else _locate(differences, events.cells),
+        where=None if math.isnan(value) else located(differences, events.cells),
     )
 
 
-def _locate(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
+def located(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
+    """The cell of the largest of ``differences``, which a comparison gave."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     cell = cells[event]
     only_everyone = differences.shape[1] == 1
@@ -332,36 +336,36 @@ def _to_reference(reference_group: int, hits_EG: FloatArray, sizes_EG: FloatArra
     return distance_EG
 
 
-def _select(events: _Events, chosen: Sequence[int]) -> _Events:
-    return _Events(
+def _select(events: Events, chosen: Sequence[int]) -> Events:
+    return Events(
         hits_EG=events.hits_EG[..., chosen, :],
         sizes_EG=events.sizes_EG[..., chosen, :],
         cells=[events.cells[e] for e in chosen],
     )
 
 
-def _select_event(events: Callable[[FloatArray], _Events], event: int, joint_GYC: FloatArray) -> _Events:
+def _select_event(events: RateEvents, event: int, joint_GYC: FloatArray) -> Events:
     return _select(events(joint_GYC), [event])
 
 
-def _positives(joint_GYC: FloatArray) -> _Events:
+def _positives(joint_GYC: FloatArray) -> Events:
     _require_binary(joint_GYC)
     return _select(predicted(joint_GYC), [1])
 
 
-def _positives_given_label(joint_GYC: FloatArray) -> _Events:
+def _positives_given_label(joint_GYC: FloatArray) -> Events:
     _require_binary(joint_GYC)
     return _select(predicted_given_label(joint_GYC), [1, 3])
 
 
-def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: FloatArray) -> _Events:
+def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: FloatArray) -> Events:
     if not by_group:
         joint_GYC = joint_GYC.sum(axis=-3, keepdims=True)
     num_classes = joint_GYC.shape[-1]
     labels = range(num_classes) if label is None else [label]
     if kind == "fdr":
         predicted_CG = joint_GYC.sum(axis=-2).swapaxes(-1, -2)
-        wrong = _Events(
+        wrong = Events(
             hits_EG=predicted_CG - _diagonal(joint_GYC),
             sizes_EG=predicted_CG,
             cells=[Cell(label=c) for c in range(num_classes)],
@@ -371,7 +375,7 @@ def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: Float
     if kind == "fpr":
         return _select(rates, [num_classes + c for c in labels])
     found = _select(rates, list(labels))
-    return _Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=found.cells)
+    return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=found.cells)
 
 
 def _require_labels(joint_GYC: FloatArray) -> None:

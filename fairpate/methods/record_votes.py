@@ -37,10 +37,19 @@ from fairpate.config import Count
 from fairpate.data import Dataset
 from fairpate.data.neighbour_graph import Floats
 from fairpate.data.persons import shortened_by_person
+from fairpate.fairness.private_population import KEPT_NOISE, TableByGroup
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.prototypes import EmbeddingName, Prototypes
 from fairpate.methods.trained import Trained
-from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.methods.votes_of_records import (
+    UNITS,
+    FloatArray,
+    PoolLabels,
+    TaughtConfig,
+    ToldByGroup,
+    VotesOfRecords,
+    with_noise,
+)
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.record_votes import VoteSums, VoteTables
@@ -64,6 +73,10 @@ class RecordVotesConfig(TaughtConfig):
         None,
         description="Private records (persons, where these are protected), a declared public number that the rule "
         "for K may read; null: it does not.",
+    )
+    by_group: bool = Field(
+        False,
+        description="A count per class and group: tells how private groups are treated, with more noise in labels.",
     )
     rule: Literal["cells", "linear"] = Field(
         "cells", description="Labels are what the prototype's own votes say, or a `linear` rule fitted to all of them."
@@ -117,9 +130,15 @@ class RecordVotes(VotesOfRecords):
 
     def voting(self, dataset: Dataset, num_records: int) -> Voting:
         """An equal share of the records in every cell."""
-        stddev, pool = self.least_noise(_EVENTS[dataset.unit]), len(dataset.public)
+        stddev = self.least_noise(_EVENTS[dataset.unit]) * self.label_noise(dataset.num_groups)
+        pool = len(dataset.public)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
         return Voting(votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool))
+
+    @property
+    def by_group(self) -> bool:
+        """As configured."""
+        return self.record_votes.by_group
 
     def measure(self, training: Training) -> Released:
         """Prototypes, and one noisy table."""
@@ -128,40 +147,61 @@ class RecordVotes(VotesOfRecords):
         with training.reporter.stage("prototypes"):
             prototypes = Prototypes.of(
                 dataset.public.x,
-                count=settings.prototypes_of(len(dataset.public), stddev=stddev),
+                count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
                 embedding=settings.embedding,
                 num_components=settings.num_components,
                 seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
             )
         with training.reporter.stage("votes"):
-            votes_KC = noisy_votes(
+            row_N, num_rows = self.rows(dataset)
+            votes = noisy_votes(
                 prototypes.nearest(private.x),
-                private.y.numpy(),
-                shape=(len(prototypes.centres), dataset.num_classes),
+                row_N,
+                shape=(len(prototypes.centres), num_rows),
                 stddev=stddev,
                 source=self.source,
                 person_N=None if private.person_N is None else private.person_N.numpy(),
             )
-        training.reporter.note("votes", f"{len(votes_KC)} prototypes, noise {stddev:.2f}")
+        training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
         # Where the pool lies goes with the table: made again elsewhere, prototypes may come in another order.
         arrays: dict[str, npt.NDArray[Any]] = {
-            "votes_KC": votes_KC,
             "prototype_M": prototypes.prototype_M,
             "coordinates_MD": prototypes.coordinates_MD,
         }
+        if self.by_group:
+            arrays["votes_GKC"] = votes.reshape(len(votes), dataset.num_groups, -1).swapaxes(0, 1)
+        else:
+            arrays["votes_KC"] = votes
         return Released(arrays=arrays, events=(event(stddev),))
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Labels of the pool, and a student of the surest."""
-        settings, arrays, unit = self.record_votes, released.arrays, released.events[0].unit
-        votes_KC, prototype_M, stddev = arrays["votes_KC"], arrays["prototype_M"], self.least_noise(_EVENTS[unit])
-        if unit == "person":
-            votes_KC = votes_KC / UNITS  # as votes
+        settings, prototype_M = self.record_votes, released.arrays["prototype_M"]
+        votes_KC, stddev = self._votes(released)
         if settings.rule == "cells":
             said = labels_of_cells(votes_KC, prototype_M, stddev=stddev)
         else:
-            said = labels_of_line(votes_KC, prototype_M, arrays["coordinates_MD"], stddev=stddev)
+            said = labels_of_line(votes_KC, prototype_M, released.arrays["coordinates_MD"], stddev=stddev)
         return self.taught(said, settings, training, events=released.events)
+
+    def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
+        """Counts by cell and class, in votes, and the noise of each."""
+        arrays, unit = released.arrays, released.events[0].unit
+        stddev = self.least_noise(_EVENTS[unit])
+        if self.by_group:
+            return self.by_class(arrays["votes_GKC"], stddev=stddev)
+        return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
+
+    def told_by_group(self, released: Released) -> ToldByGroup:
+        """The counts, and what the linear rule says of the pool; a vote is the unit vector of its cell."""
+        arrays, noise, (votes_KC, stddev) = released.arrays, self.least_noise(_one_vote), self._votes(released)
+        _, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
+        chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
+        table = TableByGroup(
+            sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
+        )
+        votes_MK = np.eye(len(votes_KC))[arrays["prototype_M"]]
+        return ToldByGroup(table=table, votes_MW=votes_MK, likely_MY=chances_MC.astype(np.float64))
 
 
 def _one_vote(stddev: float) -> VoteTables:
@@ -175,7 +215,7 @@ def _votes_of_a_person(stddev: float) -> VoteSums:
 _EVENTS: dict[Unit, Callable[[float], Event]] = {"record": _one_vote, "person": _votes_of_a_person}
 
 
-def labels_of_cells(votes_KC: IntArray | Floats, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
+def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """Of every public record what most noisy votes of its prototype say."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up, against its noise and that of counts of this size.
@@ -185,24 +225,36 @@ def labels_of_cells(votes_KC: IntArray | Floats, prototype_M: IntArray, *, stdde
 
 
 def labels_of_line(
-    votes_KC: IntArray | Floats, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
+    votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
-    """The same by logistic regression on the pool's coordinates: a record stands for a share of its cell's counts.
+    """The same by logistic regression on all counts."""
+    chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
+    if (chances_MC.max(axis=0) > 0).sum() < 2:
+        return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
+    ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
+    return PoolLabels(labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2])
 
-    The ridge is what the noise of K cells calls for, against the information in as many votes.
+
+def chances_of_line(
+    votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
+) -> FloatArray:
+    """How likely each label (M, C) is by logistic regression on the pool's coordinates, all counts together.
+
+    A record stands for a share of its cell's counts. The ridge is what the noise of K cells calls for, against the
+    information in as many votes. Where fewer than two labels have votes, theirs are certain.
     """
     positive_KC = np.maximum(votes_KC, 0)
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]
     record_R, label_R = np.nonzero(weights_MC)
-    if len(np.unique(label_R)) < 2:
-        return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
+    found = np.unique(label_R)
+    if len(found) < 2:
+        return np.tile(np.isin(np.arange(votes_KC.shape[1]), found).astype(np.float64), (len(prototype_M), 1))
     spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
     line = LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
     line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
-    chance_MC = line.predict_proba(coordinates_MD / spread)
-    ordered_MC = np.sort(chance_MC, axis=1)
-    return PoolLabels(
-        labels_M=line.classes_[chance_MC.argmax(axis=1)], certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2]
-    )
+    chance_MF = line.predict_proba(coordinates_MD / spread)
+    chances_MC: FloatArray = np.zeros(weights_MC.shape, dtype=chance_MF.dtype)
+    chances_MC[:, line.classes_] = chance_MF
+    return chances_MC

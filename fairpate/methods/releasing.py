@@ -13,9 +13,12 @@ from typing import Any, ClassVar
 from fairpate.app.released import Origin, Released, pool_digest, read_release, save_release
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError, determining_values, flat_values
 from fairpate.config import ConfigError
+from fairpate.data import Dataset
+from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
 from fairpate.methods.definition import Method, PrivateMethod, Training
 from fairpate.methods.trained import Trained
+from student.predict import Student
 
 
 class ReleasingMethod(PrivateMethod):
@@ -50,6 +53,15 @@ class ReleasingMethod(PrivateMethod):
     def learn(self, training: Training, released: Released) -> Trained:
         """The model, from what was released and from public records."""
         raise NotImplementedError
+
+    def private_population(
+        self,
+        released: Released,  # noqa: ARG002 - most releases tell no groups
+        dataset: Dataset,  # noqa: ARG002
+        student: Student,  # noqa: ARG002
+    ) -> PrivatePopulation | None:
+        """How ``student`` treats the groups of private records, as far as the release tells; None where it does not."""
+        return None
 
     def train(self, training: Training) -> Trained:
         """Both."""

@@ -12,18 +12,28 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairpate.app.seeds import Stream
+from fairpate.app.released import Released
+from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.students import fit_student
 from fairpate.config import ConfigError, PenaltyConfig, Section, StudentConfig
+from fairpate.data import Dataset
+from fairpate.evaluation.private_population import PrivatePopulation, private_population
 from fairpate.fairness.gate import filter_stream
+from fairpate.fairness.private_population import (
+    TAUGHT_NOISE,
+    PublicRecords,
+    TableByGroup,
+    estimated_population,
+    thinned,
+)
 from fairpate.methods.definition import Training
 from fairpate.methods.releasing import ReleasingMethod
 from fairpate.methods.trained import Trained
@@ -32,6 +42,7 @@ from fairpate.privacy.accountant import Event
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.types import GateRule, IntArray, LabelledSet
+from student.predict import Student
 
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 UNITS = 2**14
@@ -58,12 +69,76 @@ class PoolLabels:
     chances_MC: FloatArray | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToldByGroup:
+    """A table by group; of every public record its vote (M, W), and how likely each label is (M, C)."""
+
+    table: TableByGroup
+    votes_MW: npt.NDArray[np.float64]
+    likely_MY: npt.NDArray[np.float64]
+
+
 class VotesOfRecords(ReleasingMethod):
     """Within the target for one record or person, added or removed: one release for everything."""
 
-    reads_groups: ClassVar[bool] = False
-
     student: StudentConfig = StudentConfig()
+
+    @property
+    def by_group(self) -> bool:
+        """Whether the table has a part for every group of private records."""
+        raise NotImplementedError
+
+    @property
+    def reads_groups(self) -> bool:  # type: ignore[override]
+        """For a table by group."""
+        return self.by_group
+
+    def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
+        """Where each private record votes, by its label and perhaps its group, and how many such rows there are."""
+        labels_N, num_classes = dataset.private.y.numpy(), dataset.num_classes
+        if not self.by_group:
+            return labels_N, num_classes
+        return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
+
+    def by_class(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float]:
+        """The part of a table by group that students learn from, over all groups (axis 0), and its noise."""
+        taught_G, _ = self.thinned(table_G, stddev=stddev)
+        return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev
+
+    def label_noise(self, num_groups: int) -> float:
+        """The noise that students learn from, in units of the release's."""
+        return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
+
+    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, npt.NDArray[np.float64]]:
+        """A released table in two, for students and for what is estimated of them; always the same two."""
+        return thinned(table_G, stddev=stddev, generator=self._generator(Stream.THINNING))
+
+    def _generator(self, stream: Stream) -> np.random.Generator:
+        return np.random.default_rng(stream_seed(self.seed, stream))
+
+    def told_by_group(self, released: Released) -> ToldByGroup:
+        """What a release by group tells of the private population."""
+        raise NotImplementedError
+
+    def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
+        """How ``student`` treats the groups of private records, from the release and public records alone."""
+        if not self.by_group:
+            return None
+        told, public = self.told_by_group(released), dataset.public
+        generator = self._generator(Stream.POPULATION)
+        predicted = student.predict(public.x, public.z.numpy(), generator=generator)
+        outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
+        records = PublicRecords(
+            votes_MW=told.votes_MW,
+            groups_M=public.z.numpy(),
+            likely_MY=told.likely_MY,
+            outcome_MJ=np.eye(dataset.num_classes + 1)[outcome_M],
+        )
+        return private_population(
+            estimated_population(told.table, records, generator=generator),
+            group_names=dataset.group_names,
+            class_names=dataset.label_names,
+        )
 
     @property
     def reads_public(self) -> bool:
@@ -75,7 +150,7 @@ class VotesOfRecords(ReleasingMethod):
         """A gate and a regulariser do."""
         settings = [section for _, section in self if isinstance(section, TaughtConfig)]
         asked = any(each.gate is not None or each.penalty is not None for each in settings)
-        return asked or self.public_data.calibration is not None
+        return asked or self.by_group or self.public_data.calibration is not None
 
     def check(self) -> None:
         """ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two cells."""
@@ -88,6 +163,15 @@ class VotesOfRecords(ReleasingMethod):
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "
                 "one'."
+            )
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for groups of persons, whose votes are shortened and count no records."""
+        super().check_data(dataset)
+        if self.by_group and dataset.unit == "person":
+            raise ConfigError(
+                f"{self.method}.by_group: counts private records by group, but {dataset.name} protects persons, whose "
+                "votes are shortened; leave it out, or set data.unit=record, which protects less."
             )
 
     def least_noise(self, event: Callable[[float], Event]) -> float:

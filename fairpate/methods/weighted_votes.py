@@ -42,9 +42,10 @@ from fairpate.config import EmbeddingConfig, Positive
 from fairpate.data import Dataset
 from fairpate.data.embedding import Embedding
 from fairpate.data.persons import shortened_by_person, whole_persons
+from fairpate.fairness.private_population import KEPT_NOISE, TableByGroup
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.trained import Trained
-from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, VotesOfRecords, with_noise
+from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, ToldByGroup, VotesOfRecords, with_noise
 from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.record_votes import VoteSums
 from fairpate.types import IntArray
@@ -60,6 +61,9 @@ class WeightedVotesConfig(TaughtConfig):
     """The rule, and which of its labels teach."""
 
     taught_share: float = Field(1.0, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
+    by_group: bool = Field(
+        False, description="A row per class and group: tells how private groups are treated, with more noise in labels."
+    )
     ridge: Positive = Field(2.0, description="Of the rule, in standard deviations of the noise per record.")
     embedding: EmbeddingConfig = Field(
         EmbeddingConfig(), description="Of public records; `data.embedding` precedes it."
@@ -133,7 +137,13 @@ class WeightedVotes(VotesOfRecords):
         share = alike_MM.sum(axis=1)[norm_M > 0] / norm_M[norm_M > 0] / max(1, len(pool_MW) - 1)
         votes = max(1, round(num_records * float(share.mean()))) if len(share) else 1
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
-        return Voting(votes=votes, noise_stddev_votes=self.least_noise(_event), labels=labels)
+        noise = self.least_noise(_event) * self.label_noise(dataset.num_groups)
+        return Voting(votes=votes, noise_stddev_votes=noise, labels=labels)
+
+    @property
+    def by_group(self) -> bool:
+        """As configured."""
+        return self.weighted_votes.by_group
 
     def measure(self, training: Training) -> Released:
         """A ballot, and one noisy table."""
@@ -143,21 +153,43 @@ class WeightedVotes(VotesOfRecords):
         with training.reporter.stage("votes"):
             ballot = Ballot.of(dataset, self.weighted_votes.embedding)
             private = dataset.private
-            table_CW = ballot.table(
-                private.x, private.y.numpy(), num_classes=dataset.num_classes, person_N=private.person_N
-            )
-            noisy_CW = with_noise(table_CW, stddev=event.noise_stddev_votes, source=self.source, row="class")
-        training.reporter.note("votes", f"{noisy_CW.shape[1]} numbers per class, noise {noise:.2f}")
+            row_N, num_rows = self.rows(dataset)
+            table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
+            noisy = with_noise(table, stddev=event.noise_stddev_votes, source=self.source, row="class")
+        training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
         # What the pool would vote goes with the table: made again elsewhere, components may have other signs.
-        pool_MW = ballot.votes(dataset.public.x).astype(np.int16)  # up to U
-        return Released(arrays={"sums_CW": noisy_CW, "pool_MW": pool_MW}, events=(event,))
+        arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
+        if self.by_group:
+            arrays["sums_GCW"] = noisy.reshape(dataset.num_groups, dataset.num_classes, -1)
+        else:
+            arrays["sums_CW"] = noisy
+        return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
         """The rule that fits the table, and a student of what it says of the pool."""
-        settings, arrays, noise = self.weighted_votes, released.arrays, self.least_noise(_event)
+        return self.taught(self._said(released), self.weighted_votes, training, events=released.events)
+
+    def _said(self, released: Released) -> PoolLabels:
+        """Of the pool."""
+        arrays, noise = released.arrays, self.least_noise(_event)
+        if self.by_group:
+            sums_CW, stddev = self.by_class(arrays["sums_GCW"], stddev=noise * UNITS)
+            noise = stddev / UNITS
+        else:
+            sums_CW = arrays["sums_CW"]
         pool_MW = arrays["pool_MW"].astype(np.int64)
-        said = labels_of_sums(arrays["sums_CW"], pool_MW, stddev=noise, ridge=settings.ridge)
-        return self.taught(said, settings, training, events=released.events)
+        return labels_of_sums(sums_CW, pool_MW, stddev=noise, ridge=self.weighted_votes.ridge)
+
+    def told_by_group(self, released: Released) -> ToldByGroup:
+        """The sums, and what the rule says of the pool; the constant counts records."""
+        arrays, noise, chances_MC = released.arrays, self.least_noise(_event), self._said(released).chances_MC
+        assert chances_MC is not None
+        _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
+        pool_MW = arrays["pool_MW"] / UNITS
+        one_W = np.zeros(pool_MW.shape[1])
+        one_W[0] = 1 / pool_MW[0, 0]
+        table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
+        return ToldByGroup(table=table, votes_MW=pool_MW, likely_MY=chances_MC.astype(np.float64))
 
 
 def _event(noise: float) -> VoteSums:

@@ -31,6 +31,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.evaluation.frontier_page import FrontierReport
 from fairpate.evaluation.report import Guarantee, PublicReport, Voting
+from fairpate.methods.load import configured
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
 GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
@@ -63,7 +64,7 @@ OUTCOMES = {"submitted", "answered", "rejected_confidence", "rejected_fairness",
 EVENT = {
     *("kind", "noun"),
     *("count", "noise_multiplier", "sampling_rate", "relation", "unit"),
-    *("threshold", "threshold_stddev_votes", "noise_stddev_votes"),
+    *("threshold", "threshold_stddev_votes", "noise_stddev_votes", "norm"),
 }
 STATEMENT = {
     *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
@@ -102,6 +103,18 @@ CARD = {
     *(f"refusals.{name}" for name in ("num_orders", "accuracy", "coverage")),
     *(f"refusals.unrefused.{name}" for name in EVALUATION),
 }
+ESTIMATE = {"value", "low", "high"}
+POPULATION = {
+    *("format", "level", "class_names"),
+    "groups.name",
+    *(
+        f"groups.{name}.{number}"
+        for name in ("records", "coverage", "accuracy", "predicted", "found")
+        for number in ESTIMATE
+    ),
+    *(f"gaps.*.{name}" for name in ESTIMATE | {"where", "n_undefined"}),
+}
+CARD |= {"private_population", *(f"private_population.{name}" for name in POPULATION)}
 IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
 PLACES = ("out", "storage", "ray", "data_dir", "engine", "block_size", "path")
 RUN_FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
@@ -202,6 +215,21 @@ def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:
     check_run(protected)
 
 
+def test_a_release_by_group_publishes_estimates_besides(tmp_path: Path) -> None:
+    values = {
+        "target": {"epsilon": 2},
+        "student": TRAIN["student"],
+        "data": TRAIN["data"],
+        "weighted_votes": {"by_group": True},
+    }
+    run = run_method(configured(values, [f"out={tmp_path / 'run'}"], method="weighted_votes"), Reporter(quiet=True))
+    assert names(run.public) == RUN_FILES | {"released.safetensors", "private_population.json"}
+    assert not unlisted(read_json(run.private_population), POPULATION)
+    check_run(run)
+    _, plain = write_card(run.root)
+    assert not unlisted(read_json(plain), CARD, settings=("data.options",))
+
+
 def test_cards_publish_what_is_listed(asked: RunDirectory, sweep: Comparison) -> None:
     trained = next(sweep.folder.root.glob("runs/dp_sgd-*"))
     for root in (asked.root, trained):
@@ -231,7 +259,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
-        *("num_private_records", "num_training_labels"),
+        *("num_private_records", "num_training_labels", "private_population"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),

@@ -122,7 +122,12 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
     before = {
         *("seed=1", "data.seed=1", "data.num_public=200", "target.epsilon=1", "target.delta=1e-6"),
         *("target.accounting=rdp", "noise=seeded", "record_votes.num_prototypes=10", "record_votes.embedding=graph"),
-        *("record_votes.num_components=7", "record_votes.num_records=1000", "data.embedding={}"),
+        *(
+            "record_votes.num_components=7",
+            "record_votes.num_records=1000",
+            "record_votes.by_group=true",
+            "data.embedding={}",
+        ),
     }
     names = {name(override) for override in before}
     assert len(names | {same}) == len(before) + 1

@@ -67,7 +67,7 @@ def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, di
     """Bit by bit, twice, on the same records."""
     given = arrays(digits)
     # A record's teacher follows from its content here; the digits' own names are others.
-    groups = given["sensitive_features"] if find(name).reads_groups else None
+    groups = given["sensitive_features"] if find(name)().reads_groups else None
     records, *_ = dataset_of(**{**given, "sensitive_features": groups})
     dataset = dataclasses.replace(records, test=digits.test)
     config = configured(VALUES, [f"out={tmp_path / 'run'}"], method=name)
@@ -145,7 +145,7 @@ def test_an_estimator_that_is_told_nothing_has_the_weights_of_a_command_that_is(
     said = {} if name == "f_ld" else {"noise": "seeded"}
     given = arrays(digits)
     fitted = own_class(name)(random_state=3, embedding="auto" if name == "f_ld" else embedding, **said).fit(**given)
-    groups = given["sensitive_features"] if find(name).reads_groups else None
+    groups = given["sensitive_features"] if find(name)().reads_groups else None
     records, *_ = dataset_of(**{**given, "sensitive_features": groups})
     values = fitted_to(name, count=len(records.private), num_public=len(records.public))
     config = configured(values | said, ["seed=3", f"out={tmp_path / 'run'}"], method=name)

@@ -1,0 +1,233 @@
+"""How a published student treats the groups of the *private* population, from a noisy table and public records alone.
+
+The table holds, for every group z and label y, the noisy sum S[z, y] of what its private records voted: vectors phi(x),
+or for counts the unit vector of a record's cell. How many of them a student predicts j is estimated by
+
+    J[z, y, j] = <beta[z, y, j], S[z, y]>
+
+where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each with the weight
+p(y | x): how likely the release finds its label y (regression estimators of surveys: Deville and Sarndal 1992). Of
+counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is post-processing.
+
+**Assumption.** Over the private records of a group and label, what the regression leaves of a prediction is nothing on
+average, as it is over the public records of that group under these weights. In cells: a private record is predicted
+like the public records of its cell and group, each as far as it may have that label. Where a group has no public record
+in a cell, those of all groups stand for it, and where there is none at all, the label's average: each fit is drawn to
+the coarser one by one record's worth.
+
+**Errors** that the intervals cover: the release's noise, sigma^2 |beta|^2; that public records are a sample, by the
+influence of each on J (linearisation); and that the private records are one, by what the regression leaves. Not
+covered: a false assumption. A largest gap lies in its interval when all differences lie in simultaneous ones, so at
+least as often as these do.
+
+A student that had learned from this very noise would fit it and look better than it is. So the table is thinned into
+two of independent noise (Leiner et al. 2023, arXiv 2112.11079): the student learns from one, the other is kept for the
+estimate.
+
+Shapes: M public records, W numbers per vote, G groups, Y labels, J outcomes (Y predictions, and perhaps a refusal), R
+draws of the error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairpate.fairness.gaps import Cell, Metric, RateEvents, located
+from fairpate.fairness.rates import FloatArray, IndexArray, divide
+from fairpate.types import IntArray
+
+TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)
+_LEAST_LIKELY = 1e-3  # a label that the release rules out keeps a weight
+_RIDGE = 1.0  # records, of norm one
+_LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
+
+
+def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
+    """Two tables whose noises are independent, made of one with noise of ``stddev`` on every number.
+
+    That of the first is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. Anyone may repeat it.
+    """
+    drawn = generator.normal(scale=stddev, size=table.shape)
+    # Covariance stddev^2 (1 - sqrt(2) sqrt(1 / 2)) = 0.
+    return np.rint(table + math.sqrt(0.5) * drawn).astype(np.int64), table - math.sqrt(2.0) * drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableByGroup:
+    """A released table: sums of votes by group and label, each number with noise of ``stddev``.
+
+    ``one_W``: the combination of a vote's numbers that is one for every record, so that it counts records.
+    """
+
+    sums_GYW: FloatArray
+    stddev: float
+    one_W: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicRecords:
+    """What public records would vote, their groups, how likely each label is, and 0/1 whether an outcome is theirs."""
+
+    votes_MW: FloatArray
+    groups_M: IndexArray
+    likely_MY: FloatArray
+    outcome_MJ: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """Private records by group, label and outcome (G, Y, J), and draws of what they may be instead (R, G, Y, J)."""
+
+    joint_GYJ: FloatArray
+    draws_RGYJ: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its interval; NaN where it is undefined."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapEstimate(Estimate):
+    """A largest difference, the cell that attains it, and how many rates had too few records for the noise."""
+
+    where: Cell | None
+    n_undefined: int
+
+
+def estimated_population(
+    table: TableByGroup, public: PublicRecords, *, generator: np.random.Generator, num_draws: int = 2000
+) -> Population:
+    """The estimate and its error; NaN for a group without public records, of which nothing can be said."""
+    num_groups, num_labels, _ = table.sums_GYW.shape
+    num_outcomes = public.outcome_MJ.shape[1]
+    joint_GYJ = np.full((num_groups, num_labels, num_outcomes), np.nan)
+    draws_RGYJ = np.full((num_draws, *joint_GYJ.shape), np.nan)
+    coarse = [_over_all_groups(table.one_W, public, label) for label in range(num_labels)]
+    for group in range(num_groups):
+        (rows,) = (public.groups_M == group).nonzero()
+        if not len(rows):
+            continue
+        parts = [_of_group(table, public, rows, coarse[label], group, label) for label in range(num_labels)]
+        joint_GYJ[group] = [part.joint_J for part in parts]
+        influence = np.concatenate([part.influence_MJ for part in parts], axis=1)
+        covariance = influence.T @ influence
+        for label, part in enumerate(parts):
+            block = slice(label * num_outcomes, (label + 1) * num_outcomes)
+            covariance[block, block] += part.covariance_JJ
+        errors = generator.multivariate_normal(np.zeros(len(covariance)), covariance, size=num_draws, method="eigh")
+        draws_RGYJ[:, group] = joint_GYJ[group] + errors.reshape(num_draws, num_labels, num_outcomes)
+    return Population(joint_GYJ=joint_GYJ, draws_RGYJ=draws_RGYJ)
+
+
+def estimated_rates(
+    events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95
+) -> list[list[Estimate]]:
+    """Every rate by event and group with an interval of its own, cut to 0 and 1; undefined for too few records."""
+    hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(events, joint_GYC, draws_RGYC)
+    value_EG, rates_REG = divide(hits_EG, sizes_EG), divide(hits_REG, sizes_REG)
+    low_EG, high_EG = np.quantile(rates_REG, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ends = (np.clip(values, 0, 1).tolist() for values in (value_EG, low_EG, high_EG))
+    return [[Estimate(value=v, low=a, high=b) for v, a, b in zip(*row, strict=True)] for row in zip(*ends, strict=True)]
+
+
+def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
+    """The largest difference of ``metric`` among the private records, with its interval."""
+    hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(metric.events, joint_GYC, draws_RGYC)
+    differences = metric.compare(hits_EG, sizes_EG)
+    value_D, value_RD = differences.ravel(), metric.compare(hits_REG, sizes_REG).reshape(len(draws_RGYC), -1)
+    known_D = ~np.isnan(value_D)
+    n_undefined = int((sizes_EG == 0).sum())
+    if not known_D.any():
+        return GapEstimate(value=math.nan, low=math.nan, high=math.nan, where=None, n_undefined=n_undefined)
+    value_D, error_RD = value_D[known_D], value_RD[:, known_D] - value_D[known_D]
+    spread_D = np.sqrt(np.square(error_RD).mean(axis=0))
+    farthest_R = np.abs(divide(error_RD, spread_D))
+    reach_D = spread_D * np.quantile(np.nan_to_num(farthest_R).max(axis=1), level)
+    value, low, high = (float(np.clip(v.max(), 0, 1)) for v in (value_D, value_D - reach_D, value_D + reach_D))
+    where = located(differences, metric.events(joint_GYC).cells)
+    return GapEstimate(value=value, low=low, high=high, where=where, n_undefined=n_undefined)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Of one group and label: outcomes, the influence of every public record on them, and the other errors."""
+
+    joint_J: FloatArray
+    influence_MJ: FloatArray
+    covariance_JJ: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """A ridge regression of outcomes on votes, drawn to coarser coefficients.
+
+    ``residual_MJ`` are those of fits without the record itself: a fit of few records would seem too good.
+    """
+
+    beta_WJ: FloatArray
+    gram_WW: FloatArray
+    residual_MJ: FloatArray
+    weights_M: FloatArray
+
+    @classmethod
+    def of(cls, votes_MW: FloatArray, weights_M: FloatArray, outcome_MJ: FloatArray, coarse_WJ: FloatArray) -> _Fit:
+        weighted_WM = (votes_MW * weights_M[:, None]).T
+        gram_WW = weighted_WM @ votes_MW
+        gram_WW[np.diag_indices_from(gram_WW)] += _RIDGE
+        pulled_WM = np.linalg.solve(gram_WW, weighted_WM)
+        left_MJ = outcome_MJ - votes_MW @ coarse_WJ
+        fitted_WJ = pulled_WM @ left_MJ
+        leverage_M = np.einsum("mw,wm->m", votes_MW, pulled_WM)
+        return cls(
+            beta_WJ=coarse_WJ + fitted_WJ,
+            gram_WW=gram_WW,
+            residual_MJ=(left_MJ - votes_MW @ fitted_WJ) / (1 - leverage_M)[:, None],
+            weights_M=weights_M,
+        )
+
+
+def _over_all_groups(one_W: FloatArray, public: PublicRecords, label: int) -> _Fit:
+    weights_M = np.maximum(public.likely_MY[:, label], _LEAST_LIKELY)
+    average_J = weights_M @ public.outcome_MJ / weights_M.sum()
+    return _Fit.of(public.votes_MW, weights_M, public.outcome_MJ, np.outer(one_W, average_J))
+
+
+def _of_group(
+    table: TableByGroup, public: PublicRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
+) -> _Part:
+    votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
+    own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
+    # The derivative of J by a record's outcome: through the group's own fit, and through the one it is drawn to.
+    direct_W = np.linalg.solve(own.gram_WW, sum_W)
+    drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
+    influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
+    influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
+    count = max(float(table.one_W @ sum_W), 0.0)
+    left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
+    return _Part(
+        joint_J=sum_W @ own.beta_WJ,
+        influence_MJ=influence_MJ,
+        covariance_JJ=table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ,
+    )
+
+
+def _large_enough(
+    events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Hits and sizes, and those of the draws, where a size stands out of its error; elsewhere nothing."""
+    found, drawn = events(joint_GYC), events(draws_RGYC)
+    error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
+    is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
+    kept = (
+        np.where(is_known_EG, values, 0.0) for values in (found.hits_EG, found.sizes_EG, drawn.hits_EG, drawn.sizes_EG)
+    )
+    hits_EG, sizes_EG, hits_REG, sizes_REG = kept
+    return hits_EG, sizes_EG, hits_REG, sizes_REG
