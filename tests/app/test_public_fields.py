@@ -86,6 +86,7 @@ STUDENT = {
     "sensitive_attribute",
     "num_members",
     "mixing",
+    "embedding",
 }
 CARD = {
     *("format", "publishable", "not_publishable", "limits", "protects"),
