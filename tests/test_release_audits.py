@@ -5,6 +5,7 @@ The long version is benchmarks/audit_releases.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from aggregator.neighbours import NearestCounts
+from fairpate.fairness.gate import DemographicParityGate
 from fairpate.methods.record_votes import noisy_votes
 from fairpate.methods.votes_of_records import with_noise
 from fairpate.methods.weighted_votes import UNITS, Ballot
@@ -19,9 +22,13 @@ from fairpate.privacy.accountant import epsilon_of
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.record_votes import VoteSums, VoteTables
+from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
+from fairpate.types import GateRule
+from teachers.neighbourhood import LocalNeighbourhood
+from teachers.neighbours import Sampler, blocks_of
 
 DELTA, PROTOTYPES, ROWS = 1e-5, 150_000, 8_000
+QUERIES, OTHERS, RATE = 15_000, 12, 0.5
 
 
 def one_vote(stddev: float, *, is_in: bool, seed: int) -> np.ndarray:
@@ -41,6 +48,46 @@ def one_weighted_vote(noise: float, *, is_in: bool, seed: int) -> np.ndarray:
     sums_CW = np.repeat(vote_1W * is_in, ROWS, axis=0)
     noisy_CW = with_noise(sums_CW, stddev=noise * UNITS, source=SeededSource(seed), row="class")
     return noisy_CW @ vote_1W[0] / UNITS**2
+
+
+def asked_neighbours(stddev: float, *, is_in: bool, seed: int) -> np.ndarray:
+    """A canary where the query is, nearer than all others and of another label; the one nearest of a sample votes."""
+    places, labels = [1] * OTHERS + [0] * is_in, [0] * OTHERS + [1] * is_in
+    names = [str(number) for number in range(QUERIES)]
+    blocks = blocks_of(np.array(places, np.int32)[:, None], np.array(labels), names[: len(labels)], key=bytes(32))
+    found = LocalNeighbourhood(list(blocks), count=1, sampler=Sampler(RATE, seed))
+    votes_Q2 = found.nearest(np.zeros((QUERIES, 1), dtype=np.int32), names).counts(2)
+    outcomes = NearestCounts(
+        sampling_rate=RATE,
+        num_neighbours=1,
+        threshold=-math.inf,
+        threshold_stddev_votes=stddev,
+        noise_stddev_votes=stddev,
+    ).answer(
+        votes_Q2,
+        groups=[0] * QUERIES,
+        keys=names,
+        gate=DemographicParityGate(GateRule(max_disparity=math.inf, min_count=1), num_groups=1, num_classes=2),
+        source=SeededSource(seed),
+    )
+    shown_Q2 = np.array([outcome.counts for outcome in outcomes])
+    return (shown_Q2[:, 1] - shown_Q2[:, 0]).astype(float)
+
+
+def test_neighbours_stay_below_their_claim_and_half_the_noise_is_caught() -> None:
+    target = 2.0
+
+    def events(stddev: float) -> list[NeighbourVotes]:
+        return [NeighbourVotes(count=1, noise_stddev_votes=stddev, sampling_rate=RATE)]
+
+    stddev = least_noise(events, target_epsilon=target, target_delta=DELTA, accounting="pld")
+
+    def bound(factor: float) -> float:
+        scores = [asked_neighbours(factor * stddev, is_in=is_in, seed=int(is_in)) for is_in in (True, False)]
+        return epsilon_of_best_threshold(*scores, delta=DELTA)
+
+    right, broken = bound(1.0), bound(0.5)
+    assert 0.1 * target < right < target < broken
 
 
 def priced(noise: float, *, weighted: bool) -> list[VoteTables | VoteSums]:
