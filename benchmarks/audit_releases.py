@@ -100,7 +100,8 @@ def neighbours(
     difference_Q = (shown_Q2[:, 1] - shown_Q2[:, 0]).astype(np.float64)
     # Two counts move by one: the loss of a sampled record is the difference over the variance.
     ratio_Q = np.log1p(sampling_rate * np.expm1(difference_Q / stddev**2))
-    return ratio_Q[:answered].reshape(-1, queries).sum(axis=1)
+    losses: npt.NDArray[np.float64] = ratio_Q[:answered].reshape(-1, queries).sum(axis=1)
+    return losses
 
 
 def around_the_query(*, is_in: bool) -> Iterator[Voters]:

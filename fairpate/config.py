@@ -450,7 +450,7 @@ class DpfrConfig(Section):
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field("hardmax", description="The largest gap, or a soft maximum of all.")
-    temperature: Positive = Field(0.01, description="Of the predictions whose gaps are taken.")
+    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
     max_temperature: Positive = Field(0.1, description="Of the soft maximum.")
 
 
@@ -458,14 +458,12 @@ class PenaltyConfig(DpfrConfig):
     """The regulariser in a student's loss, of a public batch of its own at each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
-    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
 
 class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 
-    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
     epochs: CountOrZero = Field(20, description="At most; 0 leaves the model as it is.")
     max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
     anchor: NotNegative = Field(1.0, description="Weight of staying with what the model predicted before.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import os
 import stat
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, config_of, load_two_labels, train, weights
+from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
 from fairpate.app.card import write_card
+from fairpate.app.progress import Reporter
 from fairpate.app.run import finished_run, run_method
 from fairpate.app.rundir import RunDirectoryError, config_digest
 from fairpate.config import ConfigError, DataConfig
@@ -108,6 +111,21 @@ def test_all_methods_see_the_same_splits_and_start_from_the_same_weights(tmp_pat
     still = ("dp_sgd.epochs=1.0e-9", "dp_sgd.learning_rate=1.0e-30")
     first, second = (weights(train(tmp_path / method, method, *still)) for method in ("dp_sgd", "fair_dp_sgd"))
     assert first == second
+
+
+def test_a_regulariser_that_outweighs_the_private_gradient_is_told(tmp_path):
+    """At the start it is below the clipping norm by default."""
+
+    def told(name, *overrides):
+        console = Console(record=True, file=io.StringIO(), width=300)
+        config = config_of("fair_dp_sgd", tmp_path / name, "dp_sgd.epochs=0.1", *overrides)
+        run_method(config, Reporter(console), load=load_two_labels)
+        return [line for line in console.export_text().splitlines() if line.startswith("regulariser")]
+
+    assert told("default") == []
+    (line,) = told("heavy", "fair_dp_sgd.weight=100")
+    assert "times dp_sgd.clip_norm" in line
+    assert "lower fair_dp_sgd.weight" in line
 
 
 def test_a_seeded_run_can_be_made_again_and_another_seed_changes_it(trained, tmp_path):
