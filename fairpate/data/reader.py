@@ -163,10 +163,11 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
 
 
 def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> Rows:
-    used = table.used(request.options)
-    if part == "public" and table.label.column not in rows.column_names:
-        rows = rows.append_column(table.label.column, pa.array([""] * len(rows), pa.string()))
-    require_columns(rows, used, name)
+    used, label = table.used(request.options), table.label.column
+    is_unlabelled = part == "public" and label not in rows.column_names
+    _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
+    if is_unlabelled:
+        rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
     if table.identity.key or table.identity.text:  # else the whole row is in its name
         rows = rows.select(used)
     for trim in table.trim:
@@ -174,6 +175,14 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
             short = _trimmed(text_of(rows[column]), trim)
             rows = rows.set_column(rows.column_names.index(column), column, short)
     return Rows(part=part, file=name, table=rows)
+
+
+def _require_once(rows: pa.Table, columns: Sequence[str], name: str) -> None:
+    """As :func:`require_columns`, and none twice: which is meant could not be told."""
+    for column in columns:
+        if f"{column}.1" in rows.column_names and column in rows.column_names:
+            raise DataError(f"{name}: column {column}: stands there twice; rename one.")
+    require_columns(rows, columns, name)
 
 
 def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
