@@ -29,7 +29,8 @@ def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
         names = set(rest)
         # Earlier events had no field for the unit that most are priced for.
         found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
-        found = [kind for kind in found if unit is None or rest.get("unit", getattr(kind, "unit", unit)) == unit]
+        of_unit = [kind for kind in found if unit is None or getattr(kind, "unit", unit) == unit]
+        found = of_unit or [kind for kind in found if rest.get("unit") == unit]
         # A kind and its refinement look alike: the first costs at least as much.
         found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
         if len(found) != 1:
