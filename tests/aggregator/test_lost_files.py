@@ -27,6 +27,13 @@ NAMES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head
 SUBSETS = [chosen for count in range(1, 5) for chosen in itertools.combinations(NAMES, count)]
 
 
+def earlier_terms():
+    """As earlier versions stored them: the unit stood beside a plan to publish, not in it."""
+    values = asdict(TERMS)
+    del values["publication"]["unit"]
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+
 @pytest.fixture
 def path(tmp_path):
     folder = tmp_path / "private"
@@ -255,7 +262,7 @@ def schema2(path):
         entries = database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
     for file in ledger_files(path):
         file.unlink()
-    terms = json.dumps(asdict(TERMS), sort_keys=True, separators=(",", ":"))
+    terms = earlier_terms()
     rows = unkeyed(terms, entries)
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA journal_mode = WAL")
@@ -291,7 +298,7 @@ def schema3(path):
     with sqlite3.connect(path) as database:
         entries = database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
         (key,) = database.execute("SELECT key FROM chain").fetchone()
-        terms = json.dumps(asdict(TERMS), sort_keys=True, separators=(",", ":"))
+        terms = earlier_terms()
         rows = chained(terms, entries, lambda message: hmac.new(bytes.fromhex(key), message, "sha256").hexdigest())
         database.execute("UPDATE chain SET version = 3, terms = ?", (terms,))
         database.execute("DELETE FROM entries")

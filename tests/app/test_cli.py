@@ -74,7 +74,7 @@ def test_version_and_help(fairpate):
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
         (["ledger", "limit", "adult", "--epsilon", "0"], ["0 < epsilon", "got 0"]),
-        (["ledger", "limit", "adult", "--epsilon", "1", "--unit", "person"], ["--unit", "person"]),
+        (["ledger", "limit", "adult", "--epsilon", "1", "--unit", "household"], ["--unit", "household"]),
         (["ledger", "total", "--delta", "1"], ["--delta", "got 1"]),
     ],
 )
