@@ -31,7 +31,9 @@ ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
 RefusalReason = Literal["confidence", "fairness", "free"]
 Tail = Literal["gaussian", "discrete"]
-Unit = Literal["record", "person", "sensitive attribute"]
+Unit = str
+"""One of :data:`UNITS`, or what the operator declares for votes that were made elsewhere."""
+UNITS: tuple[Unit, ...] = ("record", "person", "sensitive attribute")
 Relation = Literal["add or remove one", "replace one"]
 
 

@@ -280,7 +280,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         num_groups=dataset.num_groups,
         noise=plan.source.label,
         ensemble=ensemble,
-        unit="person" if plan.unit == "person" else "record",
+        unit="record" if plan.unit == "sensitive attribute" else plan.unit,
         publication=_publication(plan, num_classes=dataset.num_classes),
     )
     if plan.budget is not None:

@@ -62,9 +62,7 @@ from fairpate.types import RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, RunRecor
 from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
 
-_NOT_PROTECTED: dict[Unit, str | None] = {
-    "record": None,
-    "person": None,
+_NOT_PROTECTED: dict[Unit, str] = {
     "sensitive attribute": "features and labels, which the model is trained on as if they were public",
 }
 
@@ -97,9 +95,7 @@ def run_method(
     seconds. ``allow_code``: whether code that the configuration names may run. Errors name the field or file, the value
     and the remedy; what was finished stays, and nothing is charged twice.
     """
-    if not check_run_directory(config).votes.exists():
-        require_allowed(config, allow_code=allow_code)
-    config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of)
+    config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of, allow_code=allow_code)
     if isinstance(config, VotingMethod):
         _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
@@ -142,12 +138,29 @@ def make_release(
     return run
 
 
+def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) -> RunDirectory:
+    """Released labels with their statement, and no model of them; however often it runs. Errors as :func:`run_method`.
+
+    For public records of which no features are known.
+    """
+    opened, dataset, run, meter = _opened(config, reporter, dataset, load_dataset, None)
+    assert isinstance(opened, VotingMethod)
+    _check_queries(opened, dataset, meter, reporter)
+    model = nn.Identity()
+    training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
+    _state(opened, run, opened.release(training), meter)
+    reporter.note("labels", str(run.labels))
+    return run
+
+
 def _opened(
     config: Method,
     reporter: Reporter,
     dataset: Dataset | None,
     load: Callable[[DataConfig], Dataset],
     release_of: Path | None,
+    *,
+    allow_code: bool = False,
 ) -> tuple[Method, Dataset, RunDirectory, Meter]:
     """What a run starts from: its configuration, checked; its data set; its folder, described; its meter."""
     is_given = dataset is not None
@@ -159,6 +172,8 @@ def _opened(
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
     embedded = found = _own(check_run_directory(config), config)
+    if not found.votes.exists():
+        require_allowed(config, allow_code=allow_code)
     if release_of is not None:
         check_release_of(config, release_of)
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
@@ -400,7 +415,7 @@ def statement_of(
         noise=trained.noise,
         events=tuple(worded(event_json(event)) for event in trained.events),
         queries=trained.queries,
-        not_protected=_NOT_PROTECTED[cost.unit],
+        not_protected=_NOT_PROTECTED.get(cost.unit),
         epsilon_as_in_paper=trained.epsilon_as_in_paper,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,

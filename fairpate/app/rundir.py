@@ -42,6 +42,7 @@ _PLACES = (
     "teachers.engine",
     "teachers.block_size",
     "teachers.model.weights.path",
+    "votes.path",
     "student.model.weights.path",
     "public_data.self_label.model.weights.path",
 )

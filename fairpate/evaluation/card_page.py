@@ -16,11 +16,11 @@ from fairpate.evaluation.private_population import PrivatePopulation, population
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.report import (
     GAP_NAMES,
-    UNIT_WORDS,
     headline_figures,
     interval_words,
     majority_words,
     published_epsilon,
+    unit_words,
     why_not_private,
 )
 from fairpate.types import TELLS_SIZE, GateRule
@@ -129,10 +129,14 @@ class Card:
     def protected(self) -> str:
         """Whose presence or value does not show."""
         among = "in" if self.privacy.unit == "person" else "of"
-        return f"{UNIT_WORDS[self.privacy.unit]} {among} the private training records"
+        if self.privacy.is_attested:
+            return f"{unit_words(self.privacy.unit)} behind the votes"
+        return f"{unit_words(self.privacy.unit)} {among} the private training records"
 
     @property
     def _covered(self) -> str:
+        if self.privacy.is_attested:
+            return f"what the operator calls a {self.privacy.unit}, each behind one vote,"
         whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
         return f"{whose.get(self.privacy.unit, 'the ')}private training records"
 

@@ -10,7 +10,7 @@ from typing import Literal
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.reject_option import RejectOptionSpread
-from fairpate.types import GateRule, Relation, Unit
+from fairpate.types import UNITS, GateRule, Relation, Unit
 
 Outcome = Literal["answered", "confidence", "fairness", "free"]
 OUTCOMES: Mapping[Outcome, str] = {
@@ -62,6 +62,11 @@ class Guarantee:
     not_protected: str | None = None
     remarks: Sequence[str] = ()
     tells_size: bool = False
+
+    @property
+    def is_attested(self) -> bool:
+        """Whether the unit is one that the operator declared, for votes that were made elsewhere."""
+        return self.unit not in UNITS
 
     @property
     def protects(self) -> bool:

@@ -57,7 +57,7 @@ __all__ = [
     "public_report",
 ]
 
-UNIT_WORDS: Mapping[Unit, str] = {
+_UNIT_WORDS: Mapping[Unit, str] = {
     "record": "one record",
     "person": "everything about one person",
     "sensitive attribute": "one sensitive attribute",
@@ -89,6 +89,11 @@ _SCOPES = {
 }
 _MEASURED = ("Demographic-parity gap", "Accuracy", "Coverage")
 _FLOOR = 1e-8
+
+
+def unit_words(unit: Unit) -> str:
+    """What is protected, in words; a unit that the operator declared stands for all that is of it."""
+    return _UNIT_WORDS.get(unit, f"everything about one {unit}")
 
 
 def public_report(report: PublicReport) -> str:
@@ -148,7 +153,7 @@ def _opening(report: PublicReport) -> dict[str, Any]:
     return {
         "report": report,
         "guarantee": guarantee,
-        "protected": UNIT_WORDS[guarantee.unit],
+        "protected": unit_words(guarantee.unit),
         "voting": report.voting,
         "measured": report.headline,
         "shapes": SHAPES,

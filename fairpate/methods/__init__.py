@@ -39,6 +39,8 @@ _OURS = {
     "dp_oracle_learner": "dp_oracle_learner:OracleLearner",
     "randomised_response": "randomised_response:RandomisedResponse",
 }
+_ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
+"""Found by its name and not listed: it trains nothing, and needs a file of votes (`fairpate aggregate`)."""
 
 
 @cache
@@ -62,6 +64,8 @@ def class_names() -> dict[str, str]:
 def find_method(name: str) -> type[Method]:
     """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""
     place = name if PLACE.fullmatch(name) else _places().get(name)
+    if name in _ELSEWHERE:
+        place = f"{_GROUP}.{_ELSEWHERE[name]}"
     if place is None:
         raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fairpate import __version__
-from fairpate.app.cli import choices, data, ledger, runs, services
+from fairpate.app.cli import choices, data, ledger, runs, services, votes
 from fairpate.app.cli.endings import exit_with_code
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command(cls=runs.RunCommand)(runs.run)
 app.command()(choices.methods)
 app.command()(runs.compare)
+app.command()(votes.aggregate)
 app.command()(choices.specify)
 app.command()(choices.plan)
 app.command()(runs.card)

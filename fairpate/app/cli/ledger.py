@@ -63,21 +63,20 @@ def limit_releases(
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
 ) -> None:
     """Refuse from now on what would make all releases on a data set cost more than this."""
-    from typing import get_args
-
     from fairpate.app.odometer import Odometer
     from fairpate.data import REGISTRY
     from fairpate.names import nearest
-    from fairpate.types import Unit
+    from fairpate.types import UNITS
 
-    units: dict[str, Unit] = {name: name for name in get_args(Unit)}
+    _checked_delta(delta)
+    odometer = Odometer()
+    declared = (total.unit for total in odometer.totals(delta=delta) if total.data == data)  # of votes made elsewhere
+    units = dict.fromkeys((*UNITS, *declared))
     if unit not in units:
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
-    _checked_delta(delta)
-    odometer = Odometer()
-    odometer.set_limit(data, units[unit], epsilon=epsilon, delta=delta)
+    odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
     typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited

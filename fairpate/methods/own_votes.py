@@ -1,0 +1,111 @@
+"""Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
+
+    votes        a file: for each public record the class that every voter chose, or how many voters chose each class
+    labels       Confident-GNMax with a gate, as in FairPATE (Algorithm 1)
+    student      of the released labels, where features of the public records are known
+
+Which private units are behind a vote cannot be seen here. The operator declares one (``votes.unit``) and attests that
+each touches one vote of a query at most; then one unit moves one vote, and the price of queries to teachers is that of
+the unit. Statement, ledger, odometer and every page name the unit, and the statement remarks the attestation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
+
+from aggregator.mechanism import Mechanism
+from aggregator.mechanisms import mechanism_of
+from aggregator.session import Ballot
+from fairpate.app.votes_file import VotesConfig, read_votes_file
+from fairpate.config import ConfigError, GatedAggregatorConfig, PublicationConfig
+from fairpate.data import Dataset, Split
+from fairpate.methods.definition import Training
+from fairpate.methods.pate import NO_GATE, Labels, VotingMethod
+from fairpate.types import GateRule, MechanismParameters, Unit
+
+_NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
+
+
+class OwnAggregatorConfig(GatedAggregatorConfig):
+    """Confident&Fair-GNMax, by default without a check of consensus and without a gate."""
+
+    mechanism: MechanismParameters = _NO_CHECK
+    gate: GateRule = NO_GATE
+
+
+class OwnVotes(VotingMethod):
+    """Labels from votes in a file."""
+
+    title: ClassVar[str] = "Votes made elsewhere"
+    paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
+
+    method: str = "own_votes"
+    votes: VotesConfig = VotesConfig()
+    aggregator: OwnAggregatorConfig = OwnAggregatorConfig()
+
+    @property
+    def unit(self) -> str:
+        """As declared."""
+        return self.votes.unit or "what the operator declares"
+
+    def unit_of(self, dataset: Dataset) -> Unit:  # noqa: ARG002 - of the operator
+        """As declared."""
+        assert self.votes.unit is not None
+        return self.votes.unit
+
+    @property
+    def keeps_teachers(self) -> bool:
+        """They are elsewhere."""
+        return False
+
+    @property
+    def num_voters(self) -> int:
+        """As the file's header, or the operator, says."""
+        return self.votes.num_voters or 0
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Confident-GNMax as configured."""
+        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """As configured."""
+        return self.aggregator.publication
+
+    @property
+    def gate(self) -> GateRule:
+        """As configured."""
+        return self.aggregator.gate
+
+    def check(self) -> None:
+        """ConfigError besides for a file or a unit that is not named, and for noise that nobody chose."""
+        super().check()
+        if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
+            raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
+        if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
+            raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
+
+    @contextmanager
+    def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:  # noqa: ARG002
+        """The votes of the file on the queries."""
+        votes = read_votes_file(self.votes).votes
+        row_of = {name: row for row, name in enumerate(votes.record_ids)}
+        yield votes.take([row_of[name] for name in queries.record_id])
+
+    def release(self, training: Training) -> Labels:
+        """With what the operator attests."""
+        labels = super().release(training)
+        return replace(labels, remarks=(attestation(self.unit_of(training.dataset)), *labels.remarks))
+
+
+def attestation(unit: Unit) -> str:
+    """What a statement remarks, and what every page shows."""
+    return (
+        f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at most; ε "
+        f"does not cover a {unit} that touches more."
+    )

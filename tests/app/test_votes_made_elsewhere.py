@@ -1,0 +1,262 @@
+"""Votes of a consortium: one release, one price, for the unit that the operator declares; every fault is named."""
+
+import itertools
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from small_runs import open_terms, read_json
+
+from fairpate.app.odometer import Odometer
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.votes_file import VotesConfig, VotesFileError, read_votes_file
+from student.predict import load_student
+
+SITES, RECORDS = 12, 40
+CLASSES = ("no", "yes")
+
+
+def table(changed=None):
+    """Twelve sites that are right nine times in ten; ``changed``: a site that says the contrary everywhere."""
+    rng = np.random.default_rng(0)
+    age, size = rng.random((2, RECORDS)).round(3)
+    truth = age > 0.5
+    columns = {
+        "record_id": [f"q{row}" for row in range(RECORDS)],
+        "group": rng.choice(["F", "M"], RECORDS).tolist(),
+        "age": age.tolist(),
+        "size": size.tolist(),
+    }
+    for site in range(SITES):
+        said = truth ^ (rng.random(RECORDS) > 0.9) ^ (site == changed)
+        columns[f"site {site}"] = [CLASSES[int(yes)] for yes in said]
+    return columns
+
+
+def counted(columns):
+    votes = [[columns[f"site {site}"][row] for site in range(SITES)] for row in range(RECORDS)]
+    rest = {name: values for name, values in columns.items() if not name.startswith("site")}
+    return rest | {name: [said.count(name) for said in votes] for name in CLASSES}
+
+
+def written(folder, columns, name="votes.csv"):
+    path = folder / name
+    write = pq.write_table if path.suffix == ".parquet" else pyarrow.csv.write_csv
+    write(pa.table(columns), path)
+    return path
+
+
+def config(path, **values):
+    return VotesConfig(path=path, **{"unit": "hospital", "classes": CLASSES, "features": ("age", "size")} | values)
+
+
+def aggregate(fairpate, path, out, *options, features=True):
+    named = ("--features", "age,size") if features else ()
+    return fairpate(
+        "aggregate", path, "--unit", "hospital", "--classes", ",".join(CLASSES), *named, *options, "--out", out
+    )
+
+
+@pytest.fixture
+def state(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+
+
+def test_a_column_per_voter_and_counts_per_class_are_the_same_votes_in_both_formats(tmp_path):
+    expected = np.array(
+        [[row.count(name) for name in CLASSES] for row in zip(*list(table().values())[4:], strict=True)]
+    )
+    for name in ("votes.csv", "votes.parquet"):
+        found = read_votes_file(config(written(tmp_path, table(), name)))
+        counts = read_votes_file(
+            config(written(tmp_path, counted(table()), f"counts-{name}"), num_voters=SITES, are_counts=True)
+        )
+        for each in (found, counts):
+            np.testing.assert_array_equal(each.votes.votes_QC, expected)
+            assert each.num_voters == SITES
+            assert each.dataset.group_names == ("F", "M")
+            np.testing.assert_allclose(each.dataset.public.x[:, 0], table()["age"], rtol=1e-6)
+
+
+def broken(column, row, value):
+    def change(columns):
+        columns[column] = [value if r == row else v for r, v in enumerate(columns[column])]
+        return columns
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (broken("record_id", 3, "q2"), "column record_id: 1 rows have an id that another row has too"),
+        (broken("record_id", 3, ""), "column record_id: 1 rows have no id .the first is row 4"),
+        (broken("group", 5, ""), "column group: 1 rows have no group"),
+        (broken("site 2", 0, "maybe"), "column site 2: 1 rows have no vote for one of no, yes"),
+        (broken("site 2", 0, ""), "column site 2: 1 rows have no vote"),
+        (broken("age", 0, math.nan), "column age: 1 rows have no finite number"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "group"}, "no column group; it has"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; it has"),
+        (lambda columns: dict(itertools.islice(columns.items(), 5)), "expected a column for each of 2 or more voters"),
+        (lambda columns: {name: v[:0] for name, v in columns.items()}, "no row"),
+    ],
+)
+def test_every_fault_of_votes_names_column_and_rows(tmp_path, change, words):
+    with pytest.raises(VotesFileError, match=words):
+        read_votes_file(config(written(tmp_path, change(table()), "votes.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (broken("no", 0, 13), "column no, yes: 1 rows have sums other than 12"),
+        (broken("no", 0, -1), "column no: 1 rows have no whole number of votes"),
+        (broken("no", 0, 0.5), "column no: 1 rows have no whole number of votes"),
+        (broken("yes", 0, math.nan), "column yes: 1 rows have no whole number of votes"),
+        (lambda columns: columns | {"perhaps": [0] * RECORDS}, "unknown column perhaps; name it as class or feature"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "yes"}, "no column yes; it has"),
+    ],
+)
+def test_every_fault_of_counts_names_column_and_rows(tmp_path, change, words):
+    path = written(tmp_path, change(counted(table())), "votes.parquet")
+    with pytest.raises(VotesFileError, match=words):
+        read_votes_file(config(path, num_voters=SITES, are_counts=True))
+
+
+def test_all_faults_are_told_at_once(tmp_path, fairpate, state):
+    columns = broken("group", 1, "")(broken("site 3", 2, "maybe")(broken("record_id", 3, "q2")(table())))
+    code, _, errors = aggregate(fairpate, written(tmp_path, columns), tmp_path / "run", "--epsilon", "5")
+    assert code == 1
+    assert all(words in errors for words in ("column record_id", "column group", "column site 3"))
+    assert "maybe" not in errors
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "give --epsilon, or --mechanism"),
+        (("--epsilon", "5", "--unit", "<b>"), "votes.unit"),
+        (("--epsilon", "5", "--classes", "no"), "two classes or more"),
+        (("--mechanism", "{threshold: 6}"), "aggregator.mechanism"),
+        (("--epsilon", "-1"), "target.epsilon"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_as_usage(tmp_path, fairpate, state, options, words):
+    code, _, errors = aggregate(fairpate, written(tmp_path, table()), tmp_path / "run", *options)
+    assert code == 2
+    assert words in errors
+
+
+def test_labels_alone_need_no_features_and_cost_once_however_often_they_are_asked(tmp_path, fairpate, state):
+    columns = {name: values for name, values in table().items() if name not in ("age", "size")}
+    path, run = written(tmp_path, columns), RunDirectory(root=tmp_path / "run")
+    command = (path, run.root, "--epsilon", "8", "--name", "consortium")
+    code, output, errors = aggregate(fairpate, *command, features=False)
+    assert code == 0, errors
+    assert "each hospital touches one vote" in output
+    assert {each.name for each in run.public.iterdir()} == {"labels.parquet", "statement.json"}
+    statement, labels = read_json(run.statement), run.labels.read_bytes()
+    assert (statement["unit"], statement["relation"]) == ("hospital", "add or remove one")
+    assert "The operator attests that each hospital touches one vote of a query at most" in statement["remarks"][0]
+    assert statement["epsilon"] <= 8
+    assert open_terms(run).unit == "hospital"
+    run.labels.unlink()  # as after a crash between the ledger and the table
+    assert aggregate(fairpate, *command, features=False)[0] == 0
+    assert run.labels.read_bytes() == labels
+    assert read_json(run.statement) == statement
+    (total,) = Odometer().totals(delta=1e-5, data="consortium")
+    assert (total.unit, total.releases) == ("hospital", 1)
+    assert total.epsilon <= 8
+    assert statement["queries"]["submitted"] == RECORDS
+
+
+def test_other_votes_are_another_ledger(tmp_path, fairpate, state):
+    path = written(tmp_path, table())
+    assert aggregate(fairpate, path, tmp_path / "run", "--epsilon", "8")[0] == 0
+    written(tmp_path, table(changed=4))
+    code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "8")
+    assert code == 1
+    assert "opened for other teachers" in errors
+
+
+def test_a_student_learns_and_every_page_says_what_is_attested(tmp_path, fairpate, state):
+    path, run = written(tmp_path, table()), RunDirectory(root=tmp_path / "run")
+    command = (
+        path,
+        run.root,
+        "--epsilon",
+        "40",
+        "--set",
+        "student.model.name=logistic",
+        "--set",
+        "student.fit.epochs=60",
+    )
+    code, _, errors = aggregate(fairpate, *command, "--set", "student.fit.learning_rate=0.1")
+    assert code == 0, errors
+    said = load_student(run.student).predict(read_votes_file(config(path)).dataset.public.x).labels
+    assert (said == (np.array(table()["age"]) > 0.5)).mean() > 0.8
+    assert run.graph.exists()
+    assert fairpate("card", run.root)[0] == 0
+    for page in (run.public_report, run.public / "card.html", run.private_report):
+        text = page.read_text(encoding="utf-8")
+        assert "hospital" in text
+    for page in (run.public_report, run.public / "card.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "The operator attests that each hospital touches one vote of a query at most" in text
+        assert "teachers trained on disjoint shards" not in " ".join(text.split())
+    code, _, errors = fairpate("serve", run.root)
+    assert code == 2
+    assert "not kept" in errors
+    assert fairpate("ledger", "limit", "votes", "--epsilon", "10", "--unit", "hospital")[0] == 0
+    code, _, errors = aggregate(fairpate, path, tmp_path / "another", "--epsilon", "40")
+    assert code == 1
+    assert "unit hospital" in errors
+
+
+def test_a_public_file_holds_no_digest_of_votes(tmp_path, fairpate, state):
+    path, run = written(tmp_path, table()), RunDirectory(root=tmp_path / "run")
+    assert aggregate(fairpate, path, run.root, "--epsilon", "8", "--set", "student.fit.epochs=1")[0] == 0
+    ensemble = open_terms(run).ensemble
+    assert len(ensemble) == 16
+    for file in run.public.iterdir():
+        assert ensemble.encode() not in file.read_bytes(), file
+
+
+def answers(votes_QC, sigma):
+    """P[answers] over all sequences of labels of two classes, with discrete Gaussian noise on each count, exactly."""
+    values = np.arange(-60, 61)
+    mass = np.exp(-(values**2) / (2 * sigma**2))
+    gap = np.convolve(mass / mass.sum(), mass / mass.sum())  # of noise 1 - noise 0, from -120 to 120
+    gaps = np.arange(-120, 121)
+    one_Q = [gap[gaps > n - y].sum() + gap[gaps == n - y].sum() / 2 for n, y in votes_QC]
+    return np.array(
+        [
+            math.prod(one if label else 1 - one for label, one in zip(labels, one_Q, strict=True))
+            for labels in itertools.product((0, 1), repeat=len(one_Q))
+        ]
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
+def test_the_price_covers_a_hospital_that_says_the_contrary_everywhere(tmp_path, fairpate, state, epsilon):
+    """Brute force over all sequences of answers: no set of them is likelier than e^eps times, plus delta."""
+    neighbour = written(tmp_path, table(changed=7), "neighbour.csv")
+    asked = ("--epsilon", str(epsilon), "--set", "aggregator.num_queries=8")
+    columns = {name: values for name, values in table().items() if name not in ("age", "size")}
+    code, _, errors = aggregate(fairpate, written(tmp_path, columns), tmp_path / "run", *asked, features=False)
+    assert code == 0, errors
+    statement = read_json(tmp_path / "run/public/statement.json")
+    sigma = statement["events"][0]["noise_stddev_votes"]
+    path = written(tmp_path, table())
+    votes, other = (read_votes_file(config(each)).votes.votes_QC[:8] for each in (path, neighbour))
+    assert (np.abs(votes - other).sum(axis=1) == 2).all()
+    one, two = answers(votes.tolist(), sigma), answers(other.tolist(), sigma)
+    assert one.sum() == pytest.approx(1)
+    spent = max(np.maximum(p - math.exp(statement["epsilon"]) * q, 0).sum() for p, q in ((one, two), (two, one)))
+    assert spent <= statement["delta"]
+    looser = max(np.maximum(p - math.exp(0.2 * statement["epsilon"]) * q, 0).sum() for p, q in ((one, two), (two, one)))
+    assert looser > statement["delta"]  # the bound is one that votes can nearly reach
