@@ -64,6 +64,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "sha256": _digest(arrays),
     }
     write_atomically(path, lambda temporary: save_file(arrays, temporary, {"release": json.dumps(header)}))
+    path.chmod(0o644)
 
 
 def read_release(path: Path) -> tuple[Released, Origin]:
