@@ -1,8 +1,9 @@
 """Estimators that are told epsilon alone, beside ones with the plain defaults of every section and no embedding.
 
-python benchmarks/estimators.py [DATA ...] [--epsilon 1] [--seeds 0 1 2]    data sets are read from FAIRPATE_DATA
+python benchmarks/estimators.py [DATA ...] [--methods fairpate dp_sgd weighted_votes] [--epsilon 1] [--seeds 0 1 2]
 
-Both see the same private and public records and are measured on the same test records.
+Both see the same private and public records and are measured on the same test records. Data sets other than the digits
+are read from FAIRPATE_DATA.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import FairClassifier
 from fairpate.methods import find_method
 
-METHODS = ("fairpate", "dp_sgd", "weighted_votes")
-
 
 def main() -> None:
     """Print one row per data set and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", default=["color_digits", "adult", "heart"])
+    parser.add_argument("--methods", nargs="+", default=["fairpate", "dp_sgd", "weighted_votes"])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     given = parser.parse_args()
@@ -33,7 +33,7 @@ def main() -> None:
     for name in given.data:
         dataset = load_dataset(DataConfig(name=name))
         common = np.bincount(dataset.test.y.numpy()).max() / len(dataset.test)
-        for method in METHODS:
+        for method in given.methods:
             cells = [
                 _accuracies(method, dataset, given.epsilon, given.seeds, **settings)
                 for settings in (_plain(method), {})
