@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +37,20 @@ def main() -> None:
     """Print a row per quantity."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
+    parser.add_argument("--method", help="another than that of the configuration")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     options = parser.parse_args()
-    found = [dict(quantities(options.config, options.overrides, seed)) for seed in options.seeds]
+    values = read_yaml(options.config)
+    values["method"] = options.method or values["method"]
+    found = [dict(quantities(values, options.overrides, seed)) for seed in options.seeds]
     print("quantity | true | estimate | error, sd | half width | held")
     for name in found[0]:
         print(row(name, [each[name] for each in found]), flush=True)
 
 
-def quantities(config: Path, overrides: list[str], seed: int) -> Iterator[tuple[str, tuple[float, Estimate]]]:
+def quantities(values: dict[str, Any], overrides: list[str], seed: int) -> Iterator[tuple[str, tuple[float, Estimate]]]:
     """Of one seed: the truth and its estimate, by name; a student's accuracy on the test split comes first."""
-    values = read_yaml(config)
     with TemporaryDirectory() as folder:
         chosen = [f"out={folder}/run", f"seed={seed}", f"data.seed={seed}", "noise=seeded", *overrides]
         by_group = f"{values['method']}.by_group=true"
