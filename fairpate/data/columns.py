@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fairpate.config import LARGEST, Section
+from fairpate.config import LARGEST, Count, Section
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -52,6 +52,12 @@ class Feature(Section):
     )
     bands: dict[str, Finite] = Field(
         {}, description="Numeric code: name and first code of each band, one feature each; the last band is open."
+    )
+    vector: Count | None = Field(
+        None, description="List of so many numbers, such as an embedding: a feature each, as they are."
+    )
+    array: bool = Field(
+        False, description="Vector: it lies beside each file, as NAME.npy with a row for each of its rows."
     )
     missing: str | None = Field(
         None,
@@ -96,9 +102,13 @@ class Feature(Section):
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Feature:
-        kinds = [self.bounds is not None, bool(self.categories), bool(self.bands)]
+        kinds = [self.bounds is not None, bool(self.categories), bool(self.bands), self.vector is not None]
         if sum(kinds) != 1:
-            raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code)")
+            raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code), vector")
+        if self.array and self.vector is None:
+            raise ValueError("Expected array with vector only")
+        if self.vector is not None and self.may_be_missing:
+            raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:
             low, high = self.stretched(np.array(self.bounds))
             if not low < high:

@@ -114,7 +114,9 @@ class Declaration(Section):
     """A data set with labels and groups."""
 
     name: str = Field(pattern="^[a-z][a-z0-9_]*$", description="In commands, configurations and the odometer.")
-    kind: Literal["table"] = Field("table", description="What a record is: a row of a `table`.")
+    kind: Literal["table", "embeddings"] = Field(
+        "table", description="What a record is: a row of a `table`, or of one with a vector, as `embeddings`."
+    )
     task: str = Field("", description="What the label says, in a few words.")
     publisher: str = Field("", description="Who publishes the records.")
     address: str = Field("", description="The publisher's page.")
@@ -190,6 +192,8 @@ class Declaration(Section):
         for name in ("features", "groups"):
             if not getattr(self, name):
                 yield f"{name}: expected one or more, got none"
+        if self.kind == "embeddings" and not any(feature.vector for _, feature in self.columns):
+            yield "features: expected a vector with kind: embeddings, such as `embedding: {vector: 384}`"
         for file in (*self.files.all, *(other for each in self.files.all for other in each.alternatives)):
             if file.extracted or file.path.endswith(".zip"):
                 yield f"files: {file.path}: expected a table, which may be gzipped, got an archive"

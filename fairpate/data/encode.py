@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask
 from fairpate.data.faults import Faults
-from fairpate.data.tables import column_of, text_of
+from fairpate.data.tables import column_of, is_vectors, text_of
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -71,7 +71,9 @@ def encode(
     names: list[str] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
-        if feature.bounds is not None:
+        if feature.vector is not None:
+            block, own = _encode_vector(found, feature.vector)
+        elif feature.bounds is not None:
             block, own = _encode_number(found, feature)
         else:
             block, own = _encode_bands(found, feature) if feature.bands else _encode_category(found, feature)
@@ -162,6 +164,39 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
     found.count("missing", missing_N)
     block = np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
     return block, [found.column, f"{found.column}=missing"]
+
+
+def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
+    values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
+    if not is_vectors(values.type):
+        found.faults.add(
+            found.file,
+            found.column,
+            expected=f"a list of {size} numbers",
+            remedy=f"store lists in Parquet, or declare `array: true`; the column holds {values.type}",
+            rows=len(values),
+        )
+        return np.zeros((len(values), size), dtype=np.float32), names
+    lengths_N = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
+    right_N = lengths_N == size
+    block = np.zeros((len(values), size), dtype=np.float32)
+    flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32())
+    block[right_N] = flat.to_numpy(zero_copy_only=False).reshape(-1, size)
+    finite_N = np.isfinite(block).all(axis=1)
+    lengths = [f"a list of {length}" if length >= 0 else "nothing" for length in np.unique(lengths_N[~right_N])]
+    for wrong_N, expected, got in (
+        (~right_N, f"a list of {size} numbers", lengths),
+        (~finite_N, "finite numbers", []),
+    ):
+        found.faults.add(
+            found.file,
+            found.column,
+            expected=expected,
+            remedy="correct `vector`, or the file",
+            rows=int(wrong_N.sum()),
+            values=got,
+        )
+    return block, names
 
 
 def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:

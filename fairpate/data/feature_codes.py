@@ -43,7 +43,9 @@ class FeatureCode:
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """One per feature of these columns, in the order of :func:`fairpate.data.encode.encode`."""
+    """One per feature of these columns, in the order of :func:`fairpate.data.encode.encode`; none beside vectors."""
+    if any(feature.vector is not None for _, feature in features):
+        return ()
     return tuple(code for column, feature in features for code in _codes(column, feature))
 
 

@@ -30,7 +30,15 @@ from fairpate.data.feature_codes import feature_codes
 from fairpate.data.files import expanded, verified
 from fairpate.data.identity import Names, content_units, counted
 from fairpate.data.spill import Gathered
-from fairpate.data.tables import keep_rows, plain_batches, read_batches, require_columns, text_of
+from fairpate.data.tables import (
+    is_vectors,
+    keep_rows,
+    plain_batches,
+    read_batches,
+    require_columns,
+    text_of,
+    with_vectors,
+)
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
@@ -158,7 +166,9 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
         comment=table.comment,
         wanted=table.used(request.options) if named else None,
     )
-    for rows in batches:
+    vectors = [(column, feature.vector) for column, feature in table.visible(request.options) if feature.array]
+    sizes = {column: size for column, size in vectors if size is not None}
+    for rows in with_vectors(batches, path, choice.path, sizes):
         yield _trimmed_rows(table, part, rows, choice.path, request)
 
 
@@ -230,6 +240,11 @@ def _units(table: Declaration, rows: Rows, seen: _Seen) -> Names:
     if identity.key:
         return tuple("-".join((prefix, *values)) for values in zip(*rows.text(identity.key), strict=True))
     columns = identity.text or tuple(name for name in rows.table.column_names if name not in table.kept_out_of_names)
+    for column in columns:
+        if is_vectors(rows.table[column].type):
+            raise DataError(
+                f"{rows.file}: column {column}: a list names no record; declare what does (identity: {{key: id}})."
+            )
     pool: Part = "records" if table.files.pooled else rows.part
     first, header = seen.header_of.setdefault(pool, (rows.file, columns))
     if header != columns:

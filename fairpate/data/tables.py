@@ -164,12 +164,46 @@ def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return values.cast(pa.float32()) if pa.types.is_float16(kind) else values
+    if is_vectors(kind):
+        return values
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         raise DataError(
             f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of the "
             "file, or name records by other columns (identity)."
         )
     return pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+
+
+def is_vectors(kind: pa.DataType) -> bool:
+    """Whether each cell is a list of numbers."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+
+
+def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
+    """The batches of the file at ``path``, with the rows of its .npy file as columns; ``sizes`` by column."""
+    if not sizes:
+        yield from batches
+        return
+    beside = path.with_name(path.name.partition(".")[0] + ".npy")
+    try:
+        array = np.load(beside, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{beside.name}: no readable array beside {name} ({error}); put it there.") from error
+    start, wanted = 0, sum(sizes.values())
+    if array.ndim != 2 or array.shape[1] != wanted or array.dtype.kind not in "fiu":
+        raise DataError(f"{beside.name}: expected numbers (rows, {wanted}), got {array.dtype} {array.shape}.")
+    for batch in batches:
+        part, place = array[start : start + len(batch)], 0
+        for column, size in sizes.items() if len(part) == len(batch) else ():
+            flat = pa.array(np.ascontiguousarray(part[:, place : place + size]).ravel())
+            batch = batch.append_column(column, pa.FixedSizeListArray.from_arrays(flat, size))
+            place += size
+        start += len(batch)
+        if start <= len(array):
+            yield batch
+    if start != len(array):
+        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}.")
 
 
 def text_of(values: Any) -> pa.Array:
