@@ -15,6 +15,7 @@ from fairpate.api_page import api_page
 from fairpate.evaluation.card_page import Card, CardData, CardModel, IntendedUse, card_page
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.metrics import evaluate
+from fairpate.evaluation.private_population import PrivatePopulation, private_population
 from fairpate.evaluation.report import (
     GroupOutcomes,
     Guarantee,
@@ -25,6 +26,7 @@ from fairpate.evaluation.report import (
     public_report,
 )
 from fairpate.evaluation.rows import Row
+from fairpate.fairness.private_population import Population
 from fairpate.types import GateRule, MechanismParameters
 
 HOSTILE = [
@@ -87,6 +89,12 @@ def evaluation(name: str):
     )
 
 
+def population(name: str) -> PrivatePopulation:
+    joint = np.arange(1.0, 13.0).reshape(2, 2, 3)
+    found = Population(joint_GYJ=joint, draws_RGYJ=joint + np.zeros((5, 1, 1, 1)))
+    return private_population(found, group_names=(name, "b"), class_names=(name, "1"))
+
+
 def report(name: str, *, votes: bool) -> PublicReport:
     counts = {"answered": 1, "rejected_confidence": 0, "rejected_fairness": 1, "refused_free": 0}
     voting = Voting(
@@ -107,6 +115,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
         guarantee=guarantee(name),
         evaluations={name: evaluation(name)},
         voting=voting if votes else None,
+        private_population=population(name),
     )
 
 
@@ -133,6 +142,7 @@ def card(name: str) -> str:
     return card_page(
         Card(
             model=model,
+            private_population=population(name),
             privacy=guarantee(name),
             data=CardData(name=name, kind=name, split_seed=0, **data),
             use=IntendedUse(intended=name, out_of_scope=name, contact=name),
