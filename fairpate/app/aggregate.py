@@ -23,7 +23,6 @@ def aggregate(values: dict[str, Any], overrides: Sequence[str], reporter: Report
     assert isinstance(config, OwnVotes)
     config.check()
     config = config.model_copy(update={"votes": resolved(config.votes)})
-    dataset = read_votes_file(config.votes).dataset
     if config.votes.features:
-        return run_method(config, reporter, dataset, with_graph=True)
-    return release_alone(config, reporter, dataset)
+        return run_method(config, reporter, with_graph=True)
+    return release_alone(config, reporter, read_votes_file(config.votes).dataset)

@@ -95,7 +95,8 @@ def run_method(
     seconds. ``allow_code``: whether code that the configuration names may run. Errors name the field or file, the value
     and the remedy; what was finished stays, and nothing is charged twice.
     """
-    config, dataset, run, meter = _opened(config, reporter, dataset, load, release_of, allow_code=allow_code)
+    given = config.own_dataset() if dataset is None else dataset
+    config, dataset, run, meter = _opened(config, reporter, given, load, release_of, allow_code=allow_code)
     if isinstance(config, VotingMethod):
         _check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)

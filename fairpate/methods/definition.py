@@ -171,6 +171,10 @@ class Method(Section):
         """What to expect of ``num_records`` private records, a public number; of ``dataset`` public ones are read."""
         raise NotImplementedError
 
+    def own_dataset(self) -> Dataset | None:
+        """The data set that comes with the configuration itself; None: the one that ``data`` names."""
+        return None
+
     def train(self, training: Training) -> Trained:
         """The model, and the events that touched private records."""
         raise NotImplementedError

@@ -90,6 +90,19 @@ class OwnVotes(VotingMethod):
         if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 
+    def own_dataset(self) -> Dataset | None:
+        """The public records of the file. ConfigError where no features are known, so that no student can learn."""
+        self.check()
+        if not self.votes.features:
+            raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
+        return read_votes_file(self.votes).dataset
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError besides for other records than those of the file."""
+        if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
+            raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
+        super().check_data(dataset)
+
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:  # noqa: ARG002
         """The votes of the file on the queries."""

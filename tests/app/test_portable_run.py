@@ -23,7 +23,7 @@ DECLARATION = """
 name: visits
 task: comes again
 rows: 600
-files: visits.csv
+files: {records: visits.csv}
 features:
   age: {bounds: [20, 60], missing: 45, unknown: "?"}
   bill: {bounds: [0, 5000], scale: log}

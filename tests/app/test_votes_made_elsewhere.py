@@ -2,17 +2,23 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import binom, norm
 from small_runs import open_terms, read_json
 
+from aggregator.budget import mechanism_within
+from aggregator.mechanisms import mechanism_of
 from fairpate.app.odometer import Odometer
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.votes_file import VotesConfig, VotesFileError, read_votes_file
+from fairpate.types import MechanismParameters
 from student.predict import load_student
 
 SITES, RECORDS = 12, 40
@@ -201,9 +207,8 @@ def test_a_student_learns_and_every_page_says_what_is_attested(tmp_path, fairpat
     assert (said == (np.array(table()["age"]) > 0.5)).mean() > 0.8
     assert run.graph.exists()
     assert fairpate("card", run.root)[0] == 0
-    for page in (run.public_report, run.public / "card.html", run.private_report):
-        text = page.read_text(encoding="utf-8")
-        assert "hospital" in text
+    assert fairpate("report", run.root)[0] == 0
+    assert "you attest that each hospital touches one vote" in run.private_report.read_text(encoding="utf-8")
     for page in (run.public_report, run.public / "card.html"):
         text = page.read_text(encoding="utf-8")
         assert "The operator attests that each hospital touches one vote of a query at most" in text
@@ -260,3 +265,33 @@ def test_the_price_covers_a_hospital_that_says_the_contrary_everywhere(tmp_path,
     assert spent <= statement["delta"]
     looser = max(np.maximum(p - math.exp(0.2 * statement["epsilon"]) * q, 0).sum() for p, q in ((one, two), (two, one)))
     assert looser > statement["delta"]  # the bound is one that votes can nearly reach
+
+
+def test_the_documented_shares_of_right_labels_are_those_of_the_noise_that_the_accountant_demands():
+    """By the normal distribution: all of twelve sites are right nine times in ten."""
+    text = (Path(__file__).parents[2] / "docs" / "your-votes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (\d+) % \| (\d+) % \| (\d+) % \|$", text, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [1, 3, 5, 10]
+    one = mechanism_of(
+        MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1), "label"
+    )
+    right = np.arange(SITES + 1)
+    for epsilon, *shares in rows:
+        for num_queries, share in zip((10, 40, 100), shares, strict=True):
+            mechanism = mechanism_within(one, target_epsilon=float(epsilon), target_delta=1e-5, num_queries=num_queries)
+            lead = (2 * right - SITES) / (mechanism.noise_stddev_votes * math.sqrt(2))
+            expected = (binom.pmf(right, SITES, 0.9) * norm.cdf(lead)).sum()
+            assert round(100 * expected) == int(share)
+
+
+def test_the_method_by_its_name_takes_the_records_of_the_file_and_no_others(tmp_path, fairpate, state):
+    path = written(tmp_path, {name: values for name, values in table().items() if name not in ("age", "size")})
+    sets = [f"votes.path={path}", "votes.unit=hospital", 'votes.classes=["no", "yes"]', "votes.num_voters=12"]
+    options = [part for setting in (*sets, "target.epsilon=8") for part in ("--set", setting)]
+    code, _, errors = fairpate("run", "--method", "own_votes", *options, "--out", tmp_path / "run")
+    assert code == 2
+    assert "votes.features" in errors
+    assert not (tmp_path / "run").exists()
+    code, _, errors = fairpate("run", "--method", "own_votes", "--out", tmp_path / "other")
+    assert code == 2
+    assert "give path, unit and classes" in errors
