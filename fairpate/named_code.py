@@ -1,7 +1,13 @@
-"""Code of the user's own, named as ``module:attribute``; nothing here decides whether it may run."""
+"""Code of the user's own, named as ``module:attribute``, and whether a file that names it is trusted to.
+
+What a command or Python names runs: it was typed. What a *file* names (a configuration, a sweep, the folder of a run or
+of an estimator) may come from anybody, and runs only where the user allowed it, or where it runs in this process
+already.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib import import_module
@@ -10,6 +16,19 @@ from types import ModuleType
 from typing import Any
 
 PLACE = re.compile(r"[\w.]+:[\w.]+")
+ALLOWED = "FAIRPATE_ALLOW_CODE"
+REMEDY = f"give --allow-code, or {ALLOWED}=1 in the environment, if you trust it"
+_imported: set[str] = set()
+
+
+def allow_code() -> None:
+    """Whatever files name may run, in this process and in those that it starts."""
+    os.environ[ALLOWED] = "1"
+
+
+def may_run(place: str) -> bool:
+    """Whether a file may name ``place``."""
+    return place in _imported or os.environ.get(ALLOWED) == "1"
 
 
 def named_object(place: str) -> Any:
@@ -18,7 +37,9 @@ def named_object(place: str) -> Any:
     Whatever its module raises goes on to the caller.
     """
     module, _, attribute = place.partition(":")
-    return getattr(_import(module), attribute)
+    found = getattr(_import(module), attribute)
+    _imported.add(place)
+    return found
 
 
 def is_own_file(module: ModuleType) -> bool:

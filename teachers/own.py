@@ -184,9 +184,24 @@ def _require_apart(place: str, teacher: Any, others: Sequence[Any]) -> None:
 
 
 def _parts(teacher: Any) -> list[Any]:
-    """A teacher with the models in it."""
-    parameters = teacher.get_params(deep=True).values() if callable(getattr(teacher, "get_params", None)) else ()
-    return [teacher, *(value for value in parameters if hasattr(value, "fit") and not isinstance(value, type))]
+    """A teacher with the models in it, whether parameters or attributes, in any depth."""
+    found, waiting = {id(teacher): teacher}, [teacher]
+    while waiting:
+        for value in _held(waiting.pop()):
+            if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
+                found[id(value)] = value
+                waiting.append(value)
+    return list(found.values())
+
+
+def _held(model: Any) -> Iterator[Any]:
+    """What parameters and attributes hold, and what is in their lists."""
+    parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
+    for value in (*parameters.values(), *getattr(model, "__dict__", {}).values()):
+        yield value
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        for item in inner:
+            yield from item if isinstance(item, tuple) else (item,)
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:

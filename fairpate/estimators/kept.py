@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from fairpate.app.rundir import determining_values
 from fairpate.data.embedding_file import save_embedding
 from fairpate.data.files import sha256_of
 from fairpate.estimators.parameters import parameters_of, plain
 from fairpate.estimators.records import sensitive_column
 from fairpate.methods.load import load_method
+from fairpate.methods.pate import require_allowed
 from fairpate.methods.trained import Price
 from fairpate.privacy.event_values import event_from
 from fairpate.strict_json import strict
@@ -49,7 +51,7 @@ def save(estimator: FairClassifier, folder: Path) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_student(estimator.student_, temporary)
-        config = estimator.config_.model_dump(mode="json", exclude={"out"})
+        config = determining_values(estimator.config_)
         (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         text = json.dumps(_described(estimator) | {"files": files}, indent=2, allow_nan=False)
@@ -119,6 +121,7 @@ def _array(values: dict[str, Any]) -> npt.NDArray[Any]:
 
 def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) -> FairClassifier:
     config = load_method(folder / _CONFIG)
+    require_allowed(config, allow_code=False)
     estimator = _unfitted(kind, config.method)
     known = parameters_of(config.method).keys() & type(config).model_fields.keys()
     sections = {name: getattr(config, name) for name in known}

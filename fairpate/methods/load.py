@@ -16,6 +16,7 @@ from fairpate.config import ConfigError
 from fairpate.config_reader import apply_override, merge, parse_config, read_yaml
 from fairpate.methods import DEFAULT, all_methods, find_method
 from fairpate.methods.definition import Method
+from fairpate.named_code import PLACE, REMEDY, may_run
 from fairpate.names import nearest
 
 Values = dict[str, Any]
@@ -31,7 +32,15 @@ def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str
     values = {} if path is None else read_yaml(path)
     if {"methods", "data_sets"} & values.keys():
         raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+    if path is not None and method is None and "method" not in _said(overrides):
+        require_trusted(values.get("method"), path)
     return configured(values, overrides, method=method)
+
+
+def require_trusted(method: Any, path: Path) -> None:
+    """ConfigError for ``module:Class`` that the file ``path`` names, where files may not."""
+    if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
+        raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 
 
 def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:

@@ -19,7 +19,8 @@ Weights = Annotated[
 ]
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Let code run that the configuration names (teachers.model.python).")
+    bool,
+    typer.Option("--allow-code", help="Let code run that files name (method: module:Class, teachers.model.python)."),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

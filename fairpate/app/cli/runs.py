@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from fairpate import named_code
 from fairpate.app.cli.endings import fail
 from fairpate.app.cli.options import (
     AllowCode,
@@ -74,6 +75,8 @@ def run(
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.summary import summarise
 
+    if allow_code:
+        named_code.allow_code()
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     options = [*(overrides or []), *options]
@@ -101,6 +104,8 @@ def compare(
     from fairpate.app.compare.cells import load_sweep
     from fairpate.app.compare.report import compare_methods, summarise_comparison
 
+    if allow_code:
+        named_code.allow_code()
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     comparison = compare_methods(

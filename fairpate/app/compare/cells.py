@@ -27,7 +27,7 @@ from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
 from fairpate.data.files import locate
 from fairpate.methods import all_methods, find_method
 from fairpate.methods.definition import Method
-from fairpate.methods.load import configured, read_of, refused, start_of, unread_by
+from fairpate.methods.load import configured, read_of, refused, require_trusted, start_of, unread_by
 from fairpate.names import nearest
 
 DEMO = Path(__file__).parents[1] / "color_digits.yaml"
@@ -76,6 +76,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     values = read_yaml(path)
     for override in overrides:
         apply_override(values, override)
+    for method in values.get("methods") or ():
+        require_trusted(method, path)
     return parse_sweep(values, folder=path.parent, data_dir=data_dir)
 
 
