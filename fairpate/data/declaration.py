@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data.columns import Feature, Group, Interval, Label, Texts, When
 from fairpate.data.entry import DataSettingsError, Option, as_text, holds
+from fairpate.data.gradients import FEATURES
+from fairpate.data.own_pictures import PicturesConfig
 from fairpate.data.sources import Files
 from fairpate.names import nearest
 
@@ -114,8 +117,10 @@ class Declaration(Section):
     """A data set with labels and groups."""
 
     name: str = Field(pattern="^[a-z][a-z0-9_]*$", description="In commands, configurations and the odometer.")
-    kind: Literal["table", "embeddings"] = Field(
-        "table", description="What a record is: a row of a `table`, or of one with a vector, as `embeddings`."
+    kind: Literal["table", "embeddings", "images"] = Field(
+        "table",
+        description="What a record is: a row of a `table`, or of one with a vector, as `embeddings`; or a picture, as "
+        "`images`.",
     )
     task: str = Field("", description="What the label says, in a few words.")
     publisher: str = Field("", description="Who publishes the records.")
@@ -134,7 +139,8 @@ class Declaration(Section):
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Choices that `when` refers to.")
     keep: tuple[Rule, ...] = Field((), description="Which rows are records: those that all rules keep.")
-    features: dict[str, Feature] = Field(description="What becomes a feature, by name, in this order.")
+    features: dict[str, Feature] = Field(description="What becomes a feature, by name, in this order; not of images.")
+    pictures: PicturesConfig | None = Field(None, description="Of images: where they lie, and what is seen of them.")
     label: Label = Field(description="The class y.")
     groups: dict[str, Group] = Field(
         description="The group z, by name; `group` where there is one. Of several the option `sensitive` takes one; by "
@@ -165,7 +171,7 @@ class Declaration(Section):
     def _groups_are_named(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = ({"features": {}} if "pictures" in values else {}) | values
         if isinstance(one := values.get("group"), dict):
             if "groups" in values:
                 raise ValueError("group: expected group or groups, got both")
@@ -190,8 +196,10 @@ class Declaration(Section):
 
     def _tables(self) -> Iterator[str]:
         for name in ("features", "groups"):
-            if not getattr(self, name):
+            if not getattr(self, name) and not (name == "features" and self.pictures):
                 yield f"{name}: expected one or more, got none"
+        if (self.kind == "images") != (self.pictures is not None) or (self.pictures and self.features):
+            yield "kind: expected images with `pictures` and without `features`, or another kind without `pictures`"
         if self.kind == "embeddings" and not any(feature.vector for _, feature in self.columns):
             yield "features: expected a vector with kind: embeddings, such as `embedding: {vector: 384}`"
         for file in (*self.files.all, *(other for each in self.files.all for other in each.alternatives)):
@@ -265,6 +273,8 @@ class Declaration(Section):
         if len(self.groups) > 1:
             first = next(iter(self.groups))
             options[SENSITIVE] = Option(default=first, allowed=tuple(self.groups), description="The group z.")
+        if self.pictures is not None:
+            return options | {"features": replace(FEATURES, default=self.pictures.features)}
         options[SENSITIVE_AS_FEATURE] = Option(
             default=False,
             allowed=(False, True),
@@ -285,6 +295,7 @@ class Declaration(Section):
         conditional = [column for column, when in ruled if options is None or holds(when, options)]
         trimmed = [column for each in self.trim for column in each.columns]
         named = [*self.identity.key, *self.identity.text, *([self.person.column] if self.person else [])]
+        named += [self.pictures.column] if self.pictures else []
         return tuple(dict.fromkeys((*named, *self.kept_out_of_names, self.label.column, *conditional, *trimmed)))
 
     def chosen(self, options: Mapping[str, Any]) -> str:
@@ -297,7 +308,7 @@ class Declaration(Section):
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
         """The columns that become features; the attribute and what tells it only where they are asked for."""
-        hidden = () if options[SENSITIVE_AS_FEATURE] else (self.group(options).column, *self.computed_from_group)
+        hidden = () if options.get(SENSITIVE_AS_FEATURE) else (self.group(options).column, *self.computed_from_group)
         return tuple(
             (column, feature)
             for column, feature in self.columns

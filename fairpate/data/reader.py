@@ -27,8 +27,9 @@ from fairpate.data.encode import cells, codes_of, encode, numbers
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
 from fairpate.data.faults import Faults
 from fairpate.data.feature_codes import feature_codes
-from fairpate.data.files import expanded, verified
+from fairpate.data.files import expanded, resolve_data_dir, verified
 from fairpate.data.identity import Names, content_units, counted
+from fairpate.data.own_pictures import LEVEL, PATH, check_paths, folder_table, read_pictures
 from fairpate.data.spill import Gathered
 from fairpate.data.tables import (
     is_vectors,
@@ -53,7 +54,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
         facts["num_validation"] = DatasetEntry.num_validation
     return DatasetEntry(
         sensitive=table.attributes,
-        kind="tabular",
+        kind="image" if table.pictures else "tabular",
         files=table.files.all,
         load=partial(read_records, table),
         count_public=partial(_count_public, table),
@@ -83,7 +84,7 @@ class _Seen:
     z: list[Tensor] = field(default_factory=list)
     feature_names: tuple[str, ...] = ()
     units: dict[Part, list[str]] = field(default_factory=dict)
-    persons: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
@@ -95,7 +96,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     """
     options = request.options
     group, features = table.group(options), table.visible(options)
-    if not features:
+    if not features and not table.pictures:
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
         )
@@ -108,8 +109,13 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     for read in _read(table, request, table.files.parts):
         rows = _kept_rows(read, rules, left_out, faults)
         faults.rows[rows.file] += len(rows.table)
-        block, seen.feature_names = encode(rows.table, features, rows.file, faults)
-        seen.x.append(block)
+        if table.pictures:
+            paths = text_of(rows.table[table.pictures.column]).to_pylist()
+            check_paths(paths, resolve_data_dir(request.data_dir), rows.file, table.pictures.column, faults)
+            seen.paths += paths
+        else:
+            block, seen.feature_names = encode(rows.table, features, rows.file, faults)
+            seen.x.append(block)
         label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
         seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public"))
         seen.z.append(codes_of(attribute, group, "group"))
@@ -118,10 +124,14 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
             persons.add(rows, faults)
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
+    pixels = None
+    if table.pictures:
+        pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures)
     return Records(
-        kind="tabular",
+        kind="image" if pixels else "tabular",
+        pixels=pixels,
         records=Split(
-            x=seen.x.tensor(),
+            x=pixels.x if pixels else seen.x.tensor(),
             y=torch.cat(seen.y),
             z=torch.cat(seen.z),
             record_id=record_ids,
@@ -156,6 +166,10 @@ def _read(table: Declaration, request: Request, parts: Mapping[Part, Sequence[So
 
 
 def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
+    folder = resolve_data_dir(request.data_dir)
+    if table.pictures and (folder / file.path).is_dir():
+        yield _trimmed_rows(table, part, folder_table(folder / file.path, folder), file.path, request)
+        return
     choice, path = verified(file, request.data_dir)
     named = bool(table.identity.key or table.identity.text)
     batches = read_batches(
@@ -239,7 +253,10 @@ def _units(table: Declaration, rows: Rows, seen: _Seen) -> Names:
     identity, prefix = table.identity, table.identity.prefix or table.name
     if identity.key:
         return tuple("-".join((prefix, *values)) for values in zip(*rows.text(identity.key), strict=True))
-    columns = identity.text or tuple(name for name in rows.table.column_names if name not in table.kept_out_of_names)
+    hidden = table.kept_out_of_names
+    if any(column.startswith(LEVEL) for column in hidden):  # its path tells a picture's folder
+        hidden = (*hidden, PATH)
+    columns = identity.text or tuple(name for name in rows.table.column_names if name not in hidden)
     for column in columns:
         if is_vectors(rows.table[column].type):
             raise DataError(

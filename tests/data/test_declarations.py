@@ -15,6 +15,7 @@ from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets,
 from fairpate.data.columns import Feature, Group, Label, Meaning
 from fairpate.data.declaration import Choice, Declaration, Identity, Person, Rule, Trim, read_declaration
 from fairpate.data.entry import DatasetEntry, DataSettingsError, Records, Request, SourceFile
+from fairpate.data.own_pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
 from fairpate.data.sources import Files
 
@@ -378,7 +379,21 @@ def test_every_codebook_of_the_project_is_a_data_set() -> None:
     assert torch.tensor([REGISTRY[name].options["sensitive_as_feature"].shows_attribute for name in names]).all()
 
 
-SECTIONS = (Declaration, Files, SourceFile, Feature, Label, Group, Meaning, Rule, Trim, Choice, Identity, Person)
+SECTIONS = (
+    Declaration,
+    PicturesConfig,
+    Files,
+    SourceFile,
+    Feature,
+    Label,
+    Group,
+    Meaning,
+    Rule,
+    Trim,
+    Choice,
+    Identity,
+    Person,
+)
 
 
 def test_the_documented_example_is_a_declaration(tmp_path: Path) -> None:
