@@ -202,10 +202,11 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
 
 
 def _require_once(rows: pa.Table, columns: Sequence[str], name: str) -> None:
-    """As :func:`require_columns`, and none twice: which is meant could not be told."""
+    """As :func:`require_columns`, and none twice with other values: which is meant could not be told."""
     for column in columns:
-        if f"{column}.1" in rows.column_names and column in rows.column_names:
-            raise DataError(f"{name}: column {column}: stands there twice; rename one.")
+        again = f"{column}.1"
+        if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
+            raise DataError(f"{name}: column {column}: stands there twice, with other values; rename one.")
     require_columns(rows, columns, name)
 
 

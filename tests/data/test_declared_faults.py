@@ -112,7 +112,12 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (PUBLIC, FILES[PUBLIC], "", ("pool.csv: not a readable table (it is empty",)),
     (PUBLIC, "\n4,r,50,70.5,A,F\n5,s,60,,B,M\n", "\n", ("pool.csv: not a readable table (it has no row)",)),
     (PUBLIC, "50,70.5", "50,70,5", ("pool.csv: not a readable table", "Expected 6 columns, got 7", "separator")),
-    (PUBLIC, "visit,patient", "visit,visit", ("pool.csv: column visit: stands there twice; rename one",)),
+    (
+        PUBLIC,
+        "visit,patient",
+        "visit,visit",
+        ("pool.csv: column visit: stands there twice, with other values; rename one",),
+    ),
     (PUBLIC, ",ward", ",wards", ("pool.csv: no column ward; did you mean wards?",)),
     (PUBLIC, ",", ";", ("pool.csv: no column visit", "looks like several: declare the `separator`")),
     # Values.
