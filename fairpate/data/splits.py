@@ -8,6 +8,7 @@ record, records that nothing but the group tells apart, or all records of one pe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fairpate.data.dataset import Dataset, Split
-from fairpate.data.entry import DataError, DatasetEntry, DataSettingsError, Origin, Records
+from fairpate.data.entry import ORIGINS, DataError, DatasetEntry, DataSettingsError, Origin, Records
 from fairpate.data.identity import keyed_hash
 
 PERMITTED: dict[str, frozenset[Origin]] = {
@@ -49,18 +50,24 @@ class SplitSizes:
 def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
     ids = records.records.record_id
-    units = np.asarray(records.person_ids or records.records.unit_id)
-    origins = np.asarray(records.origins or ("any",) * len(ids))
-    ranks = _rank(units, seed=seed)
+    wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
+    place_of = {origin: place for place, origin in enumerate(ORIGINS)}
+    found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
+    origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
+    ranks = None
+    if any(wanted_of.values()):
+        ranks = _rank(np.asarray(records.person_ids or records.records.unit_id), seed=seed)
     free = np.ones(len(ids), dtype=bool)
     indices = {}
-    for name, wanted in (("public", sizes.num_public), ("validation", sizes.num_validation), ("test", sizes.num_test)):
-        own = name in origins and name != "test"  # files of its own: nothing else is taken
-        allowed = free & np.isin(origins, list(SET_ASIDE[name] if own or wanted is None else PERMITTED[name]))
+    for name, wanted in wanted_of.items():
+        alone = [place_of[origin] for origin in SET_ASIDE[name]]
+        own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
+        permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
+        allowed = free & np.isin(origins, permitted)
         chosen = allowed if wanted is None else _lowest(allowed, ranks, wanted, name)
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
-    indices["private"] = np.flatnonzero(free & np.isin(origins, list(PERMITTED["private"])))
+    indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
     return {name: _taken(records, torch.from_numpy(index)) for name, index in indices.items()}
 
 
@@ -112,10 +119,10 @@ def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
     return place[unit_index]
 
 
-def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64], wanted: int, name: str) -> Mask:
+def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64] | None, wanted: int, name: str) -> Mask:
     """The records of the lowest ranks until ``wanted`` are reached, never parting a unit."""
     chosen = np.zeros(len(allowed), dtype=bool)
-    if wanted == 0:
+    if wanted == 0 or ranks is None:
         return chosen
     available = int(allowed.sum())
     if wanted > available:
