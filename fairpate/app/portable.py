@@ -88,6 +88,7 @@ def _encoding(dataset: Dataset) -> dict[str, Any]:
             "number": "(s(v) - s(low)) / (s(high) - s(low)), clipped to 0..1, where s(v) = v, or "
             "sign(v) ln(1 + |v|) for scale log; v is `missing` where the text is in `unknown`",
             "category": "1 where the text is one of values, else 0",
+            "element": "the number at `place` of the list, from 0",
             "other": "1 where the text is none of values, else 0",
             "band": "1 where at_least <= v < below, else 0; a last band has no below",
         },

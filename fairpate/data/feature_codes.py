@@ -1,11 +1,12 @@
 """What each feature of a declared table is computed from, in words that need no part of this package.
 
 Only declared constants are told, which are public: a model that leaves the house carries them beside it. A feature is
-one of four, which :func:`fairpate.data.encode.encode` computes:
+one of five, which :func:`fairpate.data.encode.encode` computes:
 
     number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where text is in ``unknown``
     category    1 where the text is one of ``values``, else 0
     other       1 where the text is none of ``values``, else 0
+    element     the number at ``place`` of the list
     band        1 where ``at_least`` <= v < ``below``, else 0; without ``below``, no end binds
 
 with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``.
@@ -36,6 +37,7 @@ class FeatureCode:
     values: tuple[str, ...] | None = None
     at_least: float | None = None
     below: float | None = None
+    place: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Without what is null."""
@@ -43,15 +45,15 @@ class FeatureCode:
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """One per feature of these columns, in the order of :func:`fairpate.data.encode.encode`; none beside vectors."""
-    if any(feature.vector is not None for _, feature in features):
-        return ()
+    """One per feature of these columns, in the order of :func:`fairpate.data.encode.encode`."""
     return tuple(code for column, feature in features for code in _codes(column, feature))
 
 
 def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
     if feature.bounds is not None:
         return _number(column, feature)
+    if feature.vector is not None:
+        return _vector(column, feature.vector)
     return _bands(column, feature) if feature.bands else _category(column, feature)
 
 
@@ -71,6 +73,11 @@ def _number(column: str, feature: Feature) -> Iterator[FeatureCode]:
     unknown = ("", *feature.unknown)
     yield FeatureCode(**vars(code) | {"missing": feature.stands_for_missing, "unknown": unknown})
     yield FeatureCode(feature=f"{column}=missing", column=column, kind="category", values=unknown)
+
+
+def _vector(column: str, size: int) -> Iterator[FeatureCode]:
+    for place in range(size):
+        yield FeatureCode(feature=f"{column}[{place}]", column=column, kind="element", place=place)
 
 
 def _category(column: str, feature: Feature) -> Iterator[FeatureCode]:

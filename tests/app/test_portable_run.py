@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors import safe_open
 from small_runs import FILES
 
@@ -182,3 +185,37 @@ def test_a_run_without_the_packages_is_whole_and_says_how_to_get_them(fairpate, 
     assert (tmp_path / "run/public/model.onnx").exists()
     with safe_open(tmp_path / "run/public/student.safetensors", framework="pt") as file:
         assert set(file.metadata()) == {"card"}
+
+
+SCANS = """
+name: scans
+task: comes again
+rows: 300
+files: {records: scans.parquet}
+features:
+  scan: {vector: 3}
+  ward: {categories: [A, B]}
+identity: {key: id}
+label: {column: again, classes: ["no", "yes"]}
+groups: {sex: {values: [f, m]}}
+num_public: 100
+num_validation: 20
+"""
+
+
+def test_a_vector_beside_declared_columns_is_told_element_by_element(fairpate, tmp_path):
+    rng = np.random.default_rng(1)
+    columns = {
+        "id": [f"scan {row}" for row in range(300)],
+        "scan": rng.normal(size=(300, 3)).astype(np.float32).tolist(),
+        "ward": rng.choice(["A", "B"], 300).tolist(),
+        "again": rng.choice(["no", "yes"], 300).tolist(),
+        "sex": rng.choice(["f", "m"], 300).tolist(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "scans.parquet")
+    (tmp_path / "scans.yaml").write_text(SCANS, encoding="utf-8")
+    run(fairpate, None, tmp_path / "run", data=tmp_path / "scans.yaml")
+    told = [{"scan": scan, "ward": ward} for scan, ward in zip(columns["scan"], columns["ward"], strict=True)]
+    x = torch.tensor([[*row["scan"], row["ward"] == "A", row["ward"] == "B"] for row in told], dtype=torch.float32)
+    expected = load_student(tmp_path / "run/public/student.safetensors").probabilities(x)
+    np.testing.assert_allclose(predicted_elsewhere(tmp_path / "run", told, tmp_path), expected, atol=1e-5)
