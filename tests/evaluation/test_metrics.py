@@ -161,3 +161,19 @@ def test_cells_are_told_in_words() -> None:
     assert describe_cell(missed, **names) == "predicted yes, given true not no: green"
     assert describe_cell(Cell(group=0, other_group=1), **names) == "correct: red against green"
     assert describe_cell(Cell(label=1), **names) == "predicted yes"
+
+
+def test_an_interval_holds_the_gap_that_it_is_of():
+    """Equal rates in four groups of 25: the largest gap of any resample is above 0."""
+    groups, predicted = np.repeat(range(4), 25), np.tile([0, 0, 1, 1, 1], 20)
+    found = evaluate(
+        predicted,
+        labels_N=predicted,
+        groups_N=groups,
+        class_names=["no", "yes"],
+        group_names=["a", "b", "c", "d"],
+        generator=np.random.default_rng(0),
+    )
+    gap = found.gaps["dp_one_vs_rest"]
+    assert gap.value == gap.low == 0
+    assert gap.high > 0.05
