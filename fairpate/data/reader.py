@@ -119,7 +119,8 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
         seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public"))
         seen.z.append(codes_of(attribute, group, "group"))
-        seen.units.setdefault(rows.part, []).extend(_units(table, rows, seen))
+        names = _units(table, rows, seen, persons)
+        seen.units.setdefault(rows.part, []).extend(names)
         if persons:
             persons.add(rows, faults)
     faults.require_none()
@@ -246,10 +247,11 @@ def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tup
     return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _units(table: Declaration, rows: Rows, seen: _Seen) -> Names:
+def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None) -> Names:
     """What names each row, but for a counter.
 
-    Parts of their own have names of their own, so that those of public records do not depend on private ones.
+    Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
+    others have.
     """
     identity, prefix = table.identity, table.identity.prefix or table.name
     if identity.key:
@@ -258,6 +260,8 @@ def _units(table: Declaration, rows: Rows, seen: _Seen) -> Names:
     if any(column.startswith(LEVEL) for column in hidden):  # its path tells a picture's folder
         hidden = (*hidden, PATH)
     columns = identity.text or tuple(name for name in rows.table.column_names if name not in hidden)
+    if persons and persons.person.column not in columns:
+        columns = (*columns, persons.person.column)
     for column in columns:
         if is_vectors(rows.table[column].type):
             raise DataError(

@@ -131,6 +131,15 @@ def test_names_and_persons_do_not_tell_any_attribute(option: str, old: str, new:
     assert after.person_ids == before.person_ids
 
 
+@pytest.mark.parametrize("text", ["[city]", "[city, customer]"])
+def test_names_do_not_depend_on_what_other_persons_have(text: str, shop: Path) -> None:
+    changed(shop, "shop.yaml", "person:", f"identity: {{text: {text}}}\nperson:")
+    before = read(shop).records
+    assert len(set(before.unit_id)) == len(before)  # the cities of two persons are alike
+    after = read(changed(shop, "old.csv", "ann;20;00;f;5;no;99\n", "")).records  # as cid's is, which comes later
+    assert after.record_id == before.record_id[1:]
+
+
 def test_a_key_names_records_by_itself(shop: Path) -> None:
     changed(shop, "shop.yaml", "person:", "identity: {prefix: sale, key: [customer, spent]}\nperson:")
     assert read(shop).records.record_id == ("sale-ann-99", "sale-ann-100", "sale-cid-5", "sale-eve-0", "sale-eve-1000")
