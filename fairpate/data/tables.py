@@ -211,8 +211,13 @@ def text_of(values: Any) -> pa.Array:
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_string(values.type):
         return values
-    present = pc.is_finite(values) if pa.types.is_floating(values.type) else values.is_valid()
-    return pc.if_else(pc.fill_null(present, False), values.cast(pa.string()), "")
+    if not pa.types.is_floating(values.type):
+        return pc.fill_null(values.cast(pa.string()), "")
+    text = pc.if_else(pc.fill_null(pc.is_finite(values), False), values.cast(pa.string()), "")
+    # Whole numbers as an integer's column has them, not as 1.2e+10: a name is the same in either.
+    is_whole = pc.and_(pc.equal(pc.round(values), values), pc.less(pc.abs(values), 2.0**53))
+    whole = pc.if_else(pc.fill_null(is_whole, False), values, None).cast(pa.int64())
+    return pc.coalesce(whole.cast(pa.string()), text)
 
 
 def column_of(table: pa.Table, column: str, name: str) -> pa.Array:

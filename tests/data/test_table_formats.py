@@ -120,6 +120,18 @@ def test_every_form_of_a_table_gives_the_same_records(form: str, tmp_path: Path,
     require_same(read(tmp_path, FORMS[form](tmp_path)), expected)
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.int64()])
+def test_whole_numbers_are_the_same_text_whatever_their_type(kind: pa.DataType) -> None:
+    numbers = [0, -3, 2**33, 2**52, None]
+    found = tables.text_of(pa.array(numbers).cast(kind, safe=False))
+    assert found.to_pylist() == ["0", "-3", "8589934592", "4503599627370496", ""]
+
+
+def test_other_numbers_are_their_shortest_text() -> None:
+    numbers = pa.array([0.5, -0.0, 1e-7, 2.0**60, float("nan"), float("inf")])
+    assert tables.text_of(numbers).to_pylist() == ["0.5", "0", "1e-7", "1.152921504606847e+18", "", ""]
+
+
 def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: Records) -> None:
     """pandas writes whole numbers beside missing ones as 1.0, and flags with a capital."""
     TABLE.to_pandas().to_csv(tmp_path / "t.csv", index=False)
