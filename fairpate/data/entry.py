@@ -81,13 +81,14 @@ class Option:
 class Request:
     """What a loader is asked for: a folder, the public seed, and every option with its value filled in.
 
-    ``tables`` by part are read instead of files.
+    ``tables`` by part are read instead of files. ``unit``, where one is asked for: a ``record`` needs no person.
     """
 
     data_dir: Path | None
     seed: int
     options: Mapping[str, Any]
     tables: Mapping[Part, pa.Table] | None = None
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

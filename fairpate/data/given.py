@@ -55,6 +55,7 @@ def load_data(
         seed=config.seed,
         options=entry.complete_options(config.options),
         tables=given or None,
+        unit=config.unit,
     )
     return dataset_of(entry.load(request), config, entry)
 

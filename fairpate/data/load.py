@@ -64,7 +64,8 @@ def pool_size(config: DataConfig) -> int:
 
 def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
     """What the loader of ``entry`` is asked for."""
-    return Request(data_dir=data_dir_of(config), seed=config.seed, options=entry.complete_options(config.options))
+    options = entry.complete_options(config.options)
+    return Request(data_dir=data_dir_of(config), seed=config.seed, options=options, unit=config.unit)
 
 
 def data_dir_of(config: DataConfig) -> Path | None:

@@ -105,7 +105,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     left_out = np.zeros(len(rules), dtype=np.int64)
     persons = None
     if table.person and holds(table.person.when, options):
-        persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled))
+        persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
     for read in _read(table, request, table.files.parts):
         rows = _kept_rows(read, rules, left_out, faults)
         faults.rows[rows.file] += len(rows.table)
@@ -122,7 +122,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         names = _units(table, rows, seen, persons)
         seen.units.setdefault(rows.part, []).extend(names)
         if persons:
-            persons.add(rows, faults)
+            persons.add(rows, names, faults)
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
     pixels = None
@@ -289,22 +289,32 @@ def _names(table: Declaration, seen: _Seen) -> tuple[Names, Names]:
 
 @dataclass(kw_only=True)
 class _Persons:
-    """The person behind each row: a fault for a row without one, or one in two parts, which a split must not part."""
+    """The person behind each row. Where persons are protected, a row without one is a fault, and one in two parts.
+
+    Else a row without a person is its own.
+    """
 
     person: Person
     is_pooled: bool
+    are_protected: bool
     names: list[str] = field(default_factory=list)
     part_of: dict[str, Part] = field(default_factory=dict)
 
-    def add(self, rows: Rows, faults: Faults) -> None:
-        """The persons of more rows."""
-        column = self.person.column
-        (values,) = rows.text((column,))
+    def add(self, rows: Rows, units: Names, faults: Faults) -> None:
+        """The persons of more rows, whose names are ``units``."""
+        (values,) = rows.text((self.person.column,))
+        if self.are_protected:
+            self._require_whole(rows, values, faults)
+        self.names += [
+            f"{self.person.prefix}-{value}" if value else unit for value, unit in zip(values, units, strict=True)
+        ]
+
+    def _require_whole(self, rows: Rows, values: list[str], faults: Faults) -> None:
         part: Part = "records" if self.is_pooled else rows.part
         elsewhere = sum(self.part_of.setdefault(value, part) != part for value in values if value)
         for expected, remedy, count in (
             ("a person", "give each row its person", values.count("")),
             ("other persons than in other parts", "keep all rows of a person in one part", elsewhere),
         ):
-            faults.add(rows.file, column, expected=expected, remedy=remedy, rows=count)
-        self.names += [f"{self.person.prefix}-{value}" for value in values]
+            remedy = f"{remedy}, or protect each record by itself (data.unit=record)"
+            faults.add(rows.file, self.person.column, expected=expected, remedy=remedy, rows=count)

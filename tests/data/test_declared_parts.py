@@ -138,10 +138,21 @@ def test_a_person_is_in_one_part(clinic: Path) -> None:
     with pytest.raises(DataError) as error:
         load(clinic)
     assert str(error.value).splitlines() == [
-        "private-2.csv: column who: expected a person, got none in 1 row; give each row its person.",
+        "private-2.csv: column who: expected a person, got none in 1 row; give each row its person, or "
+        "protect each record by itself (data.unit=record).",
         "test.csv: column who: expected other persons than in other parts, got none in 1 row; keep all rows of a "
-        "person in one part.",
+        "person in one part, or protect each record by itself (data.unit=record).",
     ]
+    alone = load(clinic, unit="record")
+    assert (alone.unit, len(alone.private), len(alone.test)) == ("record", 5, 2)
+
+
+def test_under_the_record_unit_a_row_without_a_person_is_its_own(clinic: Path) -> None:
+    rows = "\n".join(f",{age},{'MF'[age // 2 % 2]},{['no', 'yes'][age % 2]}" for age in range(40))
+    (clinic / "all.csv").write_text(f"who,age,sex,y\n{rows}\n", encoding="utf-8")
+    change(clinic, "{private: private-*.csv, public: public.csv, test: test.csv}", "{records: all.csv}\nperson: who")
+    dataset = load(clinic, unit="record", num_public=10, num_validation=0, num_test=10)
+    assert (len(dataset.public), len(dataset.test), len(dataset.private)) == (10, 10, 20)
 
 
 def test_a_key_names_one_record_of_all_parts(clinic: Path) -> None:
