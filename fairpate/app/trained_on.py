@@ -184,4 +184,8 @@ def _digest(dataset: Dataset) -> str:
         digest.update(json.dumps([split.record_id, list(split.x.shape)]).encode())
         for values in (split.x, split.y, split.z):
             digest.update(np.ascontiguousarray(values.numpy()).data)
+        # Only where they say more than the names of records, so that folders of earlier versions stay valid.
+        together = {"unit_id": split.unit_id, "person_id": split.person_id}
+        if told := {name: ids for name, ids in together.items() if ids not in ((), split.record_id)}:
+            digest.update(json.dumps(told).encode())
     return digest.hexdigest()

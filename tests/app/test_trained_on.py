@@ -114,6 +114,21 @@ def test_a_run_goes_on_with_its_own_records_only(tmp_path: Path, given: RunDirec
     assert (root / "public" / "record.json").read_bytes() == published
 
 
+def test_a_run_goes_on_with_its_own_persons_and_units_only(
+    tmp_path: Path, given: RunDirectory, hospital: Dataset
+) -> None:
+    def grouped(count: int, field: str) -> Dataset:
+        names = tuple(f"{place // count}" for place in range(len(hospital.private)))
+        return replace(hospital, private=replace(hospital.private, **{field: names}))  # type: ignore[arg-type]
+
+    run_method(config_for(tmp_path / "persons"), QUIET, grouped(2, "person_id"))
+    with pytest.raises(RunDirectoryError, match="on other records than those given now"):
+        run_method(config_for(tmp_path / "persons"), QUIET, grouped(3, "person_id"))
+    shutil.copytree(given.root, tmp_path / "units")
+    with pytest.raises(RunDirectoryError, match="on other records than those given now"):
+        run_method(config_for(tmp_path / "units"), QUIET, grouped(2, "unit_id"))
+
+
 def test_the_digest_of_given_records_is_private(given: RunDirectory) -> None:
     digest = (given.private / "data.sha256").read_text().strip()
     assert len(digest) == 64
