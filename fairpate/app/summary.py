@@ -14,7 +14,7 @@ from rich.text import Text
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
-from fairpate.data.check import Check
+from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import epsilon_text
 from student.predict import load_student
 

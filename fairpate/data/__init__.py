@@ -4,10 +4,10 @@ Knows nothing of models or mechanisms, and fits nothing to private records.
 """
 
 from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
+from fairpate.data.declared.given import load_data
 from fairpate.data.describe import DatasetDescription, DatasetListing, SplitDescription, describe, list_datasets
 from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
 from fairpate.data.fetch import fetch
-from fairpate.data.given import load_data
 from fairpate.data.load import data_dir_of, load_dataset, pool_size
 from fairpate.data.registry import REGISTRY, entry_for, find_entry, option_showing_attribute
 from fairpate.data.storage import read_dataset, save_dataset

@@ -9,12 +9,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from fairpate.data.dataset import Split
-from fairpate.data.encode import codes
+from fairpate.data.declared.encode import codes
+from fairpate.data.declared.tables import column_of, read_table
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Records, Request, SourceFile
 from fairpate.data.files import read_any
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, base_name, decode, open_pictures
-from fairpate.data.tables import column_of, read_table
 
 PUBLISHER = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 MANUAL = f"Agree to the terms at {PUBLISHER} (non-commercial research) and follow its links."

@@ -15,13 +15,13 @@ import pyarrow as pa
 import torch
 
 from fairpate.data.dataset import Split
-from fairpate.data.encode import codes
+from fairpate.data.declared.encode import codes
+from fairpate.data.declared.tables import column_of, keep_rows, read_table, require_columns
 from fairpate.data.entry import DataError, DatasetEntry, Option, Records, Request, SourceFile
 from fairpate.data.files import read_bytes, resolve_data_dir
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, decode, open_pictures
 from fairpate.data.mapped import Pixels
-from fairpate.data.tables import column_of, keep_rows, read_table, require_columns
 
 PUBLISHER = "https://stanfordmlgroup.github.io/competitions/chexpert"
 MANUAL = f"Register at {PUBLISHER} and accept the research use agreement."

@@ -16,8 +16,8 @@ from torch import Tensor
 from fairpate.types import Unit
 
 if TYPE_CHECKING:
+    from fairpate.data.declared.feature_codes import FeatureCode
     from fairpate.data.embedding import Embedding
-    from fairpate.data.feature_codes import FeatureCode
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
 FeatureKind = Literal["image", "tabular"]

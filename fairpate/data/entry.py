@@ -16,13 +16,13 @@ from pydantic import Field, field_validator
 
 from fairpate.config import Section
 from fairpate.data.dataset import FeatureKind, Split
+from fairpate.data.declared.spill import Gathered
 from fairpate.data.mapped import Pixels
-from fairpate.data.spill import Gathered
 from fairpate.names import nearest
 from fairpate.types import Unit, UsageError, UserError
 
 if TYPE_CHECKING:
-    from fairpate.data.feature_codes import FeatureCode
+    from fairpate.data.declared.feature_codes import FeatureCode
 
 OptionValue = str | int | float | bool
 Part = Literal["records", "private", "public", "validation", "test"]

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.data.dataset import Split
-from fairpate.data.encode import codes
+from fairpate.data.declared.encode import codes
+from fairpate.data.declared.tables import column_of, keep_rows, read_table, require_columns
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile, origins
 from fairpate.data.files import read_bytes
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, Pictures, decode, open_pictures
-from fairpate.data.tables import column_of, keep_rows, read_table, require_columns
 
 PUBLISHER = "https://github.com/joojs/fairface"
 ARCHIVE = SourceFile(

@@ -8,10 +8,10 @@ from typing import Any
 
 from fairpate.config import DataConfig
 from fairpate.data import celeba, chexpert, color_digits, color_mnist, fairface, utkface
-from fairpate.data.declaration import read_declaration
+from fairpate.data.declared.declaration import read_declaration
+from fairpate.data.declared.reader import entry_of
 from fairpate.data.entry import DatasetEntry, DataSettingsError
 from fairpate.data.files import sha256_of
-from fairpate.data.reader import entry_of
 from fairpate.names import nearest
 
 CODEBOOKS = Path(__file__).with_name("codebooks")

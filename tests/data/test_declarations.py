@@ -12,12 +12,12 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_dataset
-from fairpate.data.columns import Feature, Group, Label, Meaning
-from fairpate.data.declaration import Choice, Declaration, Identity, Person, Rule, Trim, read_declaration
+from fairpate.data.declared.columns import Feature, Group, Label, Meaning
+from fairpate.data.declared.declaration import Choice, Declaration, Identity, Person, Rule, Trim, read_declaration
+from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.declared.sources import Files
 from fairpate.data.entry import DatasetEntry, DataSettingsError, Records, Request, SourceFile
-from fairpate.data.own_pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
-from fairpate.data.sources import Files
 
 DECLARATION = """
 name: shop

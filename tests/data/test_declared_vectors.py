@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate import load_data
-from fairpate.data import DataError, tables
+from fairpate.data import DataError
+from fairpate.data.declared import tables
 
 DECLARED = """
 name: notes

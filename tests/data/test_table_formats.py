@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_dataset, mapped, spill, tables
-from fairpate.data.declaration import read_declaration
+from fairpate.data import DataError, load_dataset, mapped
+from fairpate.data.declared import spill, tables
+from fairpate.data.declared.declaration import read_declaration
+from fairpate.data.declared.reader import entry_of
 from fairpate.data.entry import Records, Request
-from fairpate.data.reader import entry_of
 
 DECLARATION = """
 name: visits

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fairpate.data import find_entry, utkface
-from fairpate.data.declaration import Declaration, read_declaration
+from fairpate.data.declared.declaration import Declaration, read_declaration
 from fairpate.data.entry import DataError, Records, Request
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.splits import SplitSizes, divide

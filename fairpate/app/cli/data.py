@@ -76,7 +76,7 @@ def declare_data(
     """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
-    from fairpate.data.draft import QUESTION, draft_declaration
+    from fairpate.data.declared.draft import QUESTION, draft_declaration
 
     text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
     if output is None:
@@ -95,7 +95,7 @@ def check_data(
 ) -> None:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
     from fairpate.app.summary import check_table
-    from fairpate.data.check import check_declaration
+    from fairpate.data.declared.check import check_declaration
 
     found = check_declaration(data_config(name, options, data_dir))
     if as_json:

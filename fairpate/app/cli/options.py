@@ -39,7 +39,7 @@ def data_named(data: str | None) -> dict[str, Any]:
     """The fields that name a data set; a declaration of one's own is known by its ending."""
     if data is None or not data.endswith((".yaml", ".yml")):
         return {"data.name": data}
-    from fairpate.data.declaration import read_declaration
+    from fairpate.data.declared.declaration import read_declaration
 
     return {"data.name": read_declaration(Path(data)).name, "data.declaration": data}
 

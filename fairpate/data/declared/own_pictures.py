@@ -14,8 +14,8 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from fairpate.config import Section
+from fairpate.data.declared.faults import Faults
 from fairpate.data.entry import DataError
-from fairpate.data.faults import Faults
 from fairpate.data.images import PICTURE_SUFFIXES, Pictures, decode
 from fairpate.data.mapped import Pixels
 

@@ -2,8 +2,8 @@
 
 One-hot and scaling use nothing but a declaration, so no statistic of private records enters a feature, and a record's
 features do not depend on the records beside it. A number beyond its bounds is clipped to them; a value without a
-declared meaning is a fault (:mod:`fairpate.data.faults`). A column is text, or numbers where its file has types.
-Shapes: N records, F features.
+declared meaning is a fault (:mod:`fairpate.data.declared.faults`). A column is text, or numbers where its file has
+types. Shapes: N records, F features.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask
-from fairpate.data.faults import Faults
-from fairpate.data.tables import column_of, is_vectors, text_of
+from fairpate.data.declared.columns import OTHER, Coding, Feature, Floats, Mask
+from fairpate.data.declared.faults import Faults
+from fairpate.data.declared.tables import column_of, is_vectors, text_of
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

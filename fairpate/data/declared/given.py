@@ -12,11 +12,11 @@ import pyarrow as pa
 from fairpate.config import DataConfig
 from fairpate.config_reader import parse_config
 from fairpate.data.dataset import Dataset
-from fairpate.data.declaration import Declaration, parse_declaration, read_values
+from fairpate.data.declared.declaration import Declaration, parse_declaration, read_values
+from fairpate.data.declared.reader import entry_of
+from fairpate.data.declared.sources import PARTS
 from fairpate.data.entry import DataSettingsError, Part, Request
 from fairpate.data.load import dataset_of
-from fairpate.data.reader import entry_of
-from fairpate.data.sources import PARTS
 
 
 def load_data(

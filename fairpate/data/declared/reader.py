@@ -20,18 +20,15 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from fairpate.data.columns import Mask
 from fairpate.data.dataset import Split
-from fairpate.data.declaration import Declaration, Person, Rule, Trim
-from fairpate.data.encode import cells, codes_of, encode, numbers
-from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
-from fairpate.data.faults import Faults
-from fairpate.data.feature_codes import feature_codes
-from fairpate.data.files import expanded, resolve_data_dir, verified
-from fairpate.data.identity import Names, content_units, counted
-from fairpate.data.own_pictures import LEVEL, PATH, check_paths, folder_table, read_pictures
-from fairpate.data.spill import Gathered
-from fairpate.data.tables import (
+from fairpate.data.declared.columns import Mask
+from fairpate.data.declared.declaration import Declaration, Person, Rule, Trim
+from fairpate.data.declared.encode import cells, codes_of, encode, numbers
+from fairpate.data.declared.faults import Faults
+from fairpate.data.declared.feature_codes import feature_codes
+from fairpate.data.declared.own_pictures import LEVEL, PATH, check_paths, folder_table, read_pictures
+from fairpate.data.declared.spill import Gathered
+from fairpate.data.declared.tables import (
     is_vectors,
     keep_rows,
     plain_batches,
@@ -40,6 +37,9 @@ from fairpate.data.tables import (
     text_of,
     with_vectors,
 )
+from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
+from fairpate.data.files import expanded, resolve_data_dir, verified
+from fairpate.data.identity import Names, content_units, counted
 
 
 def entry_of(table: Declaration) -> DatasetEntry:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fairpate.data.declared.tables import TYPED_SUFFIXES, column_names, read_batches, text_of
 from fairpate.data.entry import DataSettingsError
-from fairpate.data.tables import TYPED_SUFFIXES, column_names, read_batches, text_of
 
 QUESTION = "# ?"
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairpate.config import DataConfig
-from fairpate.data.declaration import read_declaration
+from fairpate.data.declared.declaration import read_declaration
+from fairpate.data.declared.faults import Faults
+from fairpate.data.declared.reader import read_records
 from fairpate.data.entry import DataError, DataSettingsError
-from fairpate.data.faults import Faults
 from fairpate.data.load import dataset_of, request_of
-from fairpate.data.reader import read_records
 from fairpate.data.registry import entry_for
 
 

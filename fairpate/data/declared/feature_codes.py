@@ -1,7 +1,7 @@
 """What each feature of a declared table is computed from, in words that need no part of this package.
 
 Only declared constants are told, which are public: a model that leaves the house carries them beside it. A feature is
-one of five, which :func:`fairpate.data.encode.encode` computes:
+one of five, which :func:`fairpate.data.declared.encode.encode` computes:
 
     number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where text is in ``unknown``
     category    1 where the text is one of ``values``, else 0
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fairpate.data.columns import OTHER, Feature
+from fairpate.data.declared.columns import OTHER, Feature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class FeatureCode:
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """One per feature of these columns, in the order of :func:`fairpate.data.encode.encode`."""
+    """One per feature of these columns, in the order of :func:`fairpate.data.declared.encode.encode`."""
     return tuple(code for column, feature in features for code in _codes(column, feature))
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate.config import Section
-from fairpate.data.columns import When, several
+from fairpate.data.declared.columns import When, several
 from fairpate.data.entry import Origin, Part, SourceFile, holds
 
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -17,11 +17,11 @@ from pydantic import Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.columns import Feature, Group, Interval, Label, Texts, When
+from fairpate.data.declared.columns import Feature, Group, Interval, Label, Texts, When
+from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.declared.sources import Files
 from fairpate.data.entry import DataSettingsError, Option, as_text, holds
 from fairpate.data.gradients import FEATURES
-from fairpate.data.own_pictures import PicturesConfig
-from fairpate.data.sources import Files
 from fairpate.names import nearest
 
 SENSITIVE = "sensitive"
