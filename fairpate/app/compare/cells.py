@@ -76,7 +76,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     values = read_yaml(path)
     for override in overrides:
         apply_override(values, override)
-    for method in values.get("methods") or ():
+    methods = values.get("methods")
+    for method in methods if isinstance(methods, dict | list) else ():
         require_trusted(method, path)
     return parse_sweep(values, folder=path.parent, data_dir=data_dir)
 
