@@ -2,7 +2,8 @@
 
 Two runs on the same private records cost their sum, whatever folders they lie in. So every release writes one row
 here, in a file of the operator (``FAIRPATE_STATE``, else ``~/.local/state/fairpate``), before anything of it becomes
-visible (:mod:`fairpate.app.meter`). Releases under another unit or relation are another sum.
+visible (:mod:`fairpate.app.meter`). Releases under another unit or relation are another sum. One by person
+counts in the sum of records too, at the person's price.
 
 Not known here: who trains, how much noise would meet a limit, and what other machines released.
 """
@@ -16,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from fairpate.app.receipt import OdometerError, Release, composed_epsilon, release_values
 from fairpate.evaluation.page import counted, epsilon_text
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.event_values import event_from
 from fairpate.types import Relation, Unit, UserError
 
@@ -97,27 +98,12 @@ class Odometer:
             self._check(database, release, _rows(database, data=release.data))
 
     def _check(self, database: sqlite3.Connection, release: Release, rows: Sequence[Release]) -> None:
-        found = database.execute(
-            "SELECT epsilon, delta FROM limits WHERE data = ? AND unit = ?", (release.data, release.unit)
-        ).fetchone()
-        if found is None or not release.is_private:
+        if not release.is_private:
             return
-        limit, delta = found
         others = [row for row in rows if row.run != release.run and row.is_private]
-        same = [row for row in others if row.unit == release.unit]
-        place = f"{release.data}, unit {release.unit}"
-        if any(row.relation != release.relation for row in same):
-            raise LimitReachedError(
-                f"{place}: has releases under another relation than {release.relation!r}, and the two add up to no one "
-                f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
-            )
-        spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
-        if not total <= limit:
-            raise LimitReachedError(
-                f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta:g}, this one would make it "
-                f"{total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
-                "`fairpate ledger limit`."
-            )
+        for unit, limit, delta in database.execute(_LIMITS_OF, (release.data,)).fetchall():
+            for each in _counted_by(unit, [release]):
+                _require_room(each, _counted_by(unit, others), limit=limit, delta=delta)
 
     def find(self, run: str) -> Release | None:
         """What is stored of a run."""
@@ -132,7 +118,10 @@ class Odometer:
         number = next((number for number, row in enumerate(rows) if row.run == run), None)
         if number is None or not rows[number].is_private:
             return None
-        same = [row for row in rows[: number + 1] if row.is_private and _kind(row) == _kind(rows[number])]
+        own = rows[number]
+        same = [
+            row for row in _counted_by(own.unit, rows[: number + 1]) if row.is_private and row.relation == own.relation
+        ]
         return Standing(earlier=len(same) - 1, epsilon=composed_epsilon(same, delta=delta))
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
@@ -140,10 +129,19 @@ class Odometer:
         with self._transaction() as database:
             rows = _rows(database, data=data)
             limits = {(name, unit): value for name, unit, value in database.execute(_LIMITS)}
-        kinds: dict[tuple[str, Unit, Relation], list[Release]] = {}
-        for row in rows:
-            kinds.setdefault(_kind(row), []).append(row)
-        return [_total(kind, kinds[kind], delta=delta, limit=limits.get((kind[0], kind[1]))) for kind in sorted(kinds)]
+        kinds = {_kind(row) for row in rows}
+        # A limit has its line also where all that counts in it was released under another unit.
+        kinds |= {(row.data, unit, row.relation) for row in rows for unit in _IMPLYING if (row.data, unit) in limits}
+        totals = [
+            _total(
+                kind,
+                [row for row in _counted_by(kind[1], rows) if _kind(row) == kind],
+                delta=delta,
+                limit=limits.get((kind[0], kind[1])),
+            )
+            for kind in sorted(kinds)
+        ]
+        return [total for total in totals if total.releases or total.not_private]
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> None:
         """From now on refuse what would make all releases on ``data`` cost more. ValueError for values out of range."""
@@ -200,6 +198,8 @@ _READ = """
     WHERE data = ifnull(:data, data) AND run = ifnull(:run, run) ORDER BY number
 """
 _LIMITS = "SELECT data, unit, epsilon FROM limits"
+_LIMITS_OF = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
+_IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",)}
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
@@ -225,6 +225,32 @@ def _events(text: str) -> tuple[Event, ...]:
 def _as_row(release: Release) -> dict[str, Any]:
     values = release_values(release)
     return values | {"events": json.dumps(values["events"]), "rdp": release.rdp_A.tobytes()}
+
+
+def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
+    """Those that count in a sum of ``unit``, priced for it."""
+    return [
+        each if each.unit == unit else replace(each, unit=unit, events=tuple(of_unit(e, unit) for e in each.events))
+        for each in releases
+        if each.unit == unit or (each.is_private and each.unit in _IMPLYING.get(unit, ()))
+    ]
+
+
+def _require_room(release: Release, same: Sequence[Release], *, limit: float, delta: float) -> None:
+    """LimitReachedError if ``release`` beside the ``same`` unit's others would pass the limit."""
+    place = f"{release.data}, unit {release.unit}"
+    if any(row.relation != release.relation for row in same):
+        raise LimitReachedError(
+            f"{place}: has releases under another relation than {release.relation!r}, and the two add up to no one "
+            f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
+        )
+    spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
+    if not total <= limit:
+        raise LimitReachedError(
+            f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta:g}, this one would make it "
+            f"{total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
+            "`fairpate ledger limit`."
+        )
 
 
 def _kind(release: Release) -> tuple[str, Unit, Relation]:

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from fairpate import __version__
+from fairpate.app.meter import Meter
+from fairpate.app.odometer import Odometer
+from fairpate.app.rundir import RunDirectory
 from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
 from fairpate.methods import all_methods
 from fairpate.methods.load import configured
+from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.types import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -250,6 +254,23 @@ def test_a_limit_on_an_unknown_data_set_says_so(fairpate, tmp_path, monkeypatch)
     code, _, errors = fairpate("ledger", "limit", "adlt", "--epsilon", "1")
     assert code == 0
     assert "adlt is no known data set, and nothing was released on it yet; did you mean adult?" in errors
+
+
+@pytest.mark.parametrize(
+    ("units", "limited"),
+    [(["person"], "record"), (["hospital"], "hospital"), (["hospital", "person"], "record"), ([], "record")],
+)
+def test_a_limit_without_a_unit_says_which_it_is_for(fairpate, tmp_path, monkeypatch, units, limited):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    for unit in units:
+        event = PoissonGaussians(count=1, noise_multiplier=10.0, sampling_rate=1.0, unit=unit)
+        run = RunDirectory(root=tmp_path / unit)
+        run.private.mkdir(parents=True)
+        Meter(run, Odometer(), data="adult", method="dp_sgd").record([event], noise="os_entropy")
+    code, output, _ = fairpate("ledger", "limit", "adult", "--epsilon", "1")
+    assert code == 0
+    assert f"adult, unit {limited}: at most epsilon 1 at delta 1e-05" in output
+    assert ("releases by person count in" in output) == (limited == "record")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])

@@ -19,7 +19,7 @@ from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians, of_unit
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
@@ -143,6 +143,38 @@ def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer
     replaced = dataclasses.replace(gaussians(), relation="replace one")
     with pytest.raises(LimitReachedError, match=r"under another relation.*limit of 4\.38 could bound"):
         meter("replaced").record([replaced], noise="os_entropy")
+
+
+def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, meter):
+    by_person = of_unit(gaussians(50), "person")
+    meter("record").record([gaussians(50)], noise="os_entropy")
+    meter("person").record([by_person], noise="os_entropy")
+    meter("seeded").record([by_person], noise="seeded: not private")
+    totals = {row.unit: row for row in odometer.totals(delta=1e-5)}
+    assert {unit: (row.releases, row.not_private) for unit, row in totals.items()} == {
+        "person": (1, 1),
+        "record": (2, 0),
+    }
+    assert totals["person"].epsilon < 4.377178 <= totals["record"].epsilon  # of 50 and of 100 sums
+    assert meter("person").standing(delta=1e-5).earlier == 0
+    meter("last").record([gaussians(1)], noise="os_entropy")
+    assert meter("last").standing(delta=1e-5).earlier == 2
+    odometer.set_limit("adult", "record", epsilon=5, delta=1e-5)
+    with pytest.raises(LimitReachedError, match=r"adult, unit record: 3 releases cost epsilon 4\.4.*limit is 5"):
+        meter("more").record([by_person], noise="os_entropy")
+    odometer.set_limit("bank", "record", epsilon=5, delta=1e-5)
+    meter("alone", "bank").record([by_person], noise="os_entropy")
+    assert [(row.unit, row.epsilon_limit) for row in odometer.totals(delta=1e-5, data="bank")] == [
+        ("person", None),
+        ("record", 5),
+    ]
+
+
+def test_a_limit_of_persons_does_not_hold_records_back(odometer, meter):
+    odometer.set_limit("adult", "person", epsilon=1, delta=1e-5)
+    meter("record").record([gaussians(50)], noise="os_entropy")
+    with pytest.raises(LimitReachedError, match=r"adult, unit person: 0 releases.*limit is 1"):
+        meter("person").record([of_unit(gaussians(50), "person")], noise="os_entropy")
 
 
 def test_a_cell_that_another_machine_released_beyond_the_limit_fails_and_is_counted(odometer, tmp_path, monkeypatch):

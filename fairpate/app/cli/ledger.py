@@ -59,7 +59,13 @@ def total_of_releases(
 def limit_releases(
     data: DatasetName,
     epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
-    unit: Annotated[str, typer.Option(help="record, person, or sensitive attribute.")] = "record",
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="record, person, sensitive attribute, or a declared one; without: record, which releases by person "
+            "count in, or the only other unit that was released under."
+        ),
+    ] = None,
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
 ) -> None:
     """Refuse from now on what would make all releases on a data set cost more than this."""
@@ -70,14 +76,17 @@ def limit_releases(
 
     _checked_delta(delta)
     odometer = Odometer()
-    declared = (total.unit for total in odometer.totals(delta=delta) if total.data == data)  # of votes made elsewhere
-    units = dict.fromkeys((*UNITS, *declared))
+    released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
+    units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
+    if unit is None:
+        unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
     if unit not in units:
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
     odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
-    typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}")
+    counted = "; releases by person count in" if unit == "record" else ""
+    typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}{counted}")
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
         typer.echo(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}", err=True)
