@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,14 +23,27 @@ REMEDY = f"give --allow-code, or {ALLOWED}=1 in the environment, if you trust it
 _imported: set[str] = set()
 
 
-def allow_code() -> None:
-    """Whatever files name may run, in this process and in those that it starts."""
-    os.environ[ALLOWED] = "1"
+@contextmanager
+def allowing(allow: bool) -> Iterator[None]:
+    """What files name may run meanwhile, if ``allow``, in this process and in those that it starts."""
+    before = os.environ.get(ALLOWED)
+    if allow:
+        os.environ[ALLOWED] = "1"
+    try:
+        yield
+    finally:
+        if allow and before is None:
+            del os.environ[ALLOWED]
+
+
+def is_allowed() -> bool:
+    """Whether files may name any code."""
+    return os.environ.get(ALLOWED) == "1"
 
 
 def may_run(place: str) -> bool:
     """Whether a file may name ``place``."""
-    return place in _imported or os.environ.get(ALLOWED) == "1"
+    return place in _imported or is_allowed()
 
 
 def named_object(place: str) -> Any:

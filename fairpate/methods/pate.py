@@ -58,7 +58,7 @@ from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Method, Training, Voting
 from fairpate.methods.preprocess import streaming_filter
 from fairpate.methods.trained import Trained
-from fairpate.named_code import REMEDY, may_run
+from fairpate.named_code import REMEDY, is_allowed
 from fairpate.nn.dpfr import public_penalty
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
@@ -319,7 +319,7 @@ class PateFamily(VotingMethod):
 def require_allowed(config: Method, *, allow_code: bool) -> None:
     """ConfigError for a configuration that names code, where none may run."""
     place = config.teachers.model.python if isinstance(config, PateFamily) else None
-    if place is not None and not allow_code and not may_run(place):
+    if place is not None and not allow_code and not is_allowed():
         raise ConfigError(
             f"teachers.model.python: {place} is code that would run with your rights; {REMEDY} (from Python: "
             "allow_code=True)."

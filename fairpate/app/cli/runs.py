@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fairpate import named_code
 from fairpate.app.cli.endings import fail
 from fairpate.app.cli.options import (
     AllowCode,
@@ -27,6 +26,7 @@ from fairpate.app.terminal import terminal
 from fairpate.config import BACKBONES, ConfigError, DataConfig
 from fairpate.config_reader import apply_override, parse_config, read_yaml
 from fairpate.files import check_output_folder
+from fairpate.named_code import allowing
 
 if TYPE_CHECKING:
     from fairpate.methods.definition import Method
@@ -75,22 +75,21 @@ def run(
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.summary import summarise
 
-    if allow_code:
-        named_code.allow_code()
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     options = [*(overrides or []), *options]
-    if release_of is not None and config is None:
-        config = open_run_directory(release_of)[0].config
-        options.append("out=null")
-    if config is None and weights is None and (method, data, epsilon) != (None, None, None):
-        resolved = _fitted(options, method)
-    else:
-        resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
-    placed = _with_places(resolved, out=out, data_dir=data_dir)
-    terminal().print(
-        summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
-    )
+    with allowing(allow_code):
+        if release_of is not None and config is None:
+            config = open_run_directory(release_of)[0].config
+            options.append("out=null")
+        if config is None and weights is None and (method, data, epsilon) != (None, None, None):
+            resolved = _fitted(options, method)
+        else:
+            resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
+        placed = _with_places(resolved, out=out, data_dir=data_dir)
+        terminal().print(
+            summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
+        )
 
 
 def compare(
@@ -104,13 +103,12 @@ def compare(
     from fairpate.app.compare.cells import load_sweep
     from fairpate.app.compare.report import compare_methods, summarise_comparison
 
-    if allow_code:
-        named_code.allow_code()
-    sweep = load_sweep(config, overrides or [], data_dir=data_dir)
-    check_output_folder(out or sweep.out or Path("runs"), "--out")
-    comparison = compare_methods(
-        sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, allow_code=allow_code
-    )
+    with allowing(allow_code):
+        sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+        check_output_folder(out or sweep.out or Path("runs"), "--out")
+        comparison = compare_methods(
+            sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, allow_code=allow_code
+        )
     terminal().print(summarise_comparison(comparison), crop=False)
     if comparison.failed:
         raise typer.Exit(fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
