@@ -45,11 +45,8 @@ TELLS_SIZE: Mapping[Unit, str] = {
 """What a statement about so many units remarks where no size was declared."""
 
 
-RECORDS_ALONE = (
-    "Each record is protected by itself (data.unit=record): what several records of one person tell together is not "
-    "covered."
-)
-"""What a statement remarks where that was asked for."""
+RECORDS_ALONE = "Each record is protected by itself: what several records of one person tell together is not covered."
+"""What a statement remarks where records have persons behind them."""
 
 
 class UserError(Exception):

@@ -149,7 +149,7 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
     _check_queries(opened, dataset, meter, reporter)
     model = nn.Identity()
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
-    _state(opened, run, opened.release(training), meter)
+    _state(opened, run, dataset, opened.release(training), meter)
     reporter.note("labels", str(run.labels))
     return run
 
@@ -313,7 +313,7 @@ def _student(
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
-        _state(config, run, labels, meter)
+        _state(config, run, dataset, labels, meter)
     if is_trained:
         if labels is None:
             _require_statement(run, is_free=is_free)
@@ -330,7 +330,7 @@ def _student(
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
-        _state(config, run, trained, meter)
+        _state(config, run, dataset, trained, meter)
     student = Student(card=_card(config, dataset, trained, network, run), network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
@@ -383,10 +383,11 @@ def _count_earlier(meter: Meter, run: RunDirectory) -> None:
         meter.record(events, noise=statement.noise, enforce=False)
 
 
-def _state(config: Method, run: RunDirectory, trained: Trained, meter: Meter) -> None:
+def _state(config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, meter: Meter) -> None:
     """Write the statement that prices what was released."""
     standing = meter.standing(delta=config.target.delta)
-    statement = statement_of(config, trained, standing=standing, shared=shared_remarks(run))
+    alone, shared = dataset.records_alone, shared_remarks(run)
+    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
     write_json(run.statement, strict(statement.to_json()))
 
 
@@ -395,13 +396,15 @@ def statement_of(
     trained: Trained,
     *,
     standing: Standing | None = None,
+    records_alone: bool = False,
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
 ) -> PrivacyStatement:
     """The claim that prices ``trained``.
 
     ``standing``: what the operator's odometer says of it and of earlier releases; None where it was not counted.
-    ``shared`` are remarks about a release that several runs go on from, and ``remarks`` come last.
+    ``records_alone``: as the data set says. ``shared`` are remarks about a release that several runs go on from, and
+    ``remarks`` come last.
     """
     cost = config.price(trained)
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
@@ -424,7 +427,7 @@ def statement_of(
             *trained.remarks,
             *shared,
             *size_remarks(config, trained.events, cost.unit),
-            *unit_remarks(config, cost.unit),
+            *unit_remarks(config, cost.unit, records_alone=records_alone),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
@@ -437,9 +440,9 @@ def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
 
 
-def unit_remarks(config: Method, unit: Unit) -> tuple[str, ...]:
-    """Where a person may have several records, and records by themselves were asked for."""
-    return (RECORDS_ALONE,) if config.is_private and config.data.unit == unit == "record" else ()
+def unit_remarks(config: Method, unit: Unit, *, records_alone: bool) -> tuple[str, ...]:
+    """Where a person may have several records, and each is protected by itself."""
+    return (RECORDS_ALONE,) if config.is_private and records_alone and unit == "record" else ()
 
 
 def _card(

@@ -95,6 +95,7 @@ class Dataset:
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
     the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
+    ``records_alone``: the source names persons, and each record is protected by itself all the same.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     embedding: Embedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
+    records_alone: bool = False
 
     @property
     def unit(self) -> Unit:

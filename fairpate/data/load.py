@@ -37,6 +37,8 @@ def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Data
     records = with_persons(records) if config.unit is None else records
     splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
     check_persons(splits)
+    # Under some options alone, or always: then there are names.
+    names_persons = bool(entry.persons_when) or records.person_ids is not None
     dataset = Dataset(
         name=entry.name,
         kind=records.kind,
@@ -46,6 +48,7 @@ def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Data
         feature_names=records.feature_names,
         notes=records.notes,
         feature_codes=records.feature_codes,
+        records_alone=names_persons and not splits["private"].person_id,
         **splits,
     )
     check_members(dataset)

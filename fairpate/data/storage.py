@@ -38,6 +38,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> None:
     manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "record_shape": list(dataset.private.x.shape[1:])}
     manifest["sha256"] = {name: sha256_of(folder / f"{name}.parquet") for name in SPLIT_NAMES}
     manifest |= {word: getattr(dataset, word) for word in WORDS}
+    manifest["records_alone"] = dataset.records_alone
     text = json.dumps(manifest, indent=2) + "\n"
     write_atomically(folder / MANIFEST, lambda partial: partial.write_text(text, encoding="utf-8"))
 
@@ -54,7 +55,8 @@ def read_dataset(folder: Path) -> Dataset:
     words: dict[str, Any] = {
         word: tuple(manifest[word]) if isinstance(manifest[word], list) else manifest[word] for word in WORDS
     }
-    return Dataset(**words, **splits)
+    # Earlier versions did not write it.
+    return Dataset(**words, **splits, records_alone=manifest.get("records_alone", False))
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:

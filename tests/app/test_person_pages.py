@@ -67,10 +67,11 @@ def test_the_same_records_by_themselves_say_record(visits: Dataset, tmp_path: Pa
     assert "for one record (add or remove one)" in run.public_report.read_text(encoding="utf-8")
 
 
-def test_a_statement_remarks_where_records_were_asked_for_by_themselves(tmp_path: Path) -> None:
-    run = run_method(
-        configured(VALUES, [f"out={tmp_path / 'run'}", "data.unit=record"], method="dp_sgd"), Reporter(quiet=True)
-    )
+def test_a_statement_remarks_where_records_with_persons_are_protected_by_themselves(
+    visits: Dataset, tmp_path: Path
+) -> None:
+    private = dataclasses.replace(visits.private, person_id=())
+    run = train(dataclasses.replace(visits, private=private, records_alone=True), tmp_path / "run")
     statement = read_statement(run)
     assert (statement.unit, RECORDS_ALONE in statement.remarks) == ("record", True)
     assert "several records of one person" in write_card(run.root)[0].read_text(encoding="utf-8")

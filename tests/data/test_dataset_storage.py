@@ -39,6 +39,7 @@ def dataset_of(kind: str) -> Dataset:
         sensitive_attribute="g",
         feature_names=("x", "y=1", "y=2") if kind == "tabular" else (),
         notes=("2 left out",),
+        records_alone=kind == "tabular",
         **parts,
     )
 
@@ -54,6 +55,7 @@ def assert_same(first: Dataset, second: Dataset) -> None:
             assert torch.equal(mine, other)
     for field in ("name", "kind", "label_names", "group_names", "sensitive_attribute", "feature_names", "notes"):
         assert getattr(first, field) == getattr(second, field)
+    assert first.records_alone == second.records_alone
 
 
 @pytest.mark.parametrize("kind", ["image", "tabular"])

@@ -165,6 +165,8 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)
     dataset = load_dataset(config)
     assert isinstance(dataset, Dataset)
+    assert not dataset.records_alone
+    assert load_dataset(config.model_copy(update={"options": {"together": False}})).records_alone
     assert sorted(dataset.test.record_id) == sorted(read(shop).records.record_id[60:])
     assert [part.records for part in describe(config).splits] == [30, 20, 10, 20]
 

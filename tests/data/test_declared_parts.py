@@ -133,6 +133,7 @@ def test_a_person_is_in_one_part(clinic: Path) -> None:
         (clinic / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
     change(clinic, "name:", "person: who\nname:")
     assert len(load(clinic).private) == 5
+    assert [load(clinic, unit=unit).records_alone for unit in (None, "record")] == [False, True]
     change(clinic, "test.csv0", "public.csv1", file="test.csv")
     change(clinic, "private-2.csv1", "", file="private-2.csv")
     with pytest.raises(DataError) as error:
