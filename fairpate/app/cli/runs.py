@@ -75,6 +75,8 @@ def run(
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.summary import summarise
 
+    if out is not None:  # before settings are fitted: public records may have to be counted
+        check_output_folder(out, "--out")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     options = [*(overrides or []), *options]
@@ -177,6 +179,4 @@ def _model_name(section: Any) -> str:
 
 
 def _with_places(config: Method, *, out: Path | None, data_dir: Path | None) -> Method:
-    if out is not None:
-        check_output_folder(out, "--out")
     return config.model_copy(update={"out": out or config.out, "data": with_data_dir(config.data, data_dir)})
