@@ -20,6 +20,7 @@ from typing import Any
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
 REMEDY = f"give --allow-code, or {ALLOWED}=1 in the environment, if you trust it"
+_INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 
 
@@ -59,8 +60,11 @@ def named_object(place: str) -> Any:
 
 def is_own_file(module: ModuleType) -> bool:
     """Whether the module lies in the working directory, where another machine would not find it."""
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve().is_relative_to(Path.cwd().resolve())
+    file, name = getattr(module, "__file__", None), module.__name__.partition(".")[0]
+    if file is None or name in _INSTALLED:
+        return False
+    place = Path(file).resolve()
+    return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
 
 
 def _import(module: str) -> ModuleType:

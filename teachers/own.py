@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,8 +114,7 @@ def ask_own_teachers(
         seed=seed,
         queries=_table(queries_x),
     )
-    module = sys.modules.get(getattr(factory, "__module__", ""))
-    if module is not None and is_own_file(module):
+    for module in _own_modules(factory):
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
 
@@ -164,6 +164,20 @@ def load_factory(place: str) -> Factory:
         )
     _require_apart(place, first, [second])
     return factory
+
+
+def _own_modules(factory: Factory) -> list[ModuleType]:
+    """The factory's module, and what it uses of other modules in the working directory, in any depth."""
+    found: dict[str, ModuleType] = {}
+    waiting = [getattr(factory, "__module__", "")]
+    while waiting:
+        module = sys.modules.get(waiting.pop())
+        if module is None or module.__name__ in found or not is_own_file(module):
+            continue
+        found[module.__name__] = module
+        held = vars(module).values()
+        waiting += [v.__name__ if isinstance(v, ModuleType) else getattr(v, "__module__", None) or "" for v in held]
+    return list(found.values())
 
 
 def _made(factory: Factory, seed: int) -> Any:
