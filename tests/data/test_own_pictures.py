@@ -11,6 +11,7 @@ from PIL import Image
 
 from fairpate import load_data
 from fairpate.data import DataError, Dataset, describe
+from fairpate.named_code import allowing
 from fairpate.oriented_gradients import NUM_VALUES, oriented_gradients
 
 TABLE = """
@@ -112,7 +113,7 @@ def test_oriented_gradients(how: str, folder: Path) -> None:
         ("scans.yaml", "person: patient", "features: {sex: {categories: [F]}}", r"kind: .* without `features`"),
         ("scans.yaml", "size: 16", "size: 4", r"pictures\.size: .*\(got '4'\)"),
         ("scans.yaml", "channels: 1", "channels: 2", r"pictures\.channels: .*\(got '2'\)"),
-        ("scans.yaml", "size: 16", "features: module:function", r"pictures\.features: .*\(got "),
+        ("scans.yaml", "size: 16", "features: edges", r"pictures\.features: .*\(got "),
         ("scans.yaml", "private.csv", "public/yes", r"public/yes: no column patient"),
         ("scans.yaml", "public.csv", "empty", r"empty: missing file"),
     ],
@@ -130,3 +131,53 @@ def test_pictures_at_several_depths_are_refused(folder: Path) -> None:
     Image.new("RGB", (8, 8)).save(folder / "private" / "stray.png")
     with pytest.raises(DataError, match=r"private: expected pictures .* at one depth, got 9 at 2; lay them as CLASS"):
         load_data(folder / "scans.yaml")
+
+
+FUNCTION = """
+import pathlib
+
+import torch
+
+pathlib.Path("ran").touch()
+
+
+def rows(picture):
+    return picture.float().mean(dim=2).flatten() / 255
+
+
+def ragged(picture):
+    return torch.zeros(1 + int(picture[0, 0, 0]) % 2 + int(picture[0, 0, 0] > 10))
+
+
+def nothing(picture):
+    return torch.tensor([float("nan")])
+"""
+
+
+def test_a_function_of_one_s_own_makes_features_where_code_may_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"features_of_mine_{abs(hash(folder)) % 10**9}"
+    (folder / f"{module}.py").write_text(FUNCTION, encoding="utf-8")
+    monkeypatch.chdir(folder)
+
+    def declare(function: str) -> Path:
+        text = TABLE.replace("size: 16", f"size: 16, features: '{module}:{function}'")
+        (folder / "scans.yaml").write_text(text, encoding="utf-8")
+        return folder / "scans.yaml"
+
+    with pytest.raises(DataError, match=r"pictures\.features: .* is code that would run .* give --allow-code"):
+        load_data(declare("rows"))
+    assert not (folder / "ran").exists()
+    with allowing(True):
+        dataset = load_data(declare("rows"))
+        assert (dataset.kind, tuple(dataset.private.x.shape)) == ("tabular", (8, 16))
+        plain = load_data(declare("rows"), options={"features": "pixels"})
+        torch.testing.assert_close(dataset.private.x, plain.private.x.float().mean(dim=3).flatten(1) / 255)
+        for function, words in (
+            ("ragged", "all of one length"),
+            ("nothing", "finite"),
+            ("missing", "has no attribute"),
+        ):
+            with pytest.raises(DataError, match=rf"pictures\.features: (.|\n)*{words}"):
+                load_data(declare(function))

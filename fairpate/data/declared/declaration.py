@@ -274,7 +274,8 @@ class Declaration(Section):
             first = next(iter(self.groups))
             options[SENSITIVE] = Option(default=first, allowed=tuple(self.groups), description="The group z.")
         if self.pictures is not None:
-            return options | {"features": replace(FEATURES, default=self.pictures.features)}
+            allowed = tuple(dict.fromkeys((*FEATURES.allowed, self.pictures.features)))
+            return options | {"features": replace(FEATURES, default=self.pictures.features, allowed=allowed)}
         options[SENSITIVE_AS_FEATURE] = Option(
             default=False,
             allowed=(False, True),

@@ -18,6 +18,7 @@ from fairpate.data.declared.faults import Faults
 from fairpate.data.entry import DataError
 from fairpate.data.images import PICTURE_SUFFIXES, Pictures, decode
 from fairpate.data.mapped import Pixels
+from fairpate.named_code import PLACE
 
 PATH, NAME, LEVEL = "path", "name", "level_"
 
@@ -32,8 +33,11 @@ class PicturesConfig(Section):
     column: str = Field(PATH, description="Holds the path of each picture, below the data folder.")
     size: int = Field(64, ge=8, le=512, description="Height and width in pixels: the centre square is resized.")
     channels: Annotated[Literal[1, 3], BeforeValidator(_as_number)] = Field(3, description="3: colour; 1: grey.")
-    features: Literal["pixels", "oriented_gradients"] = Field(
-        "pixels", description="Default of the option `features`: the picture, or 900 histogram values of its edges."
+    features: str = Field(
+        "pixels",
+        pattern=rf"^(pixels|oriented_gradients|{PLACE.pattern})$",
+        description="Default of the option `features`: the picture, `oriented_gradients`, which are 900 histogram "
+        "values of its edges, or `module:function` of a picture to a vector, code that runs with `--allow-code` only.",
     )
 
 
