@@ -15,7 +15,7 @@ from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.declared.check import Check
-from fairpate.evaluation.page import epsilon_text
+from fairpate.evaluation.page import counted, epsilon_text
 from student.predict import load_student
 
 
@@ -83,7 +83,7 @@ def check_table(check: Check) -> Group:
             if each.file == file:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
-    verdict = f"refused: {len(check.refused)} faults" if check.refused else "nothing is refused"
+    verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
     return Group(table, Text("\n".join([*check.refused, verdict])))
 
 
