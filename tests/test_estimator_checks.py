@@ -22,8 +22,6 @@ QUICK = (
     "FairClassifier",
     "WeightedVotesClassifier",
     "SgdClassifier",
-    "DpSgdClassifier",
-    "RacoDpClassifier",
     "FLdClassifier",
 )
 FEW_STEPS: dict[str, Any] = {

@@ -52,6 +52,7 @@ def test_boosted_trees_teach_a_published_student(fairpate, tmp_path, module):
     assert "whose teachers were not kept" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pate", "pate_s_pre", "pate_s_in"])
 def test_every_method_that_trains_teachers_takes_them(fairpate, tmp_path, module, method):
     code, _, errors = fairpate(*command(method, tmp_path / "run", "--allow-code"))

@@ -136,7 +136,9 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
     assert default == configured(fitted_to(name, count=3000, num_public=400), method=name), "the command's choices"
 
 
-@pytest.mark.parametrize("name", ["weighted_votes", "fairpate", "dp_sgd", "f_ld"])
+@pytest.mark.parametrize(
+    "name", ["weighted_votes", "dp_sgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fairpate", "f_ld"))]
+)
 def test_an_estimator_that_is_told_nothing_has_the_weights_of_a_command_that_is(
     name: str, digits: Dataset, tmp_path: Path
 ) -> None:
