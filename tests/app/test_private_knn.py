@@ -245,7 +245,7 @@ def test_actors_find_what_one_process_finds(finished: RunDirectory, tmp_path: Pa
     assert audit.rows(done.ledger) == audit.rows(finished.ledger)
 
 
-@pytest.mark.parametrize("num_actors", [0, 1])
+@pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     num_actors: int,
     tmp_path: Path,

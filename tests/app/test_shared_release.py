@@ -73,6 +73,7 @@ def swept(root: Path, **grid: list[Any]) -> Comparison:
     return compare(sweep, cells_of(sweep, folder=Path()), root, Console(quiet=True))
 
 
+@pytest.mark.slow
 def test_cells_that_differ_afterwards_share_a_release_that_is_charged_once(tmp_path: Path) -> None:
     first = swept(tmp_path / "sweep", record_votes__gate=[None, GATE])
     assert not first.failed

@@ -132,6 +132,7 @@ def test_weights_that_cannot_be_used_end_in_one_message(
     assert not Path("run/private/teachers").exists()
 
 
+@pytest.mark.slow
 def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, config: Path) -> None:
     options = ["--set", "student.model={name: resnet18, norm: group}", "--set", "dp_sgd={epochs: 0.2, batch_size: 10}"]
     options += ["--set", "target.accounting=rdp"]

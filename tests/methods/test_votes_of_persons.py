@@ -63,7 +63,7 @@ def without(dataset: Dataset, person: str) -> Dataset:
     return dataclasses.replace(dataset, private=dataset.private.take(kept))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param("weighted_votes", marks=pytest.mark.slow), "record_votes"])
 def test_a_person_removed_moves_the_table_by_at_most_one_vote(
     name: str, visits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

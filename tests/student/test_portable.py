@@ -29,7 +29,7 @@ MODELS = [
     ("lenet", PICTURES),
     ("tanh_cnn", PICTURES),
     ("cnn", PICTURES),
-    ("resnet18", PICTURES),
+    pytest.param("resnet18", PICTURES, marks=pytest.mark.slow),
 ]
 
 
