@@ -91,6 +91,7 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
             return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error
+    # Made anew it might turn, and the student's weights belong to the coordinates of before.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
             f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "

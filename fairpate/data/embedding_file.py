@@ -1,4 +1,4 @@
-"""A public embedding as a file: all that places a record, so that whoever has it need not make it from the pool again.
+"""A public embedding as a file: all that places a record, so that nobody who has it need make it from the pool again.
 
 Made again elsewhere it may come out otherwise: components of nearly equal spread, and a graph of few pictures, turn
 with the processor and the number of threads. Everything in the file is computed from public records.

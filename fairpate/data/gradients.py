@@ -44,6 +44,7 @@ def _by_function(pictures: Tensor, place: str) -> Tensor:
         raise DataSettingsError(f"pictures.features: {place} is code that would run with your rights; {REMEDY}.")
     try:
         function = named_object(place)
+        # One at a time and a copy, so that no picture meets another and none can be changed in place.
         rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
     except Exception as error:  # whatever the user's module raises
         raise DataError(f"pictures.features: {place} failed ({type(error).__name__}: {error}); correct it.") from error

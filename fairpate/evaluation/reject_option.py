@@ -160,6 +160,7 @@ def resampled_reject_option(
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
     )
+    # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()
     row_A = drawn_RN[replicate_A, place_A]
     np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)

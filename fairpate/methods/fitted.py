@@ -37,6 +37,7 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
+    # A declaration need not say how many records there are, unless a setting follows from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
     return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
 
