@@ -232,11 +232,25 @@ KEPT = LogisticRegression()
 SECOND = [LogisticRegression(), LogisticRegression()]
 
 
+class Holding:
+    """A teacher without scikit-learn's parameters, that keeps what it learns by in a plain attribute."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def fit(self, *_): ...
+
+    def predict(self, *_): ...
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
         (lambda: KEPT, "the same object twice"),
         (lambda: make_pipeline(StandardScaler(), KEPT), "the same object twice"),
+        (lambda: Holding(KEPT), "the same object twice"),
+        (lambda: Holding([("step", KEPT)]), "the same object twice"),
+        (lambda: Holding({"inner": Holding(KEPT)}), "the same object twice"),
         (lambda: object(), "without fit and predict"),
         (lambda: 1 / 0, "makes no teacher .ZeroDivisionError"),
         (lambda _size: LogisticRegression(), "makes no teacher .TypeError"),
