@@ -66,7 +66,10 @@ def candidates(
 
     None for ``agreement`` and ``spread`` is 0.75 and 0.2. DataError as :func:`fairpate.data.load_dataset`.
     """
-    assumed = {"agreement": agreement or AGREEMENT, "spread": SPREAD if spread is None else spread}
+    assumed = {
+        "agreement": AGREEMENT if agreement is None else agreement,
+        "spread": SPREAD if spread is None else spread,
+    }
     # The embedding of a pool may take a minute, and several kinds have the same one.
     load = cache(lambda embedding: load_dataset(data.model_copy(update={"embedding": embedding})))
     found = [_candidate(method, data, said, load, epsilon=epsilon, delta=delta, **assumed) for method in VOTERS]

@@ -101,7 +101,7 @@ class DemographicParityGate:
         self._total = sum(self._group_sizes)
         self._margin: tuple[int, int] | None = None
         if not math.isinf(rule.max_disparity):
-            self._margin = _as_decimal(rule.max_disparity).as_integer_ratio()
+            self._margin = as_decimal(rule.max_disparity).as_integer_ratio()
 
     @property
     def counts_GC(self) -> IntArray:
@@ -192,12 +192,12 @@ def _is_cold(counts_GC: IntArray, rule: GateRule, group: int, label: int) -> boo
 
 
 def _is_below(gap: Fraction, margin: float) -> bool:
-    return margin > 0 if math.isinf(margin) else gap < _as_decimal(margin)
+    return margin > 0 if math.isinf(margin) else gap < as_decimal(margin)
 
 
 @lru_cache
-def _as_decimal(margin: float) -> Fraction:
-    # The shortest decimal of this float: 0.1 means 1/10 and not the binary number.
+def as_decimal(margin: float) -> Fraction:
+    """A margin as the shortest decimal of its float: 0.1 means 1/10 and not the binary number."""
     return Fraction(repr(float(margin)))
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.fairness.gate import filter_stream
+from fairpate.fairness.gate import as_decimal, filter_stream
 from fairpate.types import GateRule, IntArray
 
 Mask = npt.NDArray[np.bool_]
@@ -24,7 +24,7 @@ def filter_streams(
 ) -> Mask:
     """True where a fresh gate of its row accepts the label, (R, N)."""
     num_streams, length = labels_RN.shape
-    margin = None if math.isinf(rule.max_disparity) else Fraction(repr(float(rule.max_disparity)))
+    margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     if margin is not None and (length + 1) ** 2 * margin.denominator >= _LARGEST:
         # Products that int64 does not hold.
         rows = [

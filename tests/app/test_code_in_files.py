@@ -1,6 +1,6 @@
 """Code that a file names runs only where the user allowed it; what was typed, or runs already, is no question."""
 
-import textwrap
+import hashlib
 
 import pytest
 
@@ -15,8 +15,6 @@ def in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.delenv(ALLOWED, raising=False)
     example = (tmp_path / "strange.py").with_stem(f"strange_{tmp_path.parent.name.replace('-', '_')}_{tmp_path.name}")
     example.write_text(RAN + "class NoMethod: ...\ndef make(): ...\n")
-    yield
-    monkeypatch.setenv(ALLOWED, "")
 
 
 def place(tmp_path, name):
@@ -62,6 +60,4 @@ def test_an_estimator_s_folder_runs_nothing(fairpate, tmp_path):
 
 
 def digest(text):
-    import hashlib
-
-    return hashlib.sha256(textwrap.dedent(text).encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
