@@ -1,10 +1,13 @@
-"""UTKFace: gender by race, read from the file names `age_gender_race_date.jpg.chip.jpg`.
+"""UTKFace: gender or age, by race, gender or both, read from the file names `age_gender_race_date.jpg.chip.jpg`.
 
 Research use only: never redistribute a face, never show one. Names with a missing or impossible field are left out
 and counted in the notes. The publisher's labels are estimates of a model, checked by a person.
 
+Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds: these are decades.
+
 A file name tells the race, so records are named and ordered without it: by age, gender and date, and pictures that have
-these in common by their content.
+these in common by their content. Where the gender is in the group, names are without it too, so that the division is
+another one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,15 @@ from collections.abc import Mapping
 import torch
 
 from fairpate.data.dataset import Split
-from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile
+from fairpate.data.entry import (
+    DataError,
+    DatasetEntry,
+    DataSettingsError,
+    Option,
+    Records,
+    Request,
+    SourceFile,
+)
 from fairpate.data.gradients import FEATURES
 from fairpate.data.identity import counted
 from fairpate.data.images import IMAGE_SIZE, Pictures, base_name, decode, open_pictures
@@ -25,6 +36,11 @@ from fairpate.data.images import IMAGE_SIZE, Pictures, base_name, decode, open_p
 # Codes as the publisher numbers them; the index is the code.
 GENDERS = ("male", "female")
 RACES = ("White", "Black", "Asian", "Indian", "Others")
+AGES = ("0 to 9", *(f"{first} to {first + 9}" for first in range(10, 80, 10)), "80 or older")
+BOTH = tuple(f"{race} & {gender}" for race in RACES for gender in GENDERS)
+GROUPS = {"race": RACES, "gender": GENDERS, "race_and_gender": BOTH}
+LABEL = Option(default="gender", allowed=("gender", "age"), description="The class y: gender, or age by decades.")
+SENSITIVE = Option(default="race", allowed=tuple(GROUPS), description="The group z.")
 WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")
 ARCHIVE = SourceFile(
     path="utkface/UTKFace-64px.zip",
@@ -40,12 +56,15 @@ ARCHIVE = SourceFile(
 
 def load(request: Request) -> Records:
     """All faces with well-formed names, as (3, size, size)."""
+    label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
+    _require_difference(label, sensitive)
     pictures = open_pictures(ARCHIVE, request.data_dir)
     found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
     told = {name: match for name, match in found.items() if match}
     if not told:
         raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
-    unit_of = {name: "utkface-" + "_".join(match.group("age", "gender", "date")) for name, match in told.items()}
+    public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
+    unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in told.items()}
     names = _in_public_order(pictures, unit_of)
     unit_ids = tuple(unit_of[name] for name in names)
     malformed = len(pictures.names) - len(names)
@@ -54,17 +73,33 @@ def load(request: Request) -> Records:
         kind="image",
         records=Split(
             x=pixels.x,
-            y=torch.tensor([int(told[name]["gender"]) for name in names]),
-            z=torch.tensor([int(told[name]["race"]) for name in names]),
+            y=torch.tensor([_code(told[name], label) for name in names]),
+            z=torch.tensor([_code(told[name], sensitive) for name in names]),
             record_id=counted(unit_ids),
             unit_id=unit_ids,
         ),
-        label_names=GENDERS,
-        group_names=RACES,
-        sensitive_attribute="race",
+        label_names=AGES if label == "age" else GENDERS,
+        group_names=GROUPS[sensitive],
+        sensitive_attribute=sensitive.replace("_and_", " and "),
         pixels=pixels,
         notes=(f"{malformed} pictures with malformed names left out",) if malformed else (),
     )
+
+
+def _require_difference(label: str, sensitive: str) -> None:
+    """The class may not be the group, or a part of it."""
+    if label in sensitive.split("_and_"):
+        raise DataSettingsError(
+            f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which tells the label; "
+            "set data.options.label to age, or leave sensitive out."
+        )
+
+
+def _code(match: re.Match[str], what: str) -> int:
+    """The class or group of a picture."""
+    age, gender, race = (int(match[part]) for part in ("age", "gender", "race"))
+    codes = {"age": min(age // 10, len(AGES) - 1), "gender": gender, "race": race}
+    return codes[what] if what in codes else race * len(GENDERS) + gender
 
 
 def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str]:
@@ -83,8 +118,8 @@ def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str
 
 ENTRY = DatasetEntry(
     name="utkface",
-    task="gender of an aligned face",
-    sensitive="race (5)",
+    task="gender or age (9 decades) of an aligned face",
+    sensitive="race (5) or gender or race and gender (10)",
     publisher="Z. Zhang, Y. Song, H. Qi: University of Tennessee, Knoxville",
     address="https://susanqq.github.io/UTKFace",
     licence="non-commercial research only; no redistribution",
@@ -92,7 +127,7 @@ ENTRY = DatasetEntry(
     kind="image",
     load=load,
     files=(ARCHIVE,),
-    options={"features": FEATURES, "image_size": IMAGE_SIZE},
+    options={"label": LABEL, "sensitive": SENSITIVE, "features": FEATURES, "image_size": IMAGE_SIZE},
     num_public=1500,
     num_validation=750,
     num_test=1500,

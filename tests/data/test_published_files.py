@@ -140,6 +140,13 @@ def test_utkface(data_dir: Path) -> None:
     assert [name.split("_")[1] for name in dataset.test.record_id] == [str(int(label)) for label in dataset.test.y]
 
 
+def test_utkface_age(data_dir: Path) -> None:
+    """Counted from the file names of the archive."""
+    counts = counts_of(load("utkface", data_dir, label="age"))
+    by_age = [sum(column) for column in zip(*counts, strict=True)]
+    assert by_age == [3061, 1531, 7343, 4536, 2245, 2298, 1316, 699, 673]
+
+
 def test_mnist_files_are_the_official_ones(data_dir: Path) -> None:
     official = {
         "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, fairface, load_dataset
+from fairpate.data import DataError, Dataset, fairface, load_dataset, utkface
 from fairpate.data.chexpert import FINDINGS
 
 
@@ -71,6 +71,30 @@ def test_utkface_reads_names_and_counts_malformed_ones(tmp_path: Path) -> None:
     assert (label, group) == (1, 3)
     assert x.shape == (3, 32, 32)
     assert (x.int() - 37).abs().max() <= 1
+
+
+def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
+    class_of = {0: 0, 9: 0, 10: 1, 19: 1, 20: 2, 35: 3, 45: 4, 55: 5, 65: 6, 79: 7, 80: 8, 116: 8}
+    faces, ages = tmp_path / "utkface" / "UTKFace", list(class_of)
+    for place in range(240):
+        age, gender, race = ages[place // 20], place % 2, place // 2 % 5
+        write_picture(faces / f"{age}_{gender}_{race}_2017{place:04d}.jpg", place)
+
+    by_race = load("utkface", tmp_path, label="age", sizes=(30, 0, 30))
+    assert by_race.label_names[0] == "0 to 9"
+    assert by_race.label_names[7:] == ("70 to 79", "80 or older")
+    assert by_race.group_names == utkface.RACES
+    for name, (label, *_) in by_id(by_race).items():
+        assert label == class_of[int(name.removeprefix("utkface-").split("_")[0])]
+
+    by_both = load("utkface", tmp_path, label="age", sensitive="race_and_gender", sizes=(40, 0, 40))
+    assert (by_both.sensitive_attribute, len(by_both.group_names)) == ("race and gender", 10)
+    for name, (_, group, *_) in by_id(by_both).items():
+        place = int(name.rpartition("_")[2].removeprefix("2017"))
+        assert by_both.group_names[group] == f"{utkface.RACES[place // 2 % 5]} & {utkface.GENDERS[place % 2]}"
+
+    with pytest.raises(DataError, match=r"data\.options\.sensitive: expected race with label: gender, got gender"):
+        load("utkface", tmp_path, sensitive="gender")
 
 
 def test_fairface_reads_both_label_files_and_only_present_pictures(

@@ -6,6 +6,7 @@ By brute force over small files in the publishers' layouts, full of records that
 from __future__ import annotations
 
 import csv
+import itertools
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -231,27 +232,29 @@ def _first(records: Records, count: int) -> Records:
     return replace(records, records=records.records.take(range(count)))
 
 
-def test_names_of_pictures_do_not_tell_the_race(tmp_path: Path) -> None:
-    """Eight pictures of four pairs that have age, gender and date in common."""
+def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
+    """Eight pictures of four pairs that have age, gender and date in common; of two fours with only age and date."""
 
-    def load(races: list[int]) -> Records:
+    def load(groups: list[tuple[int, int]], sensitive: str) -> Records:
         shutil.rmtree(tmp_path / "utkface", ignore_errors=True)
-        for place, race in enumerate(races):
-            path = tmp_path / "utkface" / "UTKFace" / str(place) / f"30_{place % 2}_{race}_{place // 4}.jpg"
+        for place, (gender, race) in enumerate(groups):
+            path = tmp_path / "utkface" / "UTKFace" / str(place) / f"30_{gender}_{race}_{place // 4}.jpg"
             path.parent.mkdir(parents=True)
             Image.fromarray(np.full((8, 8, 3), 20 * place, np.uint8)).save(path, format="PNG")
-        return utkface.load(Request(data_dir=tmp_path, seed=0, options={"image_size": 32}))
+        options = {"image_size": 32, "label": "age", "sensitive": sensitive}
+        return utkface.load(Request(data_dir=tmp_path, seed=0, options=utkface.ENTRY.complete_options(options)))
 
-    races = [0, 1, 2, 3, 4, 0, 1, 2]
-    before = load(races)
-    assert len(set(before.records.unit_id)) == 4
-    for place in range(8):
-        for race in range(5):
-            after = load([race if other == place else races[other] for other in range(8)])
-            assert after.records.record_id == before.records.record_id
-            assert torch.equal(after.records.x, before.records.x)
-            assert torch.equal(after.records.y, before.records.y)
-            assert int((after.records.z != before.records.z).sum()) == (race != races[place])
+    groups = [(place % 2, place % 5) for place in range(8)]
+    for sensitive, units, genders in (("race", 4, False), ("race_and_gender", 2, True)):
+        before = load(groups, sensitive)
+        assert len(set(before.records.unit_id)) == units
+        for place in range(8):
+            for other in itertools.product((0, 1) if genders else (groups[place][0],), range(5)):
+                after = load([other if each == place else groups[each] for each in range(8)], sensitive)
+                assert after.records.record_id == before.records.record_id
+                assert torch.equal(after.records.x, before.records.x)
+                assert torch.equal(after.records.y, before.records.y)
+                assert int((after.records.z != before.records.z).sum()) == (other != groups[place])
 
 
 def test_a_picture_that_is_there_twice_is_refused(tmp_path: Path) -> None:
@@ -260,4 +263,4 @@ def test_a_picture_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
     with pytest.raises(DataError, match=r"one picture 2 times: part1/30_0_1_2017\.jpg, part2/30_0_1_2017\.jpg; remove"):
-        utkface.load(Request(data_dir=tmp_path, seed=0, options={"image_size": 32}))
+        utkface.load(Request(data_dir=tmp_path, seed=0, options=utkface.ENTRY.complete_options({"image_size": 32})))
