@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -98,10 +98,10 @@ class MechanismParameters:
             raise ValueError("Expected threshold to be a number, got nan.")
         if MAX_THRESHOLD_VOTES < abs(self.threshold) < math.inf:
             raise ValueError(f"Expected |threshold| <= {MAX_THRESHOLD_VOTES:.0f} or infinite, got {self.threshold}.")
-        for field in ("threshold_stddev_votes", "noise_stddev_votes"):
-            value = getattr(self, field)
+        for name in ("threshold_stddev_votes", "noise_stddev_votes"):
+            value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"Expected 0 <= {field} < inf, got {value}.")
+                raise ValueError(f"Expected 0 <= {name} < inf, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +301,9 @@ class RunRecord:
     ``epsilon`` belongs to ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent`` marks a number that
     must not be published. Metrics that are undefined are null.
 
+    ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.notions`) by its name,
+    over answered test records; one that is null, or not there as in files of earlier versions, is undefined.
+    ``disparity`` is the value of demographic parity.
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
     records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
     """
@@ -319,3 +322,4 @@ class RunRecord:
     config: dict[str, Any]
     majority_accuracy: float | None = None
     degenerate: tuple[str, ...] = ()
+    fairness: dict[str, dict[str, float | None]] = field(default_factory=dict)

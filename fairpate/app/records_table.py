@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fairpate.evaluation.rows import FAILED, Row
+from fairpate.fairness.notions import NOTIONS
 from fairpate.files import write_atomically
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, UserError
@@ -34,6 +35,10 @@ __all__ = [
     "write_table",
 ]
 
+# Every notion of fairness, and the ends of its interval.
+_FAIRNESS = {
+    name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
+}
 SCHEMA = pa.schema(
     [
         pa.field("digest", pa.string(), nullable=False),
@@ -56,14 +61,16 @@ SCHEMA = pa.schema(
         pa.field("has_guarantee", pa.bool_()),
         pa.field("majority_accuracy", pa.float64()),
         pa.field("degenerate", pa.list_(pa.string())),
+        *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
 # Columns that tables of earlier versions lack; null there.
-_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate"})
+_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate", *_FAIRNESS})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
-_MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in {"method", "data", "seed", "config"})
+_OWN = {"method", "data", "seed", "config", "fairness"}
+_MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in _OWN)
 
 
 class RecordsTableError(UserError, ValueError):
@@ -143,6 +150,7 @@ def _plain(row: Row) -> dict[str, Any]:
     values["minutes"] = _defined(row.minutes)
     if row.record is not None:
         values |= {name: _defined(getattr(row.record, name)) for name in _MEASURED}
+        values |= {column: row.record.fairness.get(name, {}).get(end) for column, (name, end) in _FAIRNESS.items()}
     return values
 
 
@@ -151,13 +159,22 @@ def _defined(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+def _fairness(values: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """What is defined of every notion."""
+    found: dict[str, dict[str, float | None]] = {}
+    for column, (name, end) in _FAIRNESS.items():
+        found.setdefault(name, {})[end] = values[column]
+    return {name: ends for name, ends in found.items() if ends["value"] is not None}
+
+
 def _row(values: dict[str, Any]) -> Row:
     config = json.loads(values["config"])
     identity = {"method": values["method"], "data": values["data"], "seed": values["seed"], "config": config}
     record = None
     if values["status"] == "ok":
         found = {name: values[name] for name in _MEASURED}
-        record = RunRecord(**identity, **found | {"degenerate": tuple(values["degenerate"] or ())})
+        found |= {"degenerate": tuple(values["degenerate"] or ()), "fairness": _fairness(values)}
+        record = RunRecord(**identity, **found)
     minutes = math.nan if values["minutes"] is None else values["minutes"]
     return Row(
         digest=values["digest"],

@@ -520,6 +520,7 @@ def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatemen
         config=determining_values(config),
         majority_accuracy=headline.majority_accuracy,
         degenerate=headline.degenerate,
+        fairness=headline.fairness,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():

@@ -16,6 +16,7 @@ from fairpate.evaluation.private_population import PrivatePopulation, population
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.report import (
     GAP_NAMES,
+    answered_words,
     headline_figures,
     interval_words,
     majority_words,
@@ -23,6 +24,7 @@ from fairpate.evaluation.report import (
     unit_words,
     why_not_private,
 )
+from fairpate.fairness.notions import NOTIONS
 from fairpate.types import TELLS_SIZE, GateRule
 
 _ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
@@ -152,7 +154,8 @@ class Card:
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured
             else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",
-            "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly.",
+            "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
+            "notion says another thing.",
         ]
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
@@ -181,12 +184,22 @@ def card_page(card: Card) -> str:
         epsilon=published_epsilon(card.privacy),
         accounting=_ACCOUNTING.get(card.privacy.accounting, card.privacy.accounting),
         gap_names=GAP_NAMES,
+        words_of={notion.reading: notion.words for notion in NOTIONS.values()},
+        answered=answered_words,
+        error_rate_words=_error_rate_words(card.evaluation),
         baseline=majority_words(card.evaluation),
         interval=interval_words,
         reject_option=_reject_option(card),
         population=card.private_population,
         population_words=card.private_population and population_words(card.private_population),
     )
+
+
+def _error_rate_words(measured: Evaluation) -> str:
+    """Whose errors, and of which class."""
+    *_, last = measured.class_names
+    of = f"of “{last}”" if len(measured.class_names) == 2 else "of the class where it is largest"
+    return f"Of all groups together, {of}, among {answered_words(measured)}."
 
 
 def _reject_option(card: Card) -> str:

@@ -17,18 +17,19 @@ import numpy.typing as npt
 
 from fairpate.evaluation.reject_option import resampled_reject_option
 from fairpate.fairness import gaps, rates
+from fairpate.fairness.notions import NOTIONS, NotionName
 from fairpate.strict_json import strict
 from fairpate.types import GateRule
 
-GAPS: Mapping[str, gaps.Metric] = {
-    "dp_one_vs_rest": gaps.dp_one_vs_rest,
+OTHER_READINGS: Mapping[str, gaps.Metric] = {
     "dp_pairwise": gaps.dp_pairwise,
     "dp_to_overall": gaps.dp_to_overall,
     "eo_full": gaps.eo_full,
-    "eo_lowy": gaps.eo_lowy,
-    "accuracy_parity": gaps.accuracy_parity,
 }
-"""The gaps every evaluation reports, by their names in JSON."""
+"""Definitions of two notions that differ from ours with several groups or classes, as some papers have them."""
+GAPS: Mapping[str, gaps.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
+"""The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
+_RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _DERIVED = ("majority_class", "majority_accuracy", "degenerate")
 _LEAST_RECORDS = 10  # of a group: fewer may be alike by chance
 _ROUNDING = 1e-9
@@ -62,6 +63,11 @@ class GapResult:
     where: str
 
 
+_NOT_MEASURED = GapResult(
+    value=math.nan, low=math.nan, high=math.nan, level=0.95, n_undefined=0, min_cell_size=0, where="undefined"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
@@ -93,8 +99,29 @@ class Evaluation:
 
     @property
     def disparity(self) -> float:
-        """The headline gap, ``dp_one_vs_rest``."""
-        return self.gaps["dp_one_vs_rest"].value
+        """The headline gap: that of demographic parity."""
+        return self.measured("demographic_parity").value
+
+    def measured(self, notion: NotionName) -> GapResult:
+        """What was measured of a notion; undefined in files of earlier versions, which lack some."""
+        return self.gaps.get(NOTIONS[notion].reading, _NOT_MEASURED)
+
+    @property
+    def between_groups(self) -> dict[str, GapResult]:
+        """What compares groups: gaps, of which 0 is equal treatment."""
+        return {name: gap for name, gap in self.gaps.items() if name not in _RATES}
+
+    @property
+    def error_rates(self) -> dict[str, GapResult]:
+        """What bounds a rate of everyone; none in files of earlier versions."""
+        return {name: gap for name, gap in self.gaps.items() if name in _RATES}
+
+    @property
+    def fairness(self) -> dict[str, dict[str, float | None]]:
+        """Every notion by its name, with its interval; null where it is undefined."""
+        found = {name: self.measured(name) for name in NOTIONS}
+        ends = ("value", "low", "high")
+        return {name: {end: _or_null(getattr(each, end)) for end in ends} for name, each in found.items()}
 
     @property
     def majority_class(self) -> str | None:
@@ -225,7 +252,8 @@ def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_n
     """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
     if cell is None:
         return "undefined"
-    event = "correct" if cell.label is None else f"predicted {class_names[cell.label]}"
+    negated = "" if cell.label_is else "not "
+    event = "correct" if cell.label is None else f"{negated}predicted {class_names[cell.label]}"
     if cell.given_label is not None:
         event += f", given true {'' if cell.given_is else 'not '}{class_names[cell.given_label]}"
     if cell.group is None:
@@ -265,15 +293,21 @@ def _measure(
     worst = metric(joint_GYC)
     interval = gaps.bootstrap_interval(metric, joint_RGYC, level=level)
     # A largest gap leans upwards in every replicate: of groups treated alike none is as small as the gap itself.
+    ends = (min(interval.low, worst.value), max(interval.high, worst.value))
+    low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
     return GapResult(
         value=worst.value,
-        low=min(interval.low, worst.value),
-        high=max(interval.high, worst.value),
+        low=low,
+        high=high,
         level=level,
         n_undefined=worst.n_undefined,
         min_cell_size=worst.min_cell_size,
         where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
     )
+
+
+def _or_null(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _none_to_nan(value: Any) -> Any:

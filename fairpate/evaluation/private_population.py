@@ -72,16 +72,13 @@ class PrivatePopulation:
 def private_population(
     population: Population, *, group_names: Sequence[str], class_names: Sequence[str], level: float = 0.95
 ) -> PrivatePopulation:
-    """All estimates; the last outcome of ``population`` is a refusal. Those of two classes have equal opportunity."""
+    """All estimates; the last outcome of ``population`` is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
     answered = joint[..., :-1], draws[..., :-1]
     rates = partial(estimated_rates, level=level)
     predicted, correct = rates(gaps.predicted, *answered), rates(gaps.correct, *answered)
     found = rates(gaps.found_or_mistaken, *answered)[: len(class_names)]
     coverage, records = rates(_answered, joint, draws), _records(population, level)
-    metrics = dict(GAPS)
-    if len(class_names) == 2:
-        metrics["equal_opportunity"] = gaps.equal_opportunity(label=1)
     return PrivatePopulation(
         level=level,
         class_names=tuple(class_names),
@@ -98,7 +95,7 @@ def private_population(
         ),
         gaps={
             name: _gap(metric, *answered, level=level, group_names=group_names, class_names=class_names)
-            for name, metric in metrics.items()
+            for name, metric in GAPS.items()
         },
     )
 

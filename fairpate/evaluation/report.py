@@ -43,6 +43,7 @@ from fairpate.evaluation.records import (
     Voting,
 )
 from fairpate.evaluation.reject_option import RejectOptionSpread
+from fairpate.fairness.notions import NOTIONS
 from fairpate.fairness.rates import FloatArray
 from fairpate.types import STOPPED_BY_VOTES, GateRule, Unit
 
@@ -63,13 +64,10 @@ _UNIT_WORDS: Mapping[Unit, str] = {
     "sensitive attribute": "one sensitive attribute",
 }
 GAP_NAMES = {
-    "dp_one_vs_rest": "Demographic parity, one group against the rest",
+    **{notion.reading: notion.title for notion in NOTIONS.values()},
     "dp_pairwise": "Demographic parity, between two groups",
     "dp_to_overall": "Demographic parity, group to overall",
     "eo_full": "Equalized odds, one group against the rest",
-    "eo_lowy": "Equalized odds, each label's TPR and FPR",
-    "accuracy_parity": "Accuracy, between two groups",
-    "equal_opportunity": "Equal opportunity, between two groups",
 }
 _LEDGERS = {
     "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
@@ -98,7 +96,7 @@ def unit_words(unit: Unit) -> str:
 
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document."""
-    gaps = [gap for found in report.evaluations.values() for gap in found.gaps.values()]
+    gaps = [gap for found in report.evaluations.values() for gap in found.between_groups.values()]
     return render(
         "report.html",
         **_opening(report),
@@ -107,6 +105,7 @@ def public_report(report: PublicReport) -> str:
         released_CG=_released(report),
         outcomes=OUTCOMES,
         gap_names=GAP_NAMES,
+        answered=answered_words,
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
         order_words=_order_words(report.reject_option),
@@ -207,6 +206,11 @@ def interval_words(gap: GapResult) -> str:
     if math.isnan(gap.low):
         return "interval undefined"
     return f"{gap.low:.3f} to {gap.high:.3f} ({percent(gap.level, digits=0)})"
+
+
+def answered_words(measured: Evaluation) -> str:
+    """Of which records rates are."""
+    return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -33,7 +33,8 @@ GroupComparison = Literal["one_vs_rest", "to_overall", "pairwise", "none"]
 class Cell:
     """Where a metric attains its value. ``None`` stands for every group, and for no condition.
 
-    ``label`` is the predicted label (None for a rate that is about no single one, such as accuracy);
+    ``label`` is the predicted label (None for a rate that is about no single one, such as accuracy), or the one that is
+    missed when ``label_is`` is False;
     ``given_label`` the true label conditioned on, or the one excluded when ``given_is`` is False.
     ``other_group`` is set by pairwise comparisons.
     """
@@ -43,6 +44,7 @@ class Cell:
     label: int | None = None
     given_label: int | None = None
     given_is: bool = True
+    label_is: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +215,20 @@ def equal_opportunity(*, label: int) -> Metric:
     return Metric(events=partial(_select_event, found_or_mistaken, label), compare=pairwise)
 
 
+def _found(joint_GYC: FloatArray) -> Events:
+    """Of the positive classes, predicted when true."""
+    return _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC))
+
+
+found_apart = Metric(events=_found, compare=pairwise)
+"""Equal opportunity: of two classes that of the second, of more the largest gap of all."""
+
+
+def worst_error_rate(kind: ErrorRate) -> Metric:
+    """:func:`error_rate` over everyone: of two classes that of the second, of more the worst of all."""
+    return Metric(events=partial(_positive_errors, kind), compare=level)
+
+
 def eo_jagielski(*, reference_group: int = 0) -> Metric:
     """Distance of every group's FPR and TPR to those of ``reference_group``, two classes only.
 
@@ -306,6 +322,7 @@ def located(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
         label=cell.label,
         given_label=cell.given_label,
         given_is=cell.given_is,
+        label_is=cell.label_is,
     )
 
 
@@ -375,7 +392,18 @@ def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: Float
     if kind == "fpr":
         return _select(rates, [num_classes + c for c in labels])
     found = _select(rates, list(labels))
-    return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=found.cells)
+    cells = [replace(cell, label_is=False) for cell in found.cells]
+    return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
+
+
+def _positive_errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
+    return _select(_errors(kind, None, False, joint_GYC), _positive_classes(joint_GYC))
+
+
+def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
+    """The second of two; all of more."""
+    num_classes = joint_GYC.shape[-1]
+    return [1] if num_classes == 2 else list(range(num_classes))
 
 
 def _require_labels(joint_GYC: FloatArray) -> None:

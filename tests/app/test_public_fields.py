@@ -31,6 +31,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.evaluation.frontier_page import FrontierReport
 from fairpate.evaluation.report import Guarantee, PublicReport, Voting
+from fairpate.fairness.notions import NOTIONS
 from fairpate.methods.load import configured
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
@@ -71,11 +72,15 @@ STATEMENT = {
     *(f"events.{name}" for name in EVENT),
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted", "epsilon_sanitised"})),
 }
+ENDS = ("value", "low", "high")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate"),
+    *(f"fairness.{name}.{end}" for name in NOTIONS for end in ENDS),
 }
-ROW = RECORD | {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
+FAIRNESS = {f"{name}_{end}".removesuffix("_value") for name in NOTIONS for end in ENDS}
+ROW = {name for name in RECORD if not name.startswith("fairness.")} | FAIRNESS
+ROW |= {"config", "digest", "status", "error", "command", "minutes", "has_guarantee"}
 STUDENT = {
     "num_training_labels",
     "sha256",

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate.app.records_table import RecordsTableError, Row, publishable, read_rows, read_table, write_rows
+from fairpate.fairness.notions import NOTIONS
 from fairpate.types import RunRecord
 
 
@@ -46,7 +47,8 @@ def failed() -> Row:
 
 
 def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
-    named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",))
+    odds = {"equalized_odds": {"value": 0.2, "low": 0.1, "high": 0.4}}
+    named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",), fairness=odds)
     rows = [named, measured(epsilon=math.inf), failed()]
     write_rows(rows, tmp_path / "rows.parquet")
     back = read_rows(tmp_path / "rows.parquet")
@@ -61,7 +63,8 @@ def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: 
     write_rows([measured(), failed()], tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     cell = {"digest", "status", "error", "command", "minutes", "has_guarantee"}
-    assert set(table.column_names) == set(RunRecord.__dataclass_fields__) | cell
+    fairness = {f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")}
+    assert set(table.column_names) == set(RunRecord.__dataclass_fields__) - {"fairness"} | cell | fairness
     assert table["disparity"].to_pylist() == [None, None]
     assert table["config"].to_pylist()[0] == '{"target": {"epsilon": 3.0}}'
 
@@ -90,8 +93,11 @@ def test_a_published_table_tells_neither_time_nor_cause_and_leaves_out_what_has_
 
 
 def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    write_rows([measured()], tmp_path / "new.parquet")
-    added = ["has_guarantee", "majority_accuracy", "degenerate"]
+    write_rows(
+        [measured(fairness={"equalized_odds": {"value": 0.1, "low": 0.1, "high": 0.2}})], tmp_path / "new.parquet"
+    )
+    fairness = [f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")]
+    added = ["has_guarantee", "majority_accuracy", "degenerate", *fairness]
     pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(added), tmp_path / "old.parquet")
     assert read_rows(tmp_path / "old.parquet") == [measured()]
 

@@ -111,6 +111,28 @@ def test_without_an_answer_there_is_no_baseline() -> None:
     assert nobody.to_json()["majority_accuracy"] is None
 
 
+def test_every_notion_is_recorded_with_its_interval_and_null_where_it_is_undefined() -> None:
+    measured = evaluation()
+    # Answered: red (0, 0), (1, 1), (0, 1) as true and predicted; green (1, 1), (1, 1), (0, 0).
+    by_hand = {
+        "demographic_parity": 0,
+        "equalized_odds": 1 / 2,
+        "equal_opportunity": 0,
+        "accuracy_parity": 1 / 3,
+        "false_negative_rate": 0,
+        "false_positive_rate": 1 / 3,
+        "false_discovery_rate": 1 / 4,
+    }
+    found = measured.fairness
+    assert {name: found[name]["value"] for name in found} == pytest.approx(by_hand)
+    assert all(each["low"] <= each["value"] <= each["high"] for each in found.values())
+    nobody = evaluation(answered_N=[False] * 8)
+    assert nobody.fairness == {name: {"value": None, "low": None, "high": None} for name in by_hand}
+    plain = json.loads(json.dumps(measured.to_json()))
+    del plain["gaps"]["equal_opportunity"]  # as earlier versions wrote them
+    assert Evaluation.from_json(plain).fairness["equal_opportunity"] == nobody.fairness["equal_opportunity"]
+
+
 def test_intervals_hold_the_value_of_a_clear_gap() -> None:
     random = np.random.default_rng(1)
     groups = np.repeat([0, 1], 500)

@@ -265,7 +265,7 @@ def test_false_discovery_is_one_minus_precision_and_levels_take_the_worst_label(
     assert gaps.error_rate("fnr")(joint_GYC).value == pytest.approx(max(5 / 13, 3 / 8))
     by_group = gaps.error_rate("fnr", by_group=True)(joint_GYC)
     assert by_group.value == pytest.approx(2 / 3)
-    assert by_group.where == gaps.Cell(group=1, label=1, given_label=1)
+    assert by_group.where == gaps.Cell(group=1, label=1, given_label=1, label_is=False)
 
 
 def test_loss_parity_worked_by_hand() -> None:
