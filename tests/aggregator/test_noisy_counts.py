@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.api import statement_json
+from aggregator.analyst_routes import statement_json
 from aggregator.files import LedgerError
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger

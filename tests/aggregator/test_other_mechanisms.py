@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from aggregator import audit
-from aggregator.api import statement_json
+from aggregator.analyst_routes import statement_json
 from aggregator.budget import epsilon_fixed_beforehand, queries_that_fit
 from aggregator.files import LedgerError
 from aggregator.ledger import Ledger
