@@ -1,146 +1,19 @@
-"""The frontier's page in a real browser: everything is drawn, nothing is fetched, nothing is wrong, a click works.
-
-Chromium is spoken to over its debugging pipe: commands and events are JSON, each ended by a null byte.
-"""
+"""The frontier's page in a real browser: everything is drawn, nothing is fetched, nothing is wrong, a click works."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import shutil
-import signal
-import time
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from browser import faults, opened_tab
 
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.types import STOPPED_BY_VOTES
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# What Chromium says of its own software renderer is no fault of the page.
-NOT_THE_PAGES = ("GL Driver Message", "willReadFrequently", "WebGL-0x")
-
-
-class Browser:
-    """One tab. ``complaints`` collects warnings, errors and exceptions, ``requests`` every address asked for."""
-
-    def __init__(self, to_browser, from_browser):
-        self.to_browser, self.from_browser = to_browser, from_browser
-        self.number, self.unread, self.session = 0, b"", None
-        self.complaints, self.requests = [], []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method, **parameters):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters}
-        if self.session is not None:
-            message["sessionId"] = self.session
-        self.to_browser.write(json.dumps(message).encode() + b"\0")
-        self.to_browser.flush()
-        while True:
-            reply = self.read()
-            if reply.get("id") == self.number:
-                assert "error" not in reply, reply
-                return reply["result"]
-            self.note(reply)
-
-    def read(self):
-        while b"\0" not in self.unread:
-            received = os.read(self.from_browser.fileno(), 1 << 20)
-            assert received, "the browser closed its pipe"
-            self.unread += received
-        message, _, self.unread = self.unread.partition(b"\0")
-        return json.loads(message)
-
-    def note(self, event):
-        method, said = event.get("method"), event.get("params", {})
-        if method == "Runtime.exceptionThrown":
-            self.complaints.append(said["exceptionDetails"].get("exception", said["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and said["type"] in {"error", "warning", "assert"}:
-            self.complaints.append(str(said["args"]))
-        elif method == "Log.entryAdded" and said["entry"]["level"] in {"error", "warning"}:
-            self.complaints.append(said["entry"]["text"])
-        elif method == "Network.requestWillBeSent":
-            self.requests.append(said["request"]["url"][:300])
-
-    def open(self, address, *, width, height):
-        """Show a page from scratch, until it has drawn everything."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
-        )
-        self.call("Page.navigate", url="about:blank")
-        self.complaints, self.requests = [], []
-        self.call("Page.navigate", url=address)
-        assert self.until("document.documentElement?.dataset.drawn > 0"), "the page did not finish drawing"
-
-    def run(self, script):
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def until(self, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self.run(f"Boolean({condition})"):
-                return True
-            time.sleep(0.1)
-        return False
-
-    def click(self, x, y):
-        for kind, buttons in (("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=1)
-
-    def quit(self):
-        self.session = None
-        self.call("Browser.close")
-
-    def picture(self, path, *, full=True):
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-
-@contextmanager
-def browser(profile):
-    commands_out, commands_in = os.pipe()
-    events_out, events_in = os.pipe()
-    # The browser reads commands from descriptor 3 and writes events to descriptor 4.
-    for descriptor in (commands_out, events_in):
-        os.set_inheritable(descriptor, True)
-    options = ["--headless", "--no-sandbox", "--remote-debugging-pipe", "--enable-unsafe-swiftshader"]
-    number = os.posix_spawn(
-        CHROMIUM,
-        [CHROMIUM, *options, "--hide-scrollbars", f"--user-data-dir={profile}", "about:blank"],
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, commands_out, 3),
-            (os.POSIX_SPAWN_DUP2, events_in, 4),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ],
-    )
-    os.close(commands_out)
-    os.close(events_in)
-    try:
-        with os.fdopen(commands_in, "wb") as to_browser, os.fdopen(events_out, "rb", buffering=0) as from_browser:
-            tab = Browser(to_browser, from_browser)
-            yield tab
-            tab.quit()
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(number, signal.SIGTERM)
-        os.waitpid(number, 0)
-
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
+    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
 
@@ -148,11 +21,6 @@ def page(path, rows, **options):
     report = FrontierReport(title="Two data sets", rows=rows, num_replicates=20, **options)
     path.write_text(frontier_report(report), encoding="utf-8")
     return path.as_uri()
-
-
-def faults(tab):
-    tab.run("new Promise(done => setTimeout(done, 300))")
-    return [said for said in map(str, tab.complaints) if not any(known in said for known in NOT_THE_PAGES)]
 
 
 def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(tab, tmp_path, comparison):
