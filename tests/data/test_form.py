@@ -1,0 +1,86 @@
+"""What a person types into a form is the row of a file that says the same, bit for bit."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairpate.data.declared.columns import Feature
+from fairpate.data.declared.encode import encode
+from fairpate.data.declared.faults import Faults
+from fairpate.data.declared.feature_codes import feature_codes
+from fairpate.data.declared.form import FormField, form_of
+
+FEATURES = [
+    ("age", Feature(bounds=(17, 90))),
+    ("gain", Feature(bounds=(0, 99999), scale="log")),
+    ("debt", Feature(bounds=(-5, 5), missing="1", unknown=("?",))),
+    ("work", Feature(categories=("Private", "State"), missing="none given")),
+    ("city", Feature(categories=("A", "B"), other=True)),
+    ("code", Feature(bands={"low": 0, "middle": 10, "high": 100})),
+]
+FORM = form_of(feature_codes(FEATURES))
+
+
+def from_file(row):
+    table = pa.table({name: pa.array([text]) for name, text in row.items()})
+    faults = Faults()
+    found, _ = encode(table, FEATURES, "file", faults)
+    faults.require_none()
+    return found[0]
+
+
+NUMBERS = st.floats(-1e6, 1e6).map(lambda value: value + 0.0)
+
+
+@given(
+    NUMBERS,
+    NUMBERS,
+    st.none() | NUMBERS,
+    st.sampled_from([None, "Private", "State"]),
+    st.sampled_from(["A", "B", "elsewhere", "<script>"]),
+    st.floats(0, 1e4),
+)
+def test_a_form_s_record_is_the_same_row_of_a_file(age, gain, debt, work, city, code):
+    typed = {"age": age, "gain": gain, "debt": debt, "work": work, "city": city, "code": code}
+    written = {
+        name: "" if value is None else value if isinstance(value, str) else repr(value) for name, value in typed.items()
+    }
+    made = FORM.encode(typed)
+    assert made.dtype == np.float32
+    assert made.tobytes() == from_file(written).tobytes()
+
+
+def test_every_column_has_one_input_that_says_what_it_takes():
+    fields = {field.name: field for field in FORM.fields}
+    assert list(fields) == [name for name, _ in FEATURES]
+    assert fields["age"] == FormField(name="age", low=17, high=90)
+    assert fields["debt"] == FormField(name="debt", low=-5, high=5, is_optional=True)
+    assert fields["work"] == FormField(name="work", choices=("Private", "State", "none given"), is_optional=True)
+    assert fields["city"] == FormField(name="city", choices=("A", "B"), takes_other=True)
+    assert fields["code"] == FormField(name="code", low=0, high=100)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"age": None}, "age: expected a number, got none"),
+        ({"age": "old"}, "age: expected a number"),
+        ({"age": math.inf}, "age: expected a number"),
+        ({"city": ""}, "city: expected one of its categories"),
+        ({"work": "Army"}, "work: expected one of its categories, got 'Army'"),
+        ({"code": -1}, "code: expected a number from 0 on"),
+    ],
+)
+def test_what_means_nothing_is_refused_by_column(changed, word):
+    typed = {"age": 30, "gain": 0, "debt": 0, "work": "State", "city": "A", "code": 5} | changed
+    with pytest.raises(ValueError, match=word):
+        FORM.encode(typed)
+
+
+def test_lists_of_numbers_and_no_features_have_no_form():
+    assert form_of(()) is None
+    assert form_of(feature_codes([("embedding", Feature(vector=3))])) is None
