@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.data.dataset import Split
 from fairpate.data.embedding import placed
 from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
 from fairpate.types import Unit
@@ -182,11 +183,20 @@ def _digest(dataset: Dataset) -> str:
     """Of all records in their order; it would confirm a guess about them, so it stays private."""
     digest = hashlib.sha256()
     for split in dataset.splits.values():
-        digest.update(json.dumps([split.record_id, list(split.x.shape)]).encode())
+        for part in _named(split):
+            digest.update(part.encode())
         for values in (split.x, split.y, split.z):
             digest.update(np.ascontiguousarray(values.numpy()).data)
         # Only where they say more than the names of records, so that folders of earlier versions stay valid.
         together = {"unit_id": split.unit_id, "person_id": split.person_id}
-        if told := {name: ids for name, ids in together.items() if ids not in ((), split.record_id)}:
+        if told := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
             digest.update(json.dumps(told).encode())
     return digest.hexdigest()
+
+
+def _named(split: Split) -> Iterator[str]:
+    """JSON of the list of names and the shape, name by name: a list of all would not fit where records do not."""
+    yield "[["
+    for row, name in enumerate(split.record_id):
+        yield f"{', ' if row else ''}{json.dumps(name)}"
+    yield f"], {json.dumps(list(split.x.shape))}]"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from fairpate.data.record_names import as_names
+from fairpate.data.spill import run_of
 from fairpate.types import Unit
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
+NAMED_BY = ("record_id", "unit_id", "person_id")
 FeatureKind = Literal["image", "tabular"]
 
 
@@ -31,46 +34,47 @@ class Split:
     ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
     ``unit_id`` go to one teacher together: those that only ``z`` tells apart. Left empty, every record is a unit.
     ``person_id`` names the person behind each record, where all of a person's records are protected together; empty:
-    each record is protected by itself.
+    each record is protected by itself. Identifiers are kept packed (:class:`fairpate.data.record_names.Names`).
     """
 
     x: Tensor
     y: Tensor
     z: Tensor
-    record_id: tuple[str, ...]
-    unit_id: tuple[str, ...] = ()
-    person_id: tuple[str, ...] = ()
+    record_id: Sequence[str]
+    unit_id: Sequence[str] = ()
+    person_id: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for name in NAMED_BY:
+            object.__setattr__(self, name, as_names(getattr(self, name)))
         if not self.unit_id:
             object.__setattr__(self, "unit_id", self.record_id)
         names = (self.record_id, self.unit_id, self.person_id or self.record_id)
         sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
             raise ValueError(f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}.")
-        if missing := sum(not name for name in self.person_id):
+        if missing := as_names(self.person_id).num_empty:
             raise ValueError(f"Expected a person_id for every record or for none, got {missing} without.")
 
     def __len__(self) -> int:
         return len(self.record_id)
 
     @property
-    def together(self) -> tuple[str, ...]:
+    def together(self) -> Sequence[str]:
         """Of each record what goes to one teacher together: its person, or its unit where persons do not count."""
         return self.person_id or self.unit_id
 
     @property
     def num_protected(self) -> int:
         """How many are protected: persons, or records where persons do not count."""
-        return len(set(self.person_id)) if self.person_id else len(self)
+        return as_names(self.person_id).num_distinct if self.person_id else len(self)
 
     @property
     def person_N(self) -> Tensor | None:
         """A number from 0 on for each record's person, in order of appearance; None where persons do not count."""
         if not self.person_id:
             return None
-        number_of = {name: number for number, name in enumerate(dict.fromkeys(self.person_id))}
-        return torch.tensor([number_of[name] for name in self.person_id])
+        return torch.from_numpy(as_names(self.person_id).numbered())
 
     def take(self, indices: Tensor | Sequence[int]) -> Split:
         """The records at ``indices``, in that order."""
@@ -78,13 +82,13 @@ class Split:
         return self.take_with(self.x[index], index)
 
     def take_with(self, x: Tensor, index: Tensor) -> Split:
-        """The records at ``index``, whose features the caller has taken: ``x``."""
-        rows = index.tolist()
-        names = {
-            name: tuple(values[row] for row in rows) if (values := getattr(self, name)) else ()
-            for name in ("record_id", "unit_id", "person_id")
-        }
-        return Split(x=x, y=self.y[index], z=self.z[index], **names)
+        """The records at ``index``, whose features the caller has taken: ``x``; views of the rest where it is a run."""
+        rows = index.numpy()
+        taken = index if (run := run_of(rows)) is None else run
+        names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
+        if self.unit_id is self.record_id:
+            names.pop("unit_id", None)
+        return Split(x=x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names))
 
 
 @dataclass(frozen=True, kw_only=True)

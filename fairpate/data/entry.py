@@ -6,7 +6,7 @@ which options the loader takes. It holds no statistic of the records beyond the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -16,8 +16,8 @@ from pydantic import Field, field_validator
 
 from fairpate.config import Section
 from fairpate.data.dataset import FeatureKind, Split
-from fairpate.data.declared.spill import Gathered
 from fairpate.data.mapped import Pixels
+from fairpate.data.spill import Gathered
 from fairpate.names import nearest
 from fairpate.types import Unit, UsageError, UserError
 
@@ -111,7 +111,7 @@ class Records:
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
     origins: tuple[Origin, ...] | None = None
-    person_ids: tuple[str, ...] | None = None
+    person_ids: Sequence[str] | None = None
     notes: tuple[str, ...] = ()
     pixels: Pixels | None = None
     feature_codes: tuple[FeatureCode, ...] = ()

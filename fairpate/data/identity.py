@@ -17,25 +17,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fairpate.data.record_names import Names, as_names
+
 # A control character, so that fields of text do not run into each other.
 FIELD_SEPARATOR = "\x1f"
-Names = tuple[str, ...]
 
 
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
     """``prefix-<sha256 of the row's fields>`` for each row of these columns of text."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
-    return tuple(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
+    return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
 
 
 def counted(units: Iterable[str]) -> Names:
     """A unique name per record: that of its unit, with ``-1``, ``-2``, ... behind the first of each unit."""
-    seen: Counter[str] = Counter()
-    names = []
-    for unit in units:
-        names.append(f"{unit}-{seen[unit]}" if seen[unit] else unit)
-        seen[unit] += 1
-    return tuple(names)
+    names, seen = as_names(units), Counter[str]()
+    name_of = {}
+    for row in names.repeated().tolist():
+        seen[names[row]] += 1
+        name_of[row] = f"{names[row]}-{seen[names[row]]}"
+    return Names(name_of.get(row, name) for row, name in enumerate(names)) if name_of else names
 
 
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:

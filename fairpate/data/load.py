@@ -15,6 +15,7 @@ from fairpate.data.dataset import Dataset
 from fairpate.data.embedding import embedded
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request
 from fairpate.data.gradients import with_features
+from fairpate.data.record_names import as_names
 from fairpate.data.registry import entry_for
 from fairpate.data.splits import SplitSizes, check_members, check_persons, default_size, divide, with_persons
 
@@ -92,10 +93,11 @@ def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSi
 def _check_names(records: Records) -> None:
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
-    copies = len(records.records) - len(set(records.records.record_id))
-    if copies:
-        name = Counter(records.records.record_id).most_common(1)[0][0]
+    names = as_names(records.records.record_id)
+    copies = names.repeated()
+    if len(copies):
+        name = Counter(names.take(copies)).most_common(1)[0][0]
         raise DataError(
-            f"Expected a name for each record, got {copies:,} that are those of others, such as {name!r}; remove the "
-            "copies, also those in other files, or name records by more columns (identity.key)."
+            f"Expected a name for each record, got {len(copies):,} that are those of others, such as {name!r}; remove "
+            "the copies, also those in other files, or name records by more columns (identity.key)."
         )

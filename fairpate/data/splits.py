@@ -9,7 +9,7 @@ record, records that nothing but the group tells apart, or all records of one pe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.entry import ORIGINS, DataError, DatasetEntry, DataSettingsError, Origin, Records
 from fairpate.data.identity import keyed_hash
+from fairpate.data.record_names import as_names
 
 PERMITTED: dict[str, frozenset[Origin]] = {
     "public": frozenset({"any", "training", "held_out", "public"}),
@@ -56,7 +57,7 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
     ranks = None
     if any(wanted_of.values()):
-        ranks = _rank(np.asarray(records.person_ids or records.records.unit_id), seed=seed)
+        ranks = _rank(records.person_ids or records.records.unit_id, seed=seed)
     free = np.ones(len(ids), dtype=bool)
     indices = {}
     for name, wanted in wanted_of.items():
@@ -82,7 +83,7 @@ def with_persons(records: Records) -> Records:
     """The same records, all of a person's protected together. :class:`DataError` for one without a person."""
     if records.person_ids is None:
         return records
-    if missing := sum(not name for name in records.person_ids):
+    if missing := as_names(records.person_ids).num_empty:
         raise DataError(
             f"{missing} records have no person; complete the column that names them, or set data.unit=record to "
             "protect each record by itself."
@@ -92,11 +93,11 @@ def with_persons(records: Records) -> Records:
 
 def check_persons(splits: Mapping[str, Split]) -> None:
     """:class:`DataError` where a person of the private split has records in another one."""
-    private = set(splits["private"].person_id)
+    private = as_names(splits["private"].person_id)
     for name, split in splits.items():
-        if name != "private" and (parted := private.intersection(split.person_id)):
+        if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
             raise DataError(
-                f"{len(parted)} persons have records in the private and in the {name} split, because the publisher's "
+                f"{parted} persons have records in the private and in the {name} split, because the publisher's "
                 "division parts them; set data.unit=record, which protects each record by itself."
             )
 
@@ -109,14 +110,13 @@ def default_size(split: str, entry: DatasetEntry, records: Records) -> int | Non
     return declared if own or declared is not None else entry.public_rows // 4
 
 
-def _rank(units: npt.NDArray[np.str_], *, seed: int) -> npt.NDArray[np.int64]:
-    """Each record's place in the ranking of its unit; records of one unit share a place."""
-    distinct, unit_index = np.unique(units, return_inverse=True)
-    # Stable over sorted names: equal hashes are ordered by name, not by where a record stands.
-    order = np.argsort(keyed_hash(distinct.tolist(), seed=seed, purpose="split"), kind="stable")
-    place = np.empty(len(distinct), dtype=np.int64)
-    place[order] = np.arange(len(distinct))
-    return place[unit_index]
+def _rank(units: Iterable[str], *, seed: int) -> npt.NDArray[np.int64]:
+    """Each record's place in the ranking of its unit; records of one unit share a place.
+
+    So would units of one hash: they go together, and no other record moves.
+    """
+    place: npt.NDArray[np.int64] = np.unique(keyed_hash(units, seed=seed, purpose="split"), return_inverse=True)[1]
+    return place
 
 
 def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64] | None, wanted: int, name: str) -> Mask:

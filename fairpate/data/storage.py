@@ -21,6 +21,7 @@ import torch
 from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
 from fairpate.data.entry import DataError
 from fairpate.data.files import sha256_of
+from fairpate.data.record_names import Names, as_names
 from fairpate.files import write_atomically
 
 FORMAT_VERSION = 3
@@ -114,13 +115,13 @@ def _check_split(path: Path, expected: str) -> None:
 
 def _to_table(split: Split, dataset: Dataset) -> pa.Table:
     columns: dict[str, Any] = {
-        "record_id": pa.array(split.record_id, pa.string()),
-        "unit_id": pa.array(split.unit_id, pa.string()),
+        "record_id": as_names(split.record_id).packed.cast(pa.string()),
+        "unit_id": as_names(split.unit_id).packed.cast(pa.string()),
         "y": split.y.numpy(),
         "z": split.z.numpy(),
     }
     if split.person_id:
-        columns["person_id"] = pa.array(split.person_id, pa.string())
+        columns["person_id"] = as_names(split.person_id).packed.cast(pa.string())
     if dataset.kind == "image":
         return pa.table(columns | {"x": pixels_to_arrow(split.x.numpy())})
     features = split.x.numpy()
@@ -137,7 +138,7 @@ def _from_table(table: pa.Table, kind: str, shape: tuple[int, ...]) -> Split:
         x = torch.from_numpy(features)
     y, z = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("y", "z"))
     names = (name for name in ("record_id", "unit_id", "person_id") if name in table.column_names)
-    return Split(x=x, y=y, z=z, **{name: tuple(table[name].to_pylist()) for name in names})
+    return Split(x=x, y=y, z=z, **{name: Names(table[name].to_pylist()) for name in names})
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

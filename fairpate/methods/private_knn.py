@@ -300,8 +300,8 @@ class PrivateKnn(VotingMethod):
         told = (
             self.private_knn.model_dump(mode="json"),
             self.seed,
-            private.unit_id,
-            *filter(None, [private.person_id]),
+            list(private.unit_id),
+            *([list(private.person_id)] if private.person_id else []),
         )
         digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
         for values in (private.x, private.y):

@@ -167,7 +167,7 @@ class SfPate(PateFamily):
             self.teachers.model_dump(mode="json"),
             self.f_ld.model_dump(mode="json"),
             self.seed,
-            private.record_id,
+            list(private.record_id),
         )
         digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
         for values in (private.x, private.y, private.z):

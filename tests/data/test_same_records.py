@@ -105,10 +105,10 @@ def digests(entry: DatasetEntry, options: dict[str, Any], folder: Path) -> dict[
         "x": _digest((split.x.dtype, tuple(split.x.shape)), split.x.numpy().tobytes()),
         "y": _digest(split.y.dtype, split.y.numpy().tobytes()),
         "z": _digest(split.z.dtype, split.z.numpy().tobytes()),
-        "record_id": _digest(split.record_id),
-        "unit_id": _digest(split.unit_id),
-        "persons": _digest((found.person_ids, found.origins)),
-        "splits": _digest({name: part.record_id for name, part in _division(entry, found).items()}),
+        "record_id": _digest(tuple(split.record_id)),
+        "unit_id": _digest(tuple(split.unit_id)),
+        "persons": _digest((found.person_ids and tuple(found.person_ids), found.origins)),
+        "splits": _digest({name: tuple(part.record_id) for name, part in _division(entry, found).items()}),
     }
 
 

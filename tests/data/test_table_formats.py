@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_dataset, mapped
-from fairpate.data.declared import spill, tables
+from fairpate.data import DataError, load_dataset, mapped, spill
+from fairpate.data.declared import tables
 from fairpate.data.declared.declaration import read_declaration
 from fairpate.data.declared.reader import entry_of
 from fairpate.data.entry import Records, Request
@@ -153,7 +153,7 @@ def test_batches_and_a_mapped_file_change_nothing(
 ) -> None:
     monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 512)
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(spill, "COPIED_BYTES", 100)
+    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
     found = read(tmp_path, FORMS[form](tmp_path))
     assert found.mapped is not None
     assert found.mapped.is_mapped
@@ -168,7 +168,7 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
     (tmp_path / "visits.yaml").write_text(declared.replace("FILES", write_parquet(tmp_path)), encoding="utf-8")
     config = DataConfig.model_validate({"name": "visits", "declaration": {"path": tmp_path / "visits.yaml"}})
     before = load_dataset(config)
-    monkeypatch.setattr(spill, "COPIED_BYTES", 100)
+    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
     after = load_dataset(config)
     for name, split in before.splits.items():
         assert torch.equal(split.x, after.splits[name].x)
@@ -176,7 +176,7 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_names_the_folder(tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "COPIED_BYTES", 100)
+    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
     (tmp_path / "blocked").write_text("no folder")
     monkeypatch.setenv(mapped.CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))
     with pytest.raises(Exception, match=r"FAIRPATE_CACHE: .*cannot take the records .*; name a folder with room"):

@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -17,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from fairpate.data.dataset import Split
 from fairpate.data.declared.columns import Mask
@@ -27,7 +26,6 @@ from fairpate.data.declared.encode import cells, codes_of, encode, numbers
 from fairpate.data.declared.faults import Faults
 from fairpate.data.declared.feature_codes import feature_codes
 from fairpate.data.declared.own_pictures import LEVEL, PATH, check_paths, folder_table, read_pictures
-from fairpate.data.declared.spill import Gathered
 from fairpate.data.declared.tables import (
     is_vectors,
     keep_rows,
@@ -39,7 +37,10 @@ from fairpate.data.declared.tables import (
 )
 from fairpate.data.entry import DataError, DatasetEntry, Origin, Part, Records, Request, SourceFile, holds
 from fairpate.data.files import expanded, resolve_data_dir, verified
-from fairpate.data.identity import Names, content_units, counted
+from fairpate.data.identity import content_units, counted
+from fairpate.data.record_names import GatheredNames, Names
+from fairpate.data.spill import Gathered
+from fairpate.types import IntArray
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
@@ -70,9 +71,9 @@ class Rows:
     file: str
     table: pa.Table
 
-    def text(self, columns: Sequence[str]) -> list[list[str]]:
-        """The text of these columns, column by column."""
-        return [text_of(self.table[column]).to_pylist() for column in columns]
+    def text(self, column: str) -> pa.Array:
+        """The text of this column."""
+        return text_of(self.table[column])
 
 
 @dataclass(kw_only=True)
@@ -80,10 +81,11 @@ class _Seen:
     """What stays of the rows that were read, in their order."""
 
     x: Gathered = field(default_factory=Gathered)
-    y: list[Tensor] = field(default_factory=list)
-    z: list[Tensor] = field(default_factory=list)
+    y: Gathered = field(default_factory=Gathered)
+    z: Gathered = field(default_factory=Gathered)
     feature_names: tuple[str, ...] = ()
-    units: dict[Part, list[str]] = field(default_factory=dict)
+    units: GatheredNames = field(default_factory=GatheredNames)
+    size_of: Counter[Part] = field(default_factory=Counter)
     paths: list[str] = field(default_factory=list)
     header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
@@ -117,12 +119,15 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
             block, seen.feature_names = encode(rows.table, features, rows.file, faults)
             seen.x.append(block)
         label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
-        seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public"))
-        seen.z.append(codes_of(attribute, group, "group"))
-        names = _units(table, rows, seen, persons)
-        seen.units.setdefault(rows.part, []).extend(names)
+        seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy())
+        seen.z.append(codes_of(attribute, group, "group").numpy())
+        names = Names.of(_units(table, rows, seen, persons).cast(pa.large_string()))
+        seen.units.append(names.packed)
+        seen.size_of[rows.part] += len(names)
         if persons:
             persons.add(rows, names, faults)
+    if persons:
+        persons.require_whole(faults)
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
     pixels = None
@@ -133,8 +138,8 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         pixels=pixels,
         records=Split(
             x=pixels.x if pixels else seen.x.tensor(),
-            y=torch.cat(seen.y),
-            z=torch.cat(seen.z),
+            y=seen.y.tensor(),
+            z=seen.z.tensor(),
             record_id=record_ids,
             unit_id=unit_ids,
         ),
@@ -144,7 +149,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         feature_names=seen.feature_names,
         feature_codes=feature_codes(features),
         origins=_origins(table, seen, options),
-        person_ids=tuple(persons.names) if persons else None,
+        person_ids=persons.names.names() if persons else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=seen.x if seen.x.is_mapped else None,
     )
@@ -241,13 +246,13 @@ def _kept(rows: Rows, rule: Rule, faults: Faults) -> Mask:
 
 def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tuple[Origin, ...] | None:
     """Where each record may go; null where every one may go anywhere."""
-    per_part = [(table.files.origin(part, options), len(units)) for part, units in seen.units.items()]
+    per_part = [(table.files.origin(part, options), count) for part, count in seen.size_of.items()]
     if all(origin == "any" for origin, _ in per_part):
         return None
     return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None) -> Names:
+def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None) -> pa.Array:
     """What names each row, but for a counter.
 
     Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
@@ -255,7 +260,7 @@ def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None
     """
     identity, prefix = table.identity, table.identity.prefix or table.name
     if identity.key:
-        return tuple("-".join((prefix, *values)) for values in zip(*rows.text(identity.key), strict=True))
+        return pc.binary_join_element_wise(prefix, *map(rows.text, identity.key), "-")
     hidden = table.kept_out_of_names
     if any(column.startswith(LEVEL) for column in hidden):  # its path tells a picture's folder
         hidden = (*hidden, PATH)
@@ -274,17 +279,22 @@ def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None
             f"{rows.file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
             "what tells records apart (identity)."
         )
-    return content_units(prefix if pool == "records" else f"{prefix}-{pool}", [text_of(rows.table[c]) for c in columns])
+    named = prefix if pool == "records" else f"{prefix}-{pool}"
+    return content_units(named, [rows.text(column) for column in columns]).packed
 
 
 def _names(table: Declaration, seen: _Seen) -> tuple[Names, Names]:
     """Record and unit of each row."""
-    units = tuple(itertools.chain.from_iterable(seen.units.values()))
+    units = seen.units.names()
     if table.identity.key:
         return units, units
     if table.files.pooled:
         return counted(units), units
-    return tuple(itertools.chain.from_iterable(map(counted, seen.units.values()))), units
+    records, start = GatheredNames(), 0
+    for count in seen.size_of.values():
+        records.append(counted(units[start : start + count]).packed)
+        start += count
+    return records.names(), units
 
 
 @dataclass(kw_only=True)
@@ -297,24 +307,35 @@ class _Persons:
     person: Person
     is_pooled: bool
     are_protected: bool
-    names: list[str] = field(default_factory=list)
-    part_of: dict[str, Part] = field(default_factory=dict)
+    names: GatheredNames = field(default_factory=GatheredNames)
+    # Of each batch its part, its file, and numbers that stand for its persons.
+    _met: list[tuple[Part, str, IntArray]] = field(default_factory=list)
 
     def add(self, rows: Rows, units: Names, faults: Faults) -> None:
         """The persons of more rows, whose names are ``units``."""
-        (values,) = rows.text((self.person.column,))
+        persons = rows.text(self.person.column).cast(pa.large_string())
+        lack = pc.equal(persons, "")
         if self.are_protected:
-            self._require_whole(rows, values, faults)
-        self.names += [
-            f"{self.person.prefix}-{value}" if value else unit for value, unit in zip(values, units, strict=True)
-        ]
+            self._require(faults, rows.file, "a person", "give each row its person", pc.sum(lack).as_py() or 0)
+            named = Names.of(persons.filter(pc.invert(lack)))
+            self._met.append(("records" if self.is_pooled else rows.part, rows.file, named.codes()))
+        prefix, dash = (pa.scalar(text, pa.large_string()) for text in (self.person.prefix, "-"))
+        prefixed = pc.binary_join_element_wise(prefix, persons, dash)
+        self.names.append(pc.if_else(lack, units.packed, prefixed))
 
-    def _require_whole(self, rows: Rows, values: list[str], faults: Faults) -> None:
-        part: Part = "records" if self.is_pooled else rows.part
-        elsewhere = sum(self.part_of.setdefault(value, part) != part for value in values if value)
-        for expected, remedy, count in (
-            ("a person", "give each row its person", values.count("")),
-            ("other persons than in other parts", "keep all rows of a person in one part", elsewhere),
-        ):
-            remedy = f"{remedy}, or protect each record by itself (data.unit=record)"
-            faults.add(rows.file, self.person.column, expected=expected, remedy=remedy, rows=count)
+    def require_whole(self, faults: Faults) -> None:
+        """A fault for each file with persons of an earlier part."""
+        earlier: list[IntArray] = []
+        for _, batches in itertools.groupby(self._met, key=lambda met: met[0]):
+            of_part = list(batches)
+            known = np.unique(np.concatenate(earlier)) if earlier else np.zeros(0, dtype=np.int64)
+            for _, file, persons in of_part:
+                remedy = "keep all rows of a person in one part"
+                self._require(
+                    faults, file, "other persons than in other parts", remedy, int(np.isin(persons, known).sum())
+                )
+            earlier += [persons for _, _, persons in of_part]
+
+    def _require(self, faults: Faults, file: str, expected: str, remedy: str, count: int) -> None:
+        remedy = f"{remedy}, or protect each record by itself (data.unit=record)"
+        faults.add(file, self.person.column, expected=expected, remedy=remedy, rows=count)
