@@ -1,0 +1,207 @@
+"""Run a sweep of configs/paper/ cell by cell in this process, and keep what it measures in docs/results/.
+
+    nice -n 19 python benchmarks/papers.py configs/paper/table1_utkface.yaml [--seeds 0 1] [--state FOLDER]
+
+The cells are those of ``fairpate compare FILE``, one seed after the other, in a folder for what is kept between
+commands; what is finished there is not run again, and the file of results is written after every cell. A cell is named
+DATA/METHOD/WHAT VARIES, where only fields that differ between the sweep's cells of that method are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import measured
+import numpy as np
+import torch
+
+from fairpate.app.compare.cells import Cell, cells_of, load_sweep
+from fairpate.app.compare.run import run_cell
+from fairpate.app.compare.votes import ballot
+from fairpate.app.progress import Reporter
+from fairpate.app.release import choose_queries
+from fairpate.app.run import UnprotectedRun
+from fairpate.app.rundir import (
+    RunDirectory,
+    checkpoint_folder,
+    determining_values,
+    flat_values,
+    read_json,
+    read_statement,
+)
+from fairpate.app.tables import read_labels, read_votes, write_votes
+from fairpate.app.votes import collect_vote_batch
+from fairpate.config import RayConfig
+from fairpate.data import load_dataset
+from fairpate.types import UserError, VoteBatch
+
+GAPS = {
+    "parity": "dp_one_vs_rest",
+    "parity_pairwise": "dp_pairwise",
+    "odds": "eo_lowy",
+    "odds_full": "eo_full",
+    "accuracy_parity": "accuracy_parity",
+}
+_SEEDS = ("seed", "data.seed")
+
+
+def main() -> None:
+    """Run what is missing, and write the file of results."""
+    options = _parse()
+    torch.set_num_threads(1)
+    sweep = load_sweep(options.config, options.overrides)
+    cells = cells_of(sweep, folder=options.config.parent)
+    names = cell_names(cells)
+    found = measured.read(options.config.stem)
+    for seed in options.seeds if options.seeds is not None else sweep.seeds:
+        for cell in cells:
+            chosen = options.methods is None or cell.method in options.methods
+            if cell.config.seed != seed or not chosen or seed in found.get(names[cell.digest], {}).get("seeds", ()):
+                continue
+            numbers = run_one(cell, options.state / options.config.stem)
+            print(f"{names[cell.digest]}, seed {seed}: {numbers.get('failed') or numbers['accuracy']}", flush=True)
+            add(found, names[cell.digest], seed, numbers)
+            command = f"fairpate compare {options.config}"
+            measured.write(options.config.stem, command=command, cells=found)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--state", type=Path, default=Path("runs"), help="folder that is kept between commands")
+    return parser.parse_args()
+
+
+def cell_names(cells: Sequence[Cell]) -> dict[str, str]:
+    """A name for every cell by its digest; those of other seeds have the same."""
+    flat = {cell.digest: _without_seeds(cell) for cell in cells}
+    of_method: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for cell in cells:
+        of_method[cell.data, cell.method].append(cell.digest)
+    names: dict[str, str] = {}
+    for (data, method), digests in of_method.items():
+        fields = sorted({field for digest in digests for field in flat[digest]})
+        varying = [field for field in fields if len({str(flat[digest].get(field)) for digest in digests}) > 1]
+        several = [f for f in varying if len({str(flat[d].get(f)) for d in digests if flat[d].get(f) is not None}) > 1]
+        for said in (several, varying):
+            words = {digest: _words({field: flat[digest].get(field) for field in said}) for digest in digests}
+            if len(set(words.values())) == len({str(flat[digest]) for digest in digests}):
+                break
+        names |= {digest: "/".join(word for word in (data, method, words[digest]) if word) for digest in digests}
+    return names
+
+
+def _without_seeds(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in flat_values(determining_values(cell.config)).items() if name not in _SEEDS}
+
+
+def _words(said: dict[str, Any]) -> str:
+    """What varies, as one word that a link may hold; of fields that move together, once."""
+    known = {field.rpartition(".")[2]: value for field, value in said.items() if value is not None}
+    words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in known.items()]
+    return ",".join(words).replace(" ", "").replace(")", "").replace("(", "")
+
+
+def run_one(cell: Cell, state: Path) -> dict[str, Any]:
+    """The numbers of one cell, or why it failed."""
+    update: dict[str, Any] = {"ray": RayConfig(num_actors=0)} if "ray" in type(cell.config).model_fields else {}
+    if "storage" in type(cell.config).model_fields:
+        update["storage"] = str((state.parent / "teachers").absolute())
+    out = state / f"{cell.method}-{cell.data}-{cell.digest}"
+    here = Cell(data=cell.data, config=cell.config.model_copy(update=update), digest=cell.digest)
+    try:
+        run_cell(here, out, shared_votes(here, state.parent / "votes"))
+    except (UserError, ValueError) as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+    run = RunDirectory(root=out) if here.config.is_private else UnprotectedRun(root=out)
+    return numbers_of(run)
+
+
+def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
+    """The votes that cells of one ballot share; teachers that are missing are trained."""
+    name = ballot(cell)
+    if name is None:
+        return None
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        config: Any = cell.config
+        dataset = load_dataset(config.data)
+        votes = collect_vote_batch(
+            dataset,
+            choose_queries(dataset, config.aggregator),
+            config.teachers,
+            seed=config.seed,
+            ray=config.ray,
+            checkpoint_dir=checkpoint_folder(config.storage, folder),
+            reporter=Reporter(quiet=True),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_votes(votes, path)
+    return read_votes(path)
+
+
+def numbers_of(run: RunDirectory) -> dict[str, Any]:
+    """What a finished run measured, and what it guarantees."""
+    metrics, statement = read_json(run.metrics), read_statement(run)
+    costs = read_json(run.costs) if run.costs.exists() else {}
+    unrefused = metrics.get("without_refusals", metrics)
+    numbers = {
+        "unit": statement.unit,
+        "relation": statement.relation,
+        "delta": statement.delta,
+        "epsilon": math.inf if statement.epsilon is None else statement.epsilon,
+        "epsilon_data_dependent": costs.get("epsilon_data_dependent"),
+        "epsilon_as_in_paper": statement.epsilon_as_in_paper or costs.get("epsilon_as_in_paper"),
+        "accuracy": metrics["accuracy"],
+        "coverage": metrics["coverage"],
+        "majority_accuracy": metrics["majority_accuracy"],
+        "unrefused_accuracy": unrefused["accuracy"],
+        "unrefused_parity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
+        "degenerate": len(metrics["degenerate"]),
+        **{name: metrics["gaps"][gap]["value"] for name, gap in GAPS.items()},
+        **_positive_rates(np.array(metrics["confusion_GYC"])),
+    }
+    if statement.queries is not None:
+        numbers |= {"submitted": statement.queries.submitted, "answered": statement.queries.answered}
+        if run.labels.exists():
+            groups = read_labels(run.labels).groups
+            numbers |= {f"answered_{z}": int((groups == z).sum()) for z in range(len(metrics["group_names"]))}
+    return numbers
+
+
+def _positive_rates(confusion_GYC: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Of two classes, how often the second is missed and how often it is predicted wrongly."""
+    if confusion_GYC.shape[1:] != (2, 2):
+        return {}
+    (_, false), (missed, found) = confusion_GYC.sum(axis=0)
+    negatives = confusion_GYC.sum(axis=0)[0].sum()
+    return {"fnr": missed / (missed + found), "fpr": false / negatives}
+
+
+def add(cells: measured.Cells, name: str, seed: int, numbers: dict[str, Any]) -> None:
+    """One more seed of a cell: a list for everything that may differ between seeds."""
+    cell = cells.setdefault(name, {"seeds": []})
+    fixed: dict[str, Any] = {field: numbers.pop(field) for field in ("unit", "relation", "delta") if field in numbers}
+    if fixed and cell.keys() & fixed.keys() and any(cell.get(field) != value for field, value in fixed.items()):
+        raise ValueError(f"{name}: {fixed} differs from what other seeds guarantee: {cell}.")
+    length = len(cell["seeds"])
+    for field in numbers.keys() | (cell.keys() - {"seeds", "unit", "relation", "delta"}):
+        cell[field] = [*cell.get(field, [None] * length), _rounded(numbers.get(field))]
+    cell |= fixed
+    cell["seeds"] = [*cell["seeds"], seed]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Numbers of docs/coverage.md are those of the files they link to; its commands parse and its configurations exist."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from command_lines import check
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import measured  # noqa: E402
+import papers  # noqa: E402
+
+from fairpate.app.compare.cells import cells_of, load_sweep  # noqa: E402
+
+COVERAGE = ROOT / "docs" / "coverage.md"
+CODE = re.compile(r"`([^`]+)`")
+FILE = re.compile(r"(?:configs|benchmarks)/[\w./-]+\.(?:yaml|py)")
+SECTION = re.compile(r"\[([^\]]*)\]\(results\.md#([\w-]+)\)")
+NUMBER = re.compile(r"\d")
+
+
+def quotations() -> list[tuple[str, str, str, str]]:
+    return measured.QUOTE.findall(COVERAGE.read_text(encoding="utf-8"))
+
+
+def commands() -> list[str]:
+    text = " ".join(COVERAGE.read_text(encoding="utf-8").split())
+    return [code for code in CODE.findall(text) if code.startswith(("fairpate ", "python "))]
+
+
+def test_every_quotation_is_what_was_measured() -> None:
+    text = COVERAGE.read_text(encoding="utf-8")
+    assert len(measured.QUOTE.findall(text)) > 100
+    assert measured.quoted(text) == text, "write it anew: python benchmarks/measured.py docs/coverage.md"
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_parses_and_its_files_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    if command.startswith("fairpate "):
+        assert check(command)
+    for name in FILE.findall(command):
+        if "NAME" not in name:
+            assert (ROOT / name).exists(), command
+
+
+def test_what_is_quoted_of_another_page_stands_there() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    sections = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^## (.*)$", page, re.M)}
+    for words, section in SECTION.findall(COVERAGE.read_text(encoding="utf-8")):
+        assert section in sections
+        assert not NUMBER.search(words) or words.strip("*") in page, words
+
+
+@pytest.mark.parametrize("name", sorted({Path(file).stem for _, file, _, _ in quotations()}))
+def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, known = ROOT / "configs" / "paper" / f"{name}.yaml", set(measured.read(name))
+    if path.exists():
+        monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)  # names need no files
+        of_sweep = set(papers.cell_names(cells_of(load_sweep(path), folder=path.parent)).values())
+        assert known <= of_sweep
+        known = of_sweep
+    assert {cell for _, file, cell, _ in quotations() if Path(file).stem == name} <= known
+
+
+def test_a_number_that_was_changed_by_hand_is_found() -> None:
+    quote = next(q for q in measured.QUOTE.finditer(COVERAGE.read_text(encoding="utf-8")) if q[1] != measured.NOT_RUN)
+    changed = quote[0].replace(quote[1], "0.0 %")
+    assert measured.quoted(changed) == quote[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "words"),
+    [
+        ("accuracy", [0.5], "50.0 %"),
+        ("accuracy", [0.5, 0.6], "55.0 ± 7.1 %"),
+        ("parity", [0.1, 0.1], "0.100"),
+        ("epsilon", [2.0, 2.5], "2.25 ± 0.35"),
+        ("answered", [10, 21], "16 ± 8"),
+        ("answered", [float("nan")], "undefined"),
+    ],
+)
+def test_a_number_is_written_in_its_own_unit(metric: str, values: list[float], words: str) -> None:
+    assert measured.text(metric, values) == words
