@@ -306,6 +306,8 @@ class RunRecord:
     ``disparity`` is the value of demographic parity.
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
     records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
+    ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
+    group in the order of its codes; null for other methods.
     """
 
     method: str
@@ -323,3 +325,5 @@ class RunRecord:
     majority_accuracy: float | None = None
     degenerate: tuple[str, ...] = ()
     fairness: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    answered: int | None = None
+    answered_by_group: tuple[int, ...] | None = None

@@ -61,11 +61,13 @@ SCHEMA = pa.schema(
         pa.field("has_guarantee", pa.bool_()),
         pa.field("majority_accuracy", pa.float64()),
         pa.field("degenerate", pa.list_(pa.string())),
+        pa.field("answered", pa.int64()),
+        pa.field("answered_by_group", pa.list_(pa.int64())),
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
 # Columns that tables of earlier versions lack; null there.
-_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate", *_FAIRNESS})
+_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate", "answered", "answered_by_group", *_FAIRNESS})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
@@ -174,6 +176,8 @@ def _row(values: dict[str, Any]) -> Row:
     if values["status"] == "ok":
         found = {name: values[name] for name in _MEASURED}
         found |= {"degenerate": tuple(values["degenerate"] or ()), "fairness": _fairness(values)}
+        if found["answered_by_group"] is not None:
+            found["answered_by_group"] = tuple(found["answered_by_group"])
         record = RunRecord(**identity, **found)
     minutes = math.nan if values["minutes"] is None else values["minutes"]
     return Row(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from aggregator.wire import worded
@@ -107,7 +108,7 @@ def run_method(
     write_json(run.metrics, assessment.to_json())
     population = _private_population(config, run, dataset, student)
     statement = read_statement(run)
-    _write_records(config, run, statement, assessment)
+    _write_records(config, run, statement, assessment, labels)
     with reporter.stage("report"):
         write_reports(
             run,
@@ -502,7 +503,9 @@ def _private_population(
     return found
 
 
-def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment) -> None:
+def _write_records(
+    config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment, labels: Labels | None
+) -> None:
     """The run as a point of a comparison; and for the operator at the data-dependent privacy cost."""
     headline = assessment.headline
     record = RunRecord(
@@ -521,8 +524,17 @@ def _write_records(config: Method, run: RunDirectory, statement: PrivacyStatemen
         majority_accuracy=headline.majority_accuracy,
         degenerate=headline.degenerate,
         fairness=headline.fairness,
+        answered=None if statement.queries is None else statement.queries.answered,
+        answered_by_group=None if labels is None else _by_group(labels, len(headline.group_names)),
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():
         spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
+
+
+def _by_group(labels: Labels, num_groups: int) -> tuple[int, ...] | None:
+    """Released labels of each public group; None where queries are asked of other groups than those of the records."""
+    if labels.spending is None:
+        return None
+    return tuple(np.bincount(labels.labelled.groups, minlength=num_groups).tolist())

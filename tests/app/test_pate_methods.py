@@ -87,6 +87,13 @@ def test_a_gate_behind_the_aggregator_changes_no_release(train: Train) -> None:
     assert len(read_labels(train("fairpate").labels).labels) < len(pate.labels)
 
 
+def test_a_record_counts_the_labels_that_were_released_also_by_group(train: Train) -> None:
+    run = train("fairpate")
+    record, labels = read_json(run.record), read_labels(run.labels)
+    assert record["answered"] == len(labels.labels) == sum(record["answered_by_group"])
+    assert record["answered_by_group"] == [int((labels.groups == group).sum()) for group in (0, 1)]
+
+
 def test_without_their_parity_the_fair_methods_are_pate(train: Train) -> None:
     plain = weights(train("pate"))
     assert weights(train("pate_s_in", "pate_s_in.weight=0")) == plain

@@ -49,14 +49,15 @@ def failed() -> Row:
 def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
     odds = {"equalized_odds": {"value": 0.2, "low": 0.1, "high": 0.4}}
     named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",), fairness=odds)
-    rows = [named, measured(epsilon=math.inf), failed()]
+    asked = measured(answered=7, answered_by_group=(4, 3))
+    rows = [named, asked, measured(epsilon=math.inf), failed()]
     write_rows(rows, tmp_path / "rows.parquet")
     back = read_rows(tmp_path / "rows.parquet")
-    assert back[:2] == rows[:2]
-    assert back[2].record is None
-    assert math.isnan(back[2].minutes)
-    assert replace(back[2], minutes=0.0) == replace(failed(), minutes=0.0)
-    assert [row.status for row in back] == ["ok", "ok", "failed"]
+    assert back[:3] == rows[:3]
+    assert back[3].record is None
+    assert math.isnan(back[3].minutes)
+    assert replace(back[3], minutes=0.0) == replace(failed(), minutes=0.0)
+    assert [row.status for row in back] == ["ok", "ok", "ok", "failed"]
 
 
 def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
         [measured(fairness={"equalized_odds": {"value": 0.1, "low": 0.1, "high": 0.2}})], tmp_path / "new.parquet"
     )
     fairness = [f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")]
-    added = ["has_guarantee", "majority_accuracy", "degenerate", *fairness]
+    added = ["has_guarantee", "majority_accuracy", "degenerate", "answered", "answered_by_group", *fairness]
     pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(added), tmp_path / "old.parquet")
     assert read_rows(tmp_path / "old.parquet") == [measured()]
 
