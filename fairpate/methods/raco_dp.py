@@ -11,6 +11,9 @@ Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x
     theta  <- theta - rate (sum_x clip(g_x) + N(0, (zeta C)^2 I)) / L
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
+With ``counts`` labels, H counts predicted labels in the place of s(x): the hard dual update of its Appendix E.4.
+Gradients are of s(x) all the same, and sizes do not change.
+
 A record moves H by 1 in L1 and the sum by C in L2, on the same sample: one event, composed before it is amplified.
 Where the data set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and
 the sizes count persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
@@ -73,6 +76,9 @@ class RacoDpConfig(NoisyHistogramConfig):
         None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
     )
     sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
+    counts: Literal["probabilities", "labels"] = Field(
+        "probabilities", description="What histograms, and so multipliers, see of a prediction; theory has the first."
+    )
     dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
     max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
     max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
@@ -143,7 +149,7 @@ def train(
         y,
         torch.from_numpy(cells_N).to(y.device),
         steps,
-        rows=SoftPrediction(config.sharpness),
+        rows=SoftPrediction(config.sharpness, counts_labels=config.counts == "labels"),
         num_cells=constraints.partition.num_cells,
         num_classes=constraints.num_classes,
         pricing=lagrangian,

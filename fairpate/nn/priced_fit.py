@@ -46,12 +46,20 @@ class Rows(Protocol):
         """``base`` plus the gradient of the summed ``prices * rows`` with respect to the outputs, in fresh memory."""
         ...
 
+    def counted(self, rows_BK: Tensor) -> Tensor:
+        """What the histogram adds up of them: rows of non-negative numbers that sum to 1 too."""
+        ...
+
 
 @dataclass(frozen=True)
 class SoftPrediction:
-    """softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows."""
+    """softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows.
+
+    ``counts_labels``: the histogram counts the predicted label of a record instead of its probabilities.
+    """
 
     sharpness: float = 1.0
+    counts_labels: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.sharpness < math.inf:
@@ -71,6 +79,12 @@ class SoftPrediction:
         """In closed form."""
         mean_price_B = torch.linalg.vecdot(rows_BK, prices_BK)
         return torch.addcmul(base_BC, rows_BK, prices_BK - mean_price_B.unsqueeze(1), value=self.sharpness)
+
+    def counted(self, rows_BK: Tensor) -> Tensor:
+        """The rows themselves, or 1 where each is largest."""
+        if not self.counts_labels:
+            return rows_BK
+        return functional.one_hot(rows_BK.argmax(dim=1), rows_BK.shape[1]).to(rows_BK)
 
 
 class PricedLoss:
@@ -124,7 +138,9 @@ class PricedLoss:
         return self.release(self._histogram(rows_BK.detach(), targets)) if self.prices_QK is None else self.prices_QK
 
     def _histogram(self, rows_BK: Tensor, targets: Tensor) -> Tensor:
-        counted_BK = rows_BK.nan_to_num()  # a row that is not a number would spoil the sums of all others
+        counted_BK = self._rows.counted(
+            rows_BK
+        ).nan_to_num()  # a row that is not a number would spoil the sums of all others
         if self.share_B is not None:
             counted_BK = counted_BK * self.share_B[:, None]
         sums = counted_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1])

@@ -92,11 +92,12 @@ def test_multipliers_that_stay_at_zero_are_dp_sgd_bit_for_bit(name: str) -> None
 
 
 @pytest.mark.parametrize("constraint", NAMED_CONSTRAINTS)
-@pytest.mark.parametrize("sharpness", [1.0, 2.5])
-def test_without_noise_and_clipping_it_is_plain_descent_ascent(constraint: str, sharpness: float) -> None:
+@pytest.mark.parametrize(("sharpness", "counts"), [(1.0, "probabilities"), (2.5, "probabilities"), (2.5, "labels")])
+def test_without_noise_and_clipping_it_is_plain_descent_ascent(constraint: str, sharpness: float, counts: str) -> None:
     """Against autograd through the rates themselves, on the whole data at every step."""
     x, y, z = records(120)
     settings: dict[str, Any] = {"constraint": constraint, "bound": 0.02, "dual_learning_rate": 2.0, "label": 1}
+    settings |= {"counts": counts}
     whole = {"sampling_rate": 1.0, "expected_batch_size": 120.0, "clip_norm": 1e9, "learning_rate": 0.2}
     ours = model()
     planned = steps(120, noise=0.0, laplace_scale=0.0, **whole)
@@ -107,12 +108,16 @@ def test_without_noise_and_clipping_it_is_plain_descent_ascent(constraint: str, 
     multipliers: Tensor | None = None
     for _ in range(planned.gradient.num_steps):
         logits = theirs(x)
-        violations = torch.stack(violations_by_hand(constraint, torch.softmax(sharpness * logits, dim=1), y, z, 0.02))
+        soft = torch.softmax(sharpness * logits, dim=1)
+        violations = torch.stack(violations_by_hand(constraint, soft, y, z, 0.02))
         multipliers = torch.zeros(len(violations)) if multipliers is None else multipliers
         objective = nn.functional.cross_entropy(logits, y) + (multipliers * violations).sum()
         with torch.no_grad():
             for p, slope in zip(parameters, torch.autograd.grad(objective, parameters), strict=True):
                 p -= 0.2 * slope
+            if counts == "labels":
+                hard = nn.functional.one_hot(logits.argmax(dim=1), NUM_CLASSES).float()
+                violations = torch.stack(violations_by_hand(constraint, hard, y, z, 0.02))
             multipliers = (multipliers + 2.0 * violations).clamp(min=0)
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-4, atol=1e-5)
     assert multipliers is not None

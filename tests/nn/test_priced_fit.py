@@ -88,6 +88,19 @@ def test_a_record_that_is_not_finite_spoils_neither_the_histogram_nor_the_sum(ki
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_a_histogram_of_labels_counts_each_record_once() -> None:
+    loss = PricedLoss(
+        SoftPrediction(2.5, counts_labels=True), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([])
+    )
+    outputs, targets = model("chain")(X).detach(), loss.targets(LABELS, CELLS)
+    expected = torch.zeros(NUM_CELLS, NUM_CLASSES)
+    for cell, label in zip(CELLS.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
+        expected[cell, label] += 1
+    torch.testing.assert_close(loss.observe(outputs, targets), expected)
+    without = loss.observe(outputs[1:], targets[1:])
+    assert (expected - without).abs().sum() == 1
+
+
 def test_the_two_losses_are_clipped_as_one_vector() -> None:
     network = model("chain")
     loss = PricedLoss(SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]))
