@@ -1,7 +1,8 @@
 """The frontier of privacy, fairness, accuracy and coverage: configurations that no other one beats.
 
 No objective is fixed beforehand. A configuration is a point in up to four objectives, all minimised: epsilon,
-disparity, error (1 - accuracy) and the share refused (1 - coverage). A point dominates another that it is nowhere
+disparity, error (1 - accuracy) and the share refused (1 - coverage). Disparity is the value of one notion of fairness
+(:mod:`fairpate.fairness.notions`), by choice; a frontier is of one notion. A point dominates another that it is nowhere
 worse than and somewhere better than; the Pareto set is what nothing dominates. Epsilon is compared rounded up to
 hundredths, as it is guaranteed: noise that is calibrated to 1 costs a little less, by method, and that is no merit.
 
@@ -16,13 +17,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import moocore
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.fairness.notions import DEFAULT, NAMES, NotionName
 from fairpate.types import STOPPED_BY_VOTES, Relation, RunRecord, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -57,6 +59,7 @@ class Point:
     """A configuration on one data set, over its seeds.
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
+    Their disparity is that of ``notion``; ``fairness_S`` has those of all notions, which :meth:`seen_by` chooses from.
     ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s.
     ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN where it is not known;
     ``degenerate`` names predictors that are worth nothing whatever their gaps, in any of the seeds.
@@ -71,6 +74,8 @@ class Point:
     commands: tuple[str, ...]
     majority_accuracy: float = math.nan
     degenerate: tuple[str, ...] = ()
+    notion: NotionName = DEFAULT
+    fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     mean_O: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +114,18 @@ class Point:
     def value(self, objective: Objective) -> float:
         """One objective over all seeds."""
         return float(self.mean_O[OBJECTIVES.index(objective)])
+
+    def seen_by(self, notion: NotionName) -> Point:
+        """The same configuration with the disparity of another notion; undefined where that was not recorded."""
+        if notion == self.notion:
+            return self
+        values_SO = self.values_SO.copy()
+        values_SO[:, OBJECTIVES.index("disparity")] = self.fairness_S.get(notion, math.nan)
+        return replace(self, notion=notion, values_SO=values_SO)
+
+    def fairness(self, notion: NotionName) -> float:
+        """The value of any notion over all seeds; NaN where it is undefined in one."""
+        return self.seen_by(notion).value("disparity")
 
     @property
     def num_undefined(self) -> int:
@@ -154,8 +171,10 @@ def summary(values_SO: FloatArray) -> FloatArray:
     return mean_O
 
 
-def points_of(records: Sequence[RunRecord], *, commands: Sequence[str] = ()) -> list[Point]:
-    """Records joined over seeds, in the order in which configurations first appear.
+def points_of(
+    records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
+) -> list[Point]:
+    """Records joined over seeds, in the order in which configurations first appear; their disparity is of ``notion``.
 
     ``commands[i]`` repeats ``records[i]``. Of two records of one configuration and one set of seeds the later counts.
     ValueError if there are commands, but not one per record.
@@ -168,7 +187,13 @@ def points_of(records: Sequence[RunRecord], *, commands: Sequence[str] = ()) -> 
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
         repetition = _text([record.seed, dict(_leaves(record.config, only=_SEEDS))])
         runs.setdefault(key, {})[repetition] = (record, command)
-    return [_point(list(repetitions.values())) for repetitions in runs.values()]
+    return [_point(list(repetitions.values())).seen_by(notion) for repetitions in runs.values()]
+
+
+def notions_of(points: Sequence[Point]) -> tuple[NotionName, ...]:
+    """The notions that are defined for some run of ``points``, and the default."""
+    known = {name for point in points for name, value_S in point.fairness_S.items() if not np.isnan(value_S).all()}
+    return tuple(name for name in NAMES if name in known or name == DEFAULT)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +286,9 @@ def dominance(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTI
 
 def require_one_panel(points: Sequence[Point]) -> None:
     """ValueError for points that may not be compared."""
+    notions = sorted({point.notion for point in points})
+    if len(notions) > 1:
+        raise ValueError(f"Expected the disparities of one notion, got {', '.join(notions)}; choose one with seen_by.")
     panels = {point.panel for point in points}
     if len(panels) > 1:
         raise ValueError(
@@ -300,6 +328,7 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
         commands=tuple(command for _, command in runs),
         majority_accuracy=float(np.mean([_or_nan(record.majority_accuracy) for record, _ in runs])),
         degenerate=_degenerate([record.degenerate for record, _ in runs]),
+        fairness_S={name: np.array([_fairness(record, name) for record, _ in runs]) for name in NAMES},
     )
 
 
@@ -313,34 +342,15 @@ def _degenerate(by_seed: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
+def _fairness(record: RunRecord, notion: NotionName) -> float:
+    """The value of a notion; of the default one earlier versions recorded it as disparity."""
+    if notion == DEFAULT:
+        return _or_nan(record.disparity)
+    return _or_nan(record.fairness.get(notion, {}).get("value"))
+
+
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Baselines:
-    """What an accuracy of a panel is to be compared with; NaN where it is not known.
-
-    ``majority``: the most common class, mean over seeds. ``unprotected``: the best accuracy of a run without privacy
-    among the points that may be shown, and ``unprotected_method`` what reached it.
-    """
-
-    majority: float
-    unprotected: float
-    unprotected_method: str
-
-
-def baselines(points: Sequence[Point]) -> Baselines:
-    """The baselines of one panel. Of points that cover test records differently the majority is of the most covered."""
-    known = [point for point in points if not math.isnan(point.majority_accuracy)]
-    widest = min(known, key=lambda point: point.value("refused"), default=None)
-    free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
-    best = min(free, key=lambda point: point.value("error"), default=None)
-    return Baselines(
-        majority=math.nan if widest is None else widest.majority_accuracy,
-        unprotected=math.nan if best is None else 1 - best.value("error"),
-        unprotected_method="" if best is None else best.method,
-    )
 
 
 def _objectives(record: RunRecord) -> tuple[float, ...]:

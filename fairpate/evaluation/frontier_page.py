@@ -19,7 +19,6 @@ from fairpate.evaluation.frontier import (
     Panel,
     Point,
     PrivacyClass,
-    baselines,
     by_panel,
     by_series,
     frontier,
@@ -40,6 +39,7 @@ from fairpate.evaluation.frontier_charts import (
 from fairpate.evaluation.frontier_tables import (
     SETTINGS,
     baseline_words,
+    baselines,
     cells,
     choices,
     dominance_by_pair,

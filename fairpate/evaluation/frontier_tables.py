@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from fairpate.evaluation.frontier import OBJECTIVES, Baselines, Dominance, Point, by_series, dominance, guaranteed
+from fairpate.evaluation.frontier import OBJECTIVES, Dominance, Point, by_series, dominance, guaranteed
 from fairpate.evaluation.frontier_charts import TITLES, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import counted, epsilon_text, percent
@@ -66,6 +66,32 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
 def _rank(setting: Setting, point: Point) -> list[float]:
     rank: list[float] = guaranteed([point], (FIRST[setting], "error"))[0].tolist()
     return rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What an accuracy of a panel is to be compared with; NaN where it is not known.
+
+    ``majority``: the most common class, mean over seeds. ``unprotected``: the best accuracy of a run without privacy
+    among the points that may be shown, and ``unprotected_method`` what reached it.
+    """
+
+    majority: float
+    unprotected: float
+    unprotected_method: str
+
+
+def baselines(points: Sequence[Point]) -> Baselines:
+    """The baselines of one panel. Of points that cover test records differently the majority is of the most covered."""
+    known = [point for point in points if not math.isnan(point.majority_accuracy)]
+    widest = min(known, key=lambda point: point.value("refused"), default=None)
+    free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
+    best = min(free, key=lambda point: point.value("error"), default=None)
+    return Baselines(
+        majority=math.nan if widest is None else widest.majority_accuracy,
+        unprotected=math.nan if best is None else 1 - best.value("error"),
+        unprotected_method="" if best is None else best.method,
+    )
 
 
 def baseline_words(found: Baselines) -> str:

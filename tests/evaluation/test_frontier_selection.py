@@ -8,18 +8,9 @@ import math
 import pytest
 from run_records import run_record
 
+from fairpate.evaluation.demands import Demand, achievable, offer, transfer, transfer_frontier
 from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.selection import (
-    Demand,
-    SelectionRule,
-    achievable,
-    best_error,
-    left_out_by,
-    offer,
-    select,
-    transfer,
-    transfer_frontier,
-)
+from fairpate.evaluation.selection import SelectionRule, best_error, left_out_by, select
 
 
 def run(name, epsilon, disparity, accuracy, coverage=1.0, *, seed=0, data="adult", method="pate"):

@@ -7,8 +7,8 @@ import math
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.frontier import baselines, points_of
-from fairpate.evaluation.frontier_tables import baseline_words, choices, left_out_words
+from fairpate.evaluation.frontier import points_of
+from fairpate.evaluation.frontier_tables import baseline_words, baselines, choices, left_out_words
 from fairpate.evaluation.selection import SelectionRule
 
 

@@ -76,7 +76,11 @@ def plan(
 
 def specify(
     epsilon: Annotated[float | None, typer.Option(help="At most this privacy budget.")] = None,
-    disparity: Annotated[float | None, typer.Option(help="At most this gap between groups.")] = None,
+    disparity: Annotated[float | None, typer.Option(help="At most this gap of demographic parity.")] = None,
+    fairness: Annotated[
+        list[str] | None,
+        typer.Option(help="NOTION=LIMIT: at most this, such as equalized_odds=0.1; once for each notion."),
+    ] = None,
     coverage: Annotated[float | None, typer.Option(help="At least this share of records answered.")] = None,
     accuracy: Annotated[float | None, typer.Option(help="At least this accuracy on them.")] = None,
     frontier: Annotated[Path | None, typer.Option(help="A results.parquet; none takes the newest in runs/.")] = None,
@@ -85,11 +89,13 @@ def specify(
     as_json: AsJson = False,
 ) -> None:
     """Which guarantees are achievable together: at what accuracy, by which configuration; or the nearest ones."""
-    from fairpate.app.specify import describe_answer, specify_guarantees
-    from fairpate.evaluation.selection import Demand
+    from fairpate.app.specify import fairness_limits, specify_guarantees
+    from fairpate.app.specify_text import describe_answer
+    from fairpate.evaluation.demands import Demand
 
     with checked_arguments():
-        demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy)
+        limits = fairness_limits(fairness or [])
+        demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
     answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     if as_json:
         typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
