@@ -46,7 +46,7 @@ class HttpServer:
         import uvicorn
 
         listening = bind(settings.host, settings.port)
-        app = build_app(backend, settings)
+        self._app = app = build_app(backend, settings)
         limits = settings.limits.within_file_limit()
         # Everything is named that uvicorn would choose by what is installed: limits are limits of this parser.
         config = uvicorn.Config(
@@ -73,6 +73,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Answer what is under way, then close."""
+        self._app.state.streams.close()
         self._server.should_exit = True
         self._thread.join(timeout=_STOP_TIMEOUT_S)
 

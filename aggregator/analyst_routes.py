@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
 
 from aggregator import metrics, wire
+from aggregator.answers_file import MEDIA_TYPES, answers_file
 from aggregator.batching import Batcher
 from aggregator.budget import epsilon_fixed_beforehand
 from aggregator.errors import FaultError
+from aggregator.health import Health
 from aggregator.questions import PublicPool
 from aggregator.responses import json_response
 from aggregator.session import BudgetStatus, OverBudget, sanitised_epsilon
@@ -18,10 +21,16 @@ from aggregator.writer import Snapshot, Writer
 from fairpate.strict_json import strict
 
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
+_FILES: dict[str, Any] = {kind: {} for kind in MEDIA_TYPES.values()}
 
 
 def add_analyst_routes(
-    app: FastAPI, pool: PublicPool, writer: Writer, batcher: Batcher, counters: metrics.ServiceMetrics
+    app: FastAPI,
+    pool: PublicPool,
+    writer: Writer,
+    batcher: Batcher,
+    counters: metrics.ServiceMetrics,
+    health: Health,
 ) -> None:
     """Add the routes to ``app``."""
     bodies = wire.bodies_for(pool)
@@ -59,6 +68,14 @@ def add_analyst_routes(
     estimate.__annotations__["body"] = bodies.estimate
     app.post("/v1/estimate", response_model=wire.Estimate)(estimate)
 
+    @app.post("/v1/answers", response_class=Response, responses={200: {"content": _FILES}})
+    async def answers(wanted: wire.AnswersWanted) -> Response:
+        """Stored replies as a file, a row per key; nothing is asked."""
+        outcomes = [batcher.stored(key) for key in wanted.keys]
+        content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
+        headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
+        return Response(content, media_type=MEDIA_TYPES[wanted.format], headers=headers)
+
     @app.get("/v1/budget", response_model=wire.Budget)
     async def budget() -> Response:
         """The budget's limits and what is spent of it, data-independent."""
@@ -72,7 +89,7 @@ def add_analyst_routes(
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
         """Counters for Prometheus; none depends on votes."""
-        text = counters.render(writer.snapshot.budget_status())
+        text = counters.render(writer.snapshot.budget_status(), health.reasons())
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 
 from aggregator import metrics, wire
+from aggregator.about import Facts
 from aggregator.analyst_routes import add_analyst_routes
 from aggregator.auth import OPEN_PATHS, Auth
 from aggregator.batching import Batcher
@@ -22,6 +23,8 @@ from aggregator.connections import ConnectionLimits
 from aggregator.health import Health
 from aggregator.ledger import Ledger
 from aggregator.operator_routes import add_operator_routes
+from aggregator.overview import Overview
+from aggregator.page_routes import add_overview_routes, add_page_routes
 from aggregator.questions import CountVotes, PublicPool
 from aggregator.responses import add_error_bodies, json_response
 from aggregator.session import AggregatorSession
@@ -31,6 +34,8 @@ from fairpate import __version__
 from fairpate.api_page import HEADERS as PAGE_HEADERS
 from fairpate.api_page import api_page
 
+_HISTORY_INTERVAL_S = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
@@ -38,7 +43,8 @@ class Backend:
 
     ``close`` ends the teachers; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
     failed write; None: that takes a new start. ``voters_answer`` tells, without waiting, whether what votes is there;
-    ``try_vote`` votes on something public, or raises, and is called after a vote that failed.
+    ``try_vote`` votes on something public, or raises, and is called after a vote that failed. ``last_backup``: when the
+    ledger was last copied, in seconds since 1970; None: never.
     """
 
     ledger: Ledger
@@ -49,6 +55,8 @@ class Backend:
     voters_answer: Callable[[], bool] = lambda: True
     try_vote: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
+    facts: Facts = field(default_factory=Facts)
+    last_backup: Callable[[], float | None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +102,14 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         on_group=counters.count_group,
     )
 
+    overview = Overview(writer, health, backend.pool, counters, last_backup=backend.last_backup)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watch = asyncio.create_task(health.watch())
+        watches = [asyncio.create_task(each) for each in (health.watch(), overview.watch(_HISTORY_INTERVAL_S))]
         yield
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         await asyncio.to_thread(writer.close)
 
     app = FastAPI(
@@ -110,8 +121,11 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
     )
-    add_analyst_routes(app, backend.pool, writer, batcher, counters)
-    add_operator_routes(app, backend.pool, writer)
+    add_analyst_routes(app, backend.pool, writer, batcher, counters, health)
+    add_operator_routes(app, backend.pool, writer, overview)
+    streams = add_page_routes(app, backend.facts, backend.pool, writer, overview, tokens=settings.tokens)
+    add_overview_routes(app, writer, overview, counters, streams)
+    app.state.streams = streams
     _add_health_routes(app, health)
     add_error_bodies(app)
     _declare_tokens(app)
@@ -129,9 +143,8 @@ def _add_health_routes(app: FastAPI, health: Health) -> None:
 
     async def readyz() -> Response:
         """Whether a new query can be expected to be answered now; the reasons why not."""
-        reasons = health.reasons()
-        status = {"status": "failing" if reasons else "ok", "reasons": reasons}
-        return json_response(status, status=503 if reasons else 200)
+        status = health.to_json()
+        return json_response(status, status=503 if status["reasons"] else 200)
 
     for path in ("/readyz", "/healthz"):
         app.get(path, response_model=wire.Health, responses={503: {"model": wire.Health}})(readyz)

@@ -20,7 +20,7 @@ from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
 _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
 _LARGE_BYTES_PER_S = 10e6
-OPEN_PATHS = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
 OPERATOR_PREFIX = "/v1/operator/"
 
 

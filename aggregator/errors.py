@@ -52,7 +52,7 @@ def _field_name(error: Mapping[str, Any]) -> str:
 
 
 def _is_tag(before: str, part: str) -> bool:
-    return before.isdigit() and part in ("id", "features")
+    return before.isdigit() and part in ("id", "features", "record")
 
 
 def _remedy(error: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from aggregator.writer import Writer, has_room
 
@@ -48,6 +48,11 @@ class Health:
             "unknown": now_s - self._looked_s > _STALE_S,
         }
         return [reason for reason, holds in facts.items() if holds]
+
+    def to_json(self) -> dict[str, Any]:
+        """A :class:`aggregator.wire.Health`."""
+        reasons = self.reasons()
+        return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
     async def watch(self) -> None:
         """Look at the facts again and again, and try what failed."""

@@ -153,6 +153,11 @@ class Ledger:
         return self._state.outcome_of.get(key)
 
     @property
+    def num_entries(self) -> int:
+        """How many entries its chain has."""
+        return self._head.number
+
+    @property
     def num_reservations(self) -> int:
         """How many queries were charged, open reservations included."""
         return len(self._state.keys)

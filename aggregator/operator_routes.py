@@ -10,6 +10,7 @@ from fastapi import FastAPI, Query, Response
 from aggregator import wire
 from aggregator.errors import FaultError
 from aggregator.mechanism import Outcome
+from aggregator.overview import Overview
 from aggregator.questions import PublicPool
 from aggregator.responses import json_response
 from aggregator.session import PublicationError, sanitised_epsilon
@@ -17,7 +18,7 @@ from aggregator.writer import Writer
 from fairpate.strict_json import strict
 
 
-def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None:
+def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview: Overview) -> None:
     """Add the routes to ``app``."""
     target_delta = writer.books.ledger.terms.budget.delta
 
@@ -33,6 +34,11 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer) -> None:
         ]
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
+
+    @app.post("/v1/operator/verification", response_model=wire.Chain)
+    async def verification() -> Response:
+        """Verify every entry of the ledger now, while the service goes on."""
+        return json_response(await overview.verify())
 
     @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": wire.Faults}})
     async def publication() -> Response:

@@ -6,7 +6,7 @@ spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same que
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.session import Query, query_key
+from fairpate.data.declared.form import RecordForm
 from fairpate.types import IntArray
 
 Features = npt.NDArray[np.generic]
@@ -36,7 +37,8 @@ CountVotes = Callable[[Sequence[Question]], IntArray]
 class PublicPool:
     """N public records that analysts ask by number, and the public words for groups and labels.
 
-    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``.
+    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: how a
+    person writes a record down, where features are those of declared columns.
     """
 
     features: Features
@@ -44,6 +46,7 @@ class PublicPool:
     record_ids: Sequence[str]
     group_names: tuple[str, ...]
     label_names: tuple[str, ...]
+    form: RecordForm | None = None
 
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
@@ -74,6 +77,19 @@ class PublicPool:
         code = self.group_names.index(group)
         key = query_key(array, code)
         return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
+
+    def written(self, record: Mapping[str, Any], group: str) -> Question:
+        """A record as its form has it. ValueError names a column whose value means nothing."""
+        assert self.form is not None
+        return self.posted(self.form.encode(record), group)  # type: ignore[arg-type]  # an array is a sequence
+
+    def number_of(self, key: str) -> int | None:
+        """The record with this content hash; None for one that was posted."""
+        return self._numbers.get(key)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {question.query.key: number for number, question in enumerate(self._questions)}
 
     @cached_property
     def _questions(self) -> tuple[Question, ...]:

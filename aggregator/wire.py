@@ -6,8 +6,10 @@ accepted and nothing else is. Bodies that are written are the same for every kin
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,12 +26,16 @@ from pydantic import (
     model_validator,
 )
 
+from aggregator.errors import FaultError
 from aggregator.mechanism import Outcome
 from aggregator.questions import PublicPool, Question
 from aggregator.session import OverBudget
+from fairpate.data.declared.form import FormField as RecordField
+from fairpate.data.declared.form import RecordForm
 
 MAX_QUERIES_PER_REQUEST = 1024
 MAX_COUNT = 1_000_000
+MAX_KEYS_PER_FILE = 10_000
 _MAX_BODY_BYTES = 2 * 2**20
 _MAX_FIELDS = 64
 _BYTES_BESIDE_FEATURES, _BYTES_PER_BYTE, _BYTES_PER_FLOAT = 1024, 6, 26  # as "255.0," and "-3.4028234663852886e+38, "
@@ -112,6 +118,63 @@ class Statement(_Body):
     record_shape: list[int]
 
 
+class FormField(_Body):
+    """One input of a record's form: a number between two bounds, or one of its choices."""
+
+    name: str
+    choices: list[str]
+    low: float | None
+    high: float | None
+    is_optional: bool
+    takes_other: bool
+
+
+class Caller(_Body):
+    """Whom the service takes the sender of a request for."""
+
+    name: str
+    role: Literal["analyst", "operator"]
+
+
+class About(_Body):
+    """What this service is about, in words; `form` is null where a record is not written down column by column."""
+
+    run: str
+    method: str
+    data: str
+    task: str
+    attribute: str
+    mechanism: str
+    gate: str
+    guarantee: str
+    is_private: bool
+    may_publish: bool
+    form: list[FormField] | None
+    caller: Caller
+
+
+class Health(_Body):
+    """Whether new queries are being answered, and what is missing if not."""
+
+    status: Literal["ok", "failing"]
+    reasons: list[Literal["busy", "disk", "ledger", "votes", "unknown"]]
+
+
+class State(_Body):
+    """What an analyst's page shows and what may change: the budget, and whether new queries are being answered."""
+
+    budget: Budget
+    queries_left: int | None = Field(description="New queries that have room; null: votes decide.")
+    health: Health
+
+
+class AnswersWanted(_Body):
+    """Which stored replies are wanted as a file."""
+
+    keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
+    format: Literal["parquet", "csv"]
+
+
 class Fault(_Body):
     """What was wrong: the field, its value and the remedy."""
 
@@ -124,13 +187,6 @@ class Faults(_Body):
     """The body of every response that is not a success."""
 
     errors: list[Fault]
-
-
-class Health(_Body):
-    """Whether new queries are being answered, and what is missing if not."""
-
-    status: Literal["ok", "failing"]
-    reasons: list[Literal["busy", "disk", "ledger", "votes", "unknown"]]
 
 
 class PageOfLedger(_Body):
@@ -160,6 +216,75 @@ class LedgerEntry(_Body):
     label: int | None
 
 
+class Chain(_Body):
+    """When every entry of the ledger was last verified, how many there were, and what was wrong (empty: nothing)."""
+
+    at_s: float
+    entries: int
+    fault: str
+
+
+class GroupCounts(_Body):
+    """What became of the charges of one group."""
+
+    group: str
+    answer: int
+    confidence: int
+    fairness: int
+    free: int
+    open: int
+    answers: list[int] = Field(description="Answers of each class.")
+
+
+class PointInTime(_Body):
+    """Cumulative charges at one time, in seconds since 1970; answered and refused by group."""
+
+    at_s: float
+    charges: int
+    answered: list[int]
+    refused: list[int]
+
+
+class Advice(_Body):
+    """One thing to know: `ok` needs nothing, `soon` can wait for the day, `now` cannot."""
+
+    level: Literal["ok", "soon", "now"]
+    words: str
+
+
+class Latency(_Body):
+    """Of the last requests that asked queries: how long they took, in milliseconds."""
+
+    count: int
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+
+
+class Overview(_Body):
+    """What an operator's page shows. Private: not to be published."""
+
+    at_s: float
+    started_s: float
+    health: Health
+    advice: list[Advice]
+    forecast: str
+    lasts_s: float | None = Field(
+        description="How long the budget lasts at the pace of before; null: no end, or unknown."
+    )
+    budget: Budget
+    queries_left: int | None = Field(description="New queries that the budget has room for; null: votes decide.")
+    epsilon_data_dependent: float | None
+    epsilon_sanitised: float | None
+    points: list[PointInTime]
+    groups: list[GroupCounts]
+    open_reservations: int
+    latency: Latency
+    disk_free_bytes: int | None
+    chain: Chain
+    last_backup_s: float | None
+
+
 class LedgerPage(_Body):
     """Part of the ledger and the data-dependent price of all of it. Private: not to be published."""
 
@@ -184,9 +309,13 @@ def bodies_for(pool: PublicPool) -> Bodies:
     by_features: Any = create_model(
         "QueryByFeatures", __base__=_Body, features=(_features_type(pool), ...), group=(group, ...)
     )
-    query: Any = Annotated[
-        Annotated[by_id, Tag("id")] | Annotated[by_features, Tag("features")], Discriminator(_kind_of_query)
-    ]
+    kinds = [Annotated[by_id, Tag("id")], Annotated[by_features, Tag("features")]]
+    if pool.form is not None:
+        columns: Any = _record_type(pool.form)
+        by_record: Any = create_model("QueryByRecord", __base__=_Body, record=(columns, ...), group=(group, ...))
+        kinds.append(Annotated[by_record, Tag("record")])
+    kind_of = _kind_of_query if pool.form is None else _kind_with_form
+    query: Any = Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
     several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=_Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=_Body, count=(_whole_number(ge=0, le=MAX_COUNT), ...))
@@ -204,9 +333,17 @@ def max_body_bytes(pool: PublicPool) -> int:
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """The question in a validated body."""
+    """The question in a validated body. FaultError for a form's record that means nothing."""
     number = getattr(query, "id", None)
-    return pool.question(number) if number is not None else pool.posted(query.features, query.group)
+    if number is not None:
+        return pool.question(number)
+    if not hasattr(query, "record"):
+        return pool.posted(query.features, query.group)
+    values = {field.alias: getattr(query.record, name) for name, field in type(query.record).model_fields.items()}
+    try:
+        return pool.written(values, query.group)
+    except ValueError as error:
+        raise FaultError(422, "record", "", f"{error}.") from error
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
@@ -239,9 +376,34 @@ def _features_type(pool: PublicPool) -> Any:
     return kind
 
 
+def _record_type(form: RecordForm) -> Any:
+    """A field per column, under its own name; Python's is a number, because a column may be called anything."""
+    fields: dict[str, Any] = {
+        f"column_{place}": (_column_type(field), Field(None if field.is_optional else ..., alias=field.name))
+        for place, field in enumerate(form.fields)
+    }
+    return create_model("Record", __base__=_Body, **fields)
+
+
+def _column_type(field: RecordField) -> Any:
+    kind: Any = Annotated[float, Field(allow_inf_nan=False)]
+    if field.low is None:
+        kind = Annotated[str, Field(min_length=1, max_length=200)] if field.takes_other else _one_of(field.choices)
+    return kind | None if field.is_optional else kind
+
+
+def _one_of(choices: Sequence[str]) -> Any:
+    return operator.getitem(Literal, tuple(choices))
+
+
 def _kind_of_query(value: Any) -> str:
     has = value.__contains__ if isinstance(value, dict) else lambda name: hasattr(value, name)
     return "features" if has("features") or has("group") else "id"
+
+
+def _kind_with_form(value: Any) -> str:
+    has_record = "record" in value if isinstance(value, dict) else hasattr(value, "record")
+    return "record" if has_record else _kind_of_query(value)
 
 
 def _kind_of_estimate(value: Any) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aggregator.about import Facts
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
 from aggregator.api import Backend, ServiceSettings
 from aggregator.ledger import Ledger
@@ -27,7 +28,8 @@ from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.config import QueriesConfig, RayConfig
-from fairpate.data import Dataset
+from fairpate.data import REGISTRY, Dataset, entry_for
+from fairpate.data.declared.form import form_of
 from fairpate.methods.pate import VotingMethod
 from teachers.cluster import start_ray
 
@@ -74,6 +76,16 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),
         close=voters.close,
+        facts=_facts(run, config, dataset),
+    )
+
+
+def _facts(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
+    """What the page says of the run, in public words."""
+    declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
+    task = "" if declared is None else declared.task
+    return Facts(
+        run=run.root.name, method=config.title, data=dataset.name, task=task, attribute=dataset.sensitive_attribute
     )
 
 
@@ -86,6 +98,7 @@ def public_pool(dataset: Dataset, settings: QueriesConfig) -> PublicPool:
         record_ids=public.record_id,
         group_names=dataset.group_names,
         label_names=dataset.label_names,
+        form=None if dataset.embedding is not None else form_of(dataset.feature_codes),
     )
 
 

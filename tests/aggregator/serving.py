@@ -62,21 +62,27 @@ def tokens_of_both_roles():
     return read_tokens({"FAIRPATE_ANALYST_TOKEN": ANALYST, "FAIRPATE_OPERATOR_TOKEN": OPERATOR})
 
 
-def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3):
+def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3, pool=POOL, **facts):
     def open_books():
         ledger = Ledger(path, terms)
         return ledger, AggregatorSession(ledger, source=SeededSource(seed))
 
     ledger, session = open_books()
     return Backend(
-        ledger=ledger, session=session, pool=POOL, count_votes=count_votes, reopen=open_books, close=ledger.close
+        ledger=ledger,
+        session=session,
+        pool=pool,
+        count_votes=count_votes,
+        reopen=open_books,
+        close=ledger.close,
+        **facts,
     )
 
 
 @contextlib.contextmanager
-def running(path, *, terms=TERMS, count_votes=table_votes, **settings):
-    """The URL of a service on the ledger at ``path``."""
-    backend = open_backend(path, terms=terms, count_votes=count_votes)
+def running(path, *, terms=TERMS, count_votes=table_votes, backend=None, **settings):
+    """The URL of a service on the ledger at ``path``, or on another ``backend``."""
+    backend = backend or open_backend(path, terms=terms, count_votes=count_votes)
     chosen = ServiceSettings(port=free_port(), **{"answer_step_s": 0.0, **settings})
     server = HttpServer(backend, chosen)
     try:

@@ -96,7 +96,10 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
             labels = [reply["label"] for reply in replies(http.post("/v1/queries", json=ids(range(100))))]
             again = replies(http.post("/v1/queries", json=ids(range(100))))
             assert [reply["label"] for reply in again] == labels
-            texts = [http.get(path).text for path in ("/v1/budget", "/v1/statement", "/healthz", "/metrics")]
+            paths = ("/", "/v1/about", "/v1/state", "/v1/budget", "/v1/statement", "/healthz", "/metrics")
+            texts = [http.get(path).text for path in paths]
+            with http.stream("GET", "/v1/events") as events:
+                texts.append(next(events.iter_text()))
             texts.append(http.post("/v1/estimate", json={"count": 7}).text)
             return labels, [line for text in texts for line in text.splitlines() if "_created" not in line]
 

@@ -1,0 +1,135 @@
+"""What a service's own page shows: to an analyst budget and health, to an operator what happened and what to do.
+
+The analyst's part is made of public numbers alone. The operator's holds what depends on votes and is not to be
+published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aggregator import audit
+from aggregator.analyst_routes import budget_json
+from aggregator.health import Health
+from aggregator.history import History
+from aggregator.metrics import ServiceMetrics
+from aggregator.outlook import advice, forecast
+from aggregator.questions import PublicPool
+from aggregator.session import sanitised_epsilon
+from aggregator.writer import Writer
+from fairpate.strict_json import strict
+from fairpate.types import UserError
+
+
+class Overview:
+    """The states of one service; ``last_backup`` tells when its ledger was last copied, None: never."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        health: Health,
+        pool: PublicPool,
+        counters: ServiceMetrics,
+        *,
+        last_backup: Callable[[], float | None],
+    ) -> None:
+        self._writer, self._health, self._pool, self._counters = writer, health, pool, counters
+        self._last_backup = last_backup
+        self._started_s = time.time()
+        terms = writer.snapshot.terms
+        self._history = History(num_groups=terms.num_groups, num_classes=terms.num_classes)
+        # A ledger is verified entry by entry when it is opened.
+        self._chain = {"at_s": self._started_s, "entries": writer.books.ledger.num_entries, "fault": ""}
+        self._note()
+
+    async def watch(self, interval_s: float) -> None:
+        """Note again and again what was charged, so that there is a history."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self._note()
+
+    async def for_analyst(self) -> dict[str, Any]:
+        """A :class:`aggregator.wire.State`."""
+        snapshot = self._writer.snapshot
+        status = snapshot.budget_status()
+        # What a budget that votes end has room for says how they voted.
+        left = None if status.kind == "data_dependent" else snapshot.room
+        return {"budget": budget_json(status), "queries_left": left, "health": self._health.to_json()}
+
+    async def for_operator(self) -> dict[str, Any]:
+        """A :class:`aggregator.wire.Overview`."""
+        self._note()
+        now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
+        status = snapshot.budget_status()
+        is_exact = status.kind != "data_dependent"
+        ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
+        reasons = self._health.reasons()
+        told = advice(
+            reasons,
+            left=snapshot.room,
+            total=status.queries_submitted + snapshot.room,
+            lasts_s=ahead.lasts_s,
+            chain=str(self._chain["fault"]),
+            num_open=history.num_open,
+        )
+        price = await asyncio.to_thread(snapshot.books.price.epsilon, snapshot.books.ledger, snapshot.num_charges)
+        return {
+            "at_s": now_s,
+            "started_s": self._started_s,
+            "health": self._health.to_json(),
+            "advice": [dataclasses.asdict(each) for each in told],
+            "forecast": ahead.words,
+            "lasts_s": ahead.lasts_s,
+            "budget": budget_json(status),
+            "queries_left": snapshot.room if is_exact else None,
+            "epsilon_data_dependent": strict(price),
+            "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
+            "points": [_point(point) for point in history.points],
+            "groups": self._groups(),
+            "open_reservations": history.num_open,
+            "latency": self._counters.latency(),
+            "disk_free_bytes": _free_bytes(snapshot.books.ledger.path.parent),
+            "chain": self._chain,
+            "last_backup_s": self._last_backup(),
+        }
+
+    async def verify(self) -> dict[str, Any]:
+        """Verify every entry of the ledger now; a :class:`aggregator.wire.Chain`."""
+        fault, entries = "", 0
+        try:
+            entries = (await asyncio.to_thread(audit.verify, self._writer.books.ledger.path)).entries
+        except UserError as error:
+            fault = str(error)
+        self._chain = {"at_s": time.time(), "entries": entries, "fault": fault}
+        return self._chain
+
+    def _note(self) -> None:
+        snapshot = self._writer.snapshot
+        self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
+
+    def _groups(self) -> list[dict[str, Any]]:
+        columns = zip(self._pool.group_names, self._history.by_group(), self._history.by_class(), strict=True)
+        return [{"group": name, **counts, "answers": answers} for name, counts, answers in columns]
+
+
+def _point(point: Any) -> dict[str, Any]:
+    return {
+        "at_s": point.at_s,
+        "charges": point.charges,
+        "answered": list(point.answered_G),
+        "refused": list(point.refused_G),
+    }
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize

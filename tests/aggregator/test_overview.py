@@ -1,0 +1,213 @@
+"""What the page shows: counts, a forecast and advice that follow from the ledger, and live states that end in time."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import Counter
+from contextlib import ExitStack
+
+import httpx
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes
+
+from aggregator.about import gate_words
+from aggregator.history import History, Point
+from aggregator.ledger import Ledger
+from aggregator.mechanism import outcome
+from aggregator.outlook import advice, forecast, span
+from aggregator.session import VotesUnavailableError
+from fairpate.types import GateRule
+
+AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+
+def points(*charges):
+    """(seconds, charges) each."""
+    return [Point(at_s, number, (), ()) for at_s, number in charges]
+
+
+def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
+    verdicts = ["answer", "fairness", "confidence", "free", "answer", "answer"]
+    history = History(num_groups=2, num_classes=3)
+    with Ledger(path, TERMS) as ledger:
+        for number, verdict in enumerate(verdicts):
+            reserved = ledger.reserve([f"key-{number}"], [number % 2], table_votes([POOL.question(number)]))
+            history.look(ledger, ledger.num_reservations, now_s=10.0 * number)
+            assert history.num_open == 1
+            ledger.commit(reserved, [outcome(verdict, number % 3 if verdict == "answer" else None)])
+        ledger.reserve(["lost"], [1], table_votes([POOL.question(9)]))  # a crash leaves it open
+        history.look(ledger, ledger.num_reservations, now_s=100.0)
+    assert history.num_open == 1
+    assert history.by_group() == [
+        {"answer": 2, "confidence": 1, "fairness": 0, "free": 0, "open": 0},
+        {"answer": 1, "confidence": 0, "fairness": 1, "free": 1, "open": 1},
+    ]
+    assert history.by_class() == [[1, 1, 0], [0, 0, 1]]
+    assert history.points[-1] == Point(100.0, 7, (2, 1), (1, 2))
+
+
+def test_a_history_stays_short_and_keeps_its_ends(path):
+    history = History(num_groups=2, num_classes=3)
+    with Ledger(path, TERMS) as ledger:
+        for second in range(3000):
+            history.look(ledger, 0, now_s=float(second))
+    assert len(history.points) <= 513
+    assert (history.points[0].at_s, history.points[-1].at_s) == (0, 2999)
+    gaps = [after.at_s - before.at_s for before, after in zip(history.points, history.points[1:], strict=False)]
+    assert max(gaps) <= 2 * Counter(gaps).most_common(1)[0][0] + 1
+
+
+def test_a_forecast_is_the_rest_over_the_pace():
+    """120 queries in the last hour, 360 left: three hours. A quiet hour: the pace of the day, 240 a day."""
+    busy = forecast(points((0, 0), (DAY_S, 500), (DAY_S + HOUR_S, 620)), left=360, is_exact=True, now_s=DAY_S + HOUR_S)
+    assert (busy.per_hour, busy.lasts_s) == (120, 3 * HOUR_S)
+    assert busy.words == "At the pace of the last hour (120 queries), the 360 queries left last about 3 hours."
+    quiet = forecast(points((0, 0), (HOUR_S, 240), (DAY_S, 240)), left=720, is_exact=True, now_s=DAY_S)
+    assert quiet.lasts_s == 3 * DAY_S
+    assert "last day (240 queries)" in quiet.words
+
+
+def test_a_burst_at_the_start_counts_as_the_pace_of_ten_minutes():
+    begun = forecast(points((0, 0), (2, 100)), left=600, is_exact=True, now_s=2.0)
+    assert (begun.per_hour, begun.lasts_s) == (600, HOUR_S)
+
+
+@pytest.mark.parametrize(
+    ("left", "is_exact", "lasts_s", "word"),
+    [(5, True, None, "No new query"), (0, True, 0.0, "used up"), (5, False, None, "Votes decide")],
+)
+def test_a_forecast_without_a_pace_says_so(left, is_exact, lasts_s, word):
+    told = forecast(points((0, 7), (9, 7)), left=left, is_exact=is_exact, now_s=9.0)
+    assert told.lasts_s == lasts_s
+    assert word in told.words
+
+
+def test_advice_is_healthy_only_where_nothing_needs_anybody():
+    fine = {"left": 500, "total": 1000, "lasts_s": None, "chain": "", "num_open": 0}
+    assert [each.level for each in advice([], **fine)] == ["ok"]
+    assert advice(["disk", "votes"], **fine)[0].words.startswith("The disk")
+    assert [each.level for each in advice(["disk", "votes"], **fine)] == ["now", "now"]
+    assert [each.level for each in advice([], **{**fine, "left": 99})] == ["soon"]
+    assert [each.level for each in advice([], **{**fine, "left": 0})] == ["soon"]
+    assert [each.level for each in advice([], **{**fine, "lasts_s": 3600.0})] == ["soon"]
+    assert [each.level for each in advice([], **{**fine, "chain": "entry 3 was changed."})] == ["now"]
+    assert [each.level for each in advice([], **{**fine, "num_open": 2})] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 seconds"), (1, "1 second"), (90, "2 minutes"), (3600, "1 hour"), (400 * DAY_S, "1 year")],
+)
+def test_lengths_of_time_in_words(seconds, words):
+    assert span(seconds) == words
+
+
+def test_a_gate_that_is_off_is_said_to_be_off():
+    assert gate_words(GateRule(max_disparity=float("inf"), min_count=0)).startswith("No fairness gate")
+    assert "less than 0.1, after 5 answers for a group" in gate_words(GateRule(max_disparity=0.1, min_count=5))
+
+
+def test_stored_replies_are_a_file_and_nothing_is_asked_for_it(http):
+    asked = http.post("/v1/queries", json=ids(range(12))).json()["replies"]
+    keys = [*(reply["key"] for reply in asked), "0" * 64]
+    table = pq.read_table(
+        io.BytesIO(http.post("/v1/answers", json={"keys": keys, "format": "parquet"}).content)
+    ).to_pylist()
+    assert [row["status"] for row in table] == [*(reply["status"] for reply in asked), "not_stored"]
+    assert [row["label"] for row in table[:12]] == [reply["label"] for reply in asked]
+    assert [row["id"] for row in table] == [*range(12), None]
+    names = [None if reply["label"] is None else POOL.label_names[reply["label"]] for reply in asked]
+    assert [row["label_name"] for row in table[:12]] == names
+    text = http.post("/v1/answers", json={"keys": keys, "format": "csv"})
+    assert "attachment" in text.headers["content-disposition"]
+    written = pyarrow.csv.read_csv(io.BytesIO(text.content)).to_pylist()
+    assert [row["key"] for row in written] == keys
+    assert http.get("/v1/budget").json()["queries_submitted"] == 12
+
+
+def test_an_operator_s_overview_agrees_with_the_ledger(http):
+    http.post("/v1/queries", json=ids(range(60)))
+    seen = http.get("/v1/operator/overview", headers=AS_OPERATOR).json()
+    entries = http.get("/v1/operator/ledger?limit=1000", headers=AS_OPERATOR).json()["entries"]
+    for group in seen["groups"]:
+        of_group = Counter(entry["verdict"] for entry in entries if entry["group"] == group["group"])
+        assert {verdict: group[verdict] for verdict in of_group} == of_group
+        labels = Counter(entry["label"] for entry in entries if entry["group"] == group["group"])
+        assert group["answers"] == [labels[k] for k in range(3)]
+    assert seen["queries_left"] == 10_000 - 60
+    assert http.get("/v1/operator/overview").status_code == 403
+    assert http.get("/v1/operator/events").status_code == 403
+    assert http.get("/v1/operator/metrics").status_code == 403
+    assert http.post("/v1/operator/verification").status_code == 403
+
+
+def test_an_operator_s_metrics_hold_outcomes_and_latencies_and_an_analyst_s_do_not(http):
+    http.post("/v1/queries", json=ids(range(40)))
+    private, public = (http.get(path, headers=AS_OPERATOR).text for path in ("/v1/operator/metrics", "/metrics"))
+    for name in ("fairpate_operator_outcomes", "fairpate_request_seconds", "epsilon_data_dependent"):
+        assert name in private
+        assert name not in public
+    for name in ("fairpate_queries_limit 10000.0", "fairpate_budget_closed 0.0", "fairpate_ready 1.0"):
+        assert name in private
+        assert name in public
+
+
+def test_the_chain_is_verified_on_demand_and_a_fault_is_advice(http, path):
+    http.post("/v1/queries", json=ids(range(10)))
+    told = http.post("/v1/operator/verification", headers=AS_OPERATOR).json()
+    assert (told["entries"], told["fault"]) == (2, "")
+
+
+def test_live_states_come_change_and_end_when_the_service_does(service):
+    url = service()
+    with httpx.stream("GET", f"{url}/v1/events", timeout=20) as events:
+        lines = (line for line in events.iter_lines() if line.startswith("data: "))
+        assert json.loads(next(lines)[6:])["budget"]["queries_submitted"] == 0
+        httpx.post(f"{url}/v1/queries", json=ids(range(3)))
+        assert json.loads(next(lines)[6:])["budget"]["queries_submitted"] == 3
+
+
+def test_a_service_with_a_live_view_stops_at_once(path):
+    with ExitStack() as stack, running(path) as url:
+        lines = stack.enter_context(httpx.stream("GET", f"{url}/v1/events", timeout=20)).iter_lines()
+        assert next(lines) == "event: state"
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 5
+    del lines
+
+
+def test_live_views_are_few_and_beyond_them_one_asks_again_and_again(service):
+    url = service()
+    with ExitStack() as stack:
+        views = [stack.enter_context(httpx.stream("GET", f"{url}/v1/events")).iter_lines() for _ in range(8)]
+        assert {next(lines) for lines in views} == {"event: state"}
+        refused = httpx.get(f"{url}/v1/events")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (503, "events")
+        assert httpx.get(f"{url}/v1/state").status_code == 200
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:  # a place is free again once its stream has noticed
+        with httpx.stream("GET", f"{url}/v1/events") as again:
+            if again.status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail("no place became free")
+
+
+def test_health_is_told_by_the_state(service):
+    def gone(_):
+        raise VotesUnavailableError("gone")
+
+    url = service(count_votes=gone, health_interval_s=60)
+    httpx.post(f"{url}/v1/queries", json=ids([0]))
+    assert httpx.get(f"{url}/v1/state").json()["health"]["reasons"] == ["votes"]
+
+
+def test_the_analyst_of_the_tests_is_told_apart(http):
+    assert http.get("/v1/about").json()["caller"]["role"] == "analyst"
+    assert http.get("/v1/about", headers=AS_OPERATOR).json()["caller"]["role"] == "operator"
+    assert ANALYST not in http.get("/v1/about").text
