@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from fairpate.config import Count, CountOrZero, NotNegative, Positive, RayConfig, Section, Seed
+from fairpate.types import DEFAULT_NOTION, NotionName
 
 Settings = dict[str, Any]
 
@@ -98,6 +99,9 @@ class SweepConfig(Section):
     grid: Grid = Field(default_factory=dict, description="For every cell.")
     data_sets: dict[str, DataSetPart] = Field(min_length=1, description="By the name that results carry.")
     methods: dict[str, MethodPart] = Field(min_length=1, description="By name; a list where none has settings.")
+    notion: NotionName = Field(
+        DEFAULT_NOTION, description="Of fairness: what page, figures and tables show first; every cell records all."
+    )
     ray: RayConfig = Field(RayConfig(), description="The cluster that the sweep runs on.")
     tasks: TasksConfig = TasksConfig()
     publish_unprotected: bool = Field(

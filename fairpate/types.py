@@ -34,6 +34,17 @@ Tail = Literal["gaussian", "discrete"]
 Unit = str
 """One of :data:`UNITS`, or what the operator declares for votes that were made elsewhere."""
 UNITS: tuple[Unit, ...] = ("record", "person", "sensitive attribute")
+NotionName = Literal[
+    "demographic_parity",
+    "equalized_odds",
+    "equal_opportunity",
+    "accuracy_parity",
+    "false_negative_rate",
+    "false_positive_rate",
+    "false_discovery_rate",
+]
+"""Notions of fairness; `fairpate.fairness.notions` says what they are."""
+DEFAULT_NOTION: NotionName = "demographic_parity"
 Relation = Literal["add or remove one", "replace one"]
 
 

@@ -38,7 +38,7 @@ ALLOWED = {
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types", "fairpate.names"},
     "fairpate.config_reader": {"fairpate.config", "fairpate.names"},
-    "fairpate.compare_config": {"fairpate.config"},
+    "fairpate.compare_config": {"fairpate.types", "fairpate.config"},
     "fairpate.privacy": BASE,
     "fairpate.fairness": BASE,
     "fairpate.data": BASE,

@@ -15,7 +15,7 @@ from fairpate.evaluation.demands import Achievable, Demand, Offer, Transfer
 from fairpate.evaluation.frontier import Point
 from fairpate.evaluation.frontier_charts import class_label, with_spread
 from fairpate.evaluation.frontier_tables import baseline_words
-from fairpate.evaluation.page import epsilon_text
+from fairpate.evaluation.page import epsilon_text, in_two_lines
 from fairpate.fairness.notions import NOTIONS, NotionName
 
 _MOST_OFFERS = 5
@@ -76,7 +76,7 @@ def _offers_table(offers: Sequence[Offer], notions: Sequence[NotionName], number
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
     missed = any(offer.missed for offer in offers)
-    gaps = [_in_two_lines(NOTIONS[notion].measure) for notion in notions]
+    gaps = [in_two_lines(NOTIONS[notion].measure) for notion in notions]
     for name in ("ε", *gaps, "accuracy %", "coverage %", "distance" if missed else "seeds"):
         table.add_column(name, justify="right", no_wrap=True)
     for offer in offers:
@@ -87,13 +87,6 @@ def _offers_table(offers: Sequence[Offer], notions: Sequence[NotionName], number
         fairness = [with_spread(offer.point.seen_by(notion))[0] for notion in notions]
         table.add_row(method, epsilon_text(offer.point.value("epsilon")), *fairness, accuracy, coverage, kept)
     return table
-
-
-def _in_two_lines(measure: str) -> str:
-    """``demographic-parity gap`` takes the room of its longer half."""
-    mark = "-" if "-" in measure else " "
-    first, _, second = measure.partition(mark)
-    return f"{first}{mark.strip()}\n{second}"
 
 
 def _transfer_parts(moved: Transferred, notions: Sequence[NotionName]) -> list[Any]:

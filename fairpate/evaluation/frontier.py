@@ -328,7 +328,7 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
         commands=tuple(command for _, command in runs),
         majority_accuracy=float(np.mean([_or_nan(record.majority_accuracy) for record, _ in runs])),
         degenerate=_degenerate([record.degenerate for record, _ in runs]),
-        fairness_S={name: np.array([_fairness(record, name) for record, _ in runs]) for name in NAMES},
+        fairness_S={name: np.array([_or_nan(notion_value(record, name)) for record, _ in runs]) for name in NAMES},
     )
 
 
@@ -342,11 +342,11 @@ def _degenerate(by_seed: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
-def _fairness(record: RunRecord, notion: NotionName) -> float:
-    """The value of a notion; of the default one earlier versions recorded it as disparity."""
+def notion_value(record: RunRecord, notion: NotionName) -> float | None:
+    """The value of a notion, None where it is undefined; earlier versions recorded the default one as disparity."""
     if notion == DEFAULT:
-        return _or_nan(record.disparity)
-    return _or_nan(record.fairness.get(notion, {}).get("value"))
+        return record.disparity
+    return record.fairness.get(notion, {}).get("value")
 
 
 def _or_nan(value: float | None) -> float:

@@ -27,6 +27,7 @@ from fairpate.evaluation.frontier import (
 )
 from fairpate.evaluation.hypervolume import attainment_surface, sets_by_seed
 from fairpate.evaluation.page import decimal, delta_text, epsilon_text, percent
+from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 from fairpate.strict_json import strict
 
 CIVIDIS = ("#00224e", "#1f386d", "#434e6c", "#61646f", "#7d7c78", "#9b9476", "#bcae6c", "#dfcb5d", "#fee838")
@@ -138,6 +139,11 @@ class EpsilonAxis:
         )
 
 
+def titles(notion: NotionName) -> dict[Objective, str]:
+    """What each objective is called where disparity is that of ``notion``."""
+    return {**TITLES, "disparity": NOTIONS[notion].measure}
+
+
 def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
     """The axis that shows every defined epsilon of ``points``."""
     values = {value for point in points if not math.isnan(value := point.value("epsilon"))}
@@ -215,10 +221,11 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
     return {name: first[name] for name in names}
 
 
-def script_data(points: Sequence[Point]) -> dict[str, Any]:
+def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
     """Everything that the page's script draws, as values of strict JSON.
 
-    ``points[i]`` is ``points[i]`` here: buttons on the page refer to it by that index.
+    ``points[i]`` is ``points[i]`` here: buttons on the page refer to it by that index. ``notions`` holds what another
+    choice of the disparity changes.
     """
     series = looks(points)
     names = list(series)
@@ -232,10 +239,25 @@ def script_data(points: Sequence[Point]) -> dict[str, Any]:
         "panels": [_plain_panel(panel, found, index_of, names) for panel, found in panels.items()],
         "coverage": coverage_range(points),
         "cividis": CIVIDIS,
-        "titles": [TITLES[objective] for objective in OBJECTIVES],
+        "titles": [*titles(points[0].notion if points else DEFAULT).values()],
+        "notions": [_plain_notion([point.seen_by(notion) for point in points], notion, names) for notion in notions],
     }
     plain: dict[str, Any] = strict(data)
     return plain
+
+
+def _plain_notion(points: Sequence[Point], notion: NotionName, names: Sequence[str]) -> dict[str, Any]:
+    """Of every point disparity, its words, whether it is on the frontier and undefined; and what panels draw."""
+    members = on_frontier(points)
+    index_of = {id(point): index for index, point in enumerate(points)}
+    return {
+        "measure": NOTIONS[notion].measure,
+        "points": [
+            [round(point.value("disparity"), 5), with_spread(point)[0], id(point) in members, point.num_undefined]
+            for point in points
+        ],
+        "panels": [_drawn_points(found, index_of, names) for found in by_panel(points).values()],
+    }
 
 
 def _plain_point(
@@ -288,16 +310,23 @@ def _plain_panel(
     panel: Panel, points: Sequence[Point], index_of: Mapping[int, int], names: Sequence[str]
 ) -> dict[str, Any]:
     axis = epsilon_axis(points)
-    between = accuracy_range(points)
-    complete, _ = defined(points, OBJECTIVES)
     return {
         "data": panel.data,
         "privacy": class_label(panel.privacy),
+        "ticks": axis.ticks,
+        "range": axis.range,
+        **_drawn_points(points, index_of, names),
+    }
+
+
+def _drawn_points(points: Sequence[Point], index_of: Mapping[int, int], names: Sequence[str]) -> dict[str, Any]:
+    """What the charts of one panel show, of the points with everything defined."""
+    axis, between = epsilon_axis(points), accuracy_range(points)
+    complete, _ = defined(points, OBJECTIVES)
+    return {
         "points": [index_of[id(point)] for point in complete],
         "positions": [round(axis.position(point.value("epsilon")), 4) for point in complete],
         "sizes": [round(size_of(1 - point.value("error"), between), 2) for point in complete],
-        "ticks": axis.ticks,
-        "range": axis.range,
         "attainment": [_plain_attainment(points, pair, axis, names) for pair in PAIRS],
     }
 

@@ -35,6 +35,7 @@ from fairpate.evaluation.frontier_charts import (
     looks,
     on_frontier,
     size_of,
+    titles,
 )
 
 _DASHES: Mapping[str, Any] = {
@@ -79,7 +80,7 @@ def _slices(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own:
             axes.scatter(*_coordinates(marks.points, scale)[:2], s=sizes, **marks.style(hue))
         axes.set_ylim(bottom=0)
         title = f"{panel.data}: accuracy {100 * between[0]:.1f} to {100 * between[1]:.1f} %"
-        _finish(axes, title, scale, TITLES["disparity"])
+        _finish(axes, title, scale, titles(points[0].notion)["disparity"])
     bar = figure.colorbar(hue, ax=places, shrink=0.7, aspect=28, pad=0.02)
     bar.set_label("coverage", color=_MUTED, fontsize=9)
     bar.ax.tick_params(labelsize=9, labelcolor=_MUTED, color=_LINE)
@@ -102,7 +103,7 @@ def _space(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own: 
             )
         axes.set_xticks([at for at, _ in scale.ticks], [label for _, label in scale.ticks])
         axes.invert_yaxis()
-        axes.set(xlabel=TITLES["epsilon"], ylabel=TITLES["disparity"], zlabel="accuracy %")
+        axes.set(xlabel=TITLES["epsilon"], ylabel=titles(points[0].notion)["disparity"], zlabel="accuracy %")
         axes.set_title(panel.data, fontsize=10, fontweight="bold")
         axes.tick_params(labelsize=7, labelcolor=_MUTED)
         axes.view_init(elev=22, azim=48)

@@ -18,16 +18,15 @@ from plotly.offline import get_plotlyjs
 from fairpate.evaluation.frontier import (
     Panel,
     Point,
-    PrivacyClass,
     by_panel,
     by_series,
     frontier,
     is_seeded,
+    notions_of,
     points_of,
 )
 from fairpate.evaluation.frontier_charts import (
     PAIRS,
-    TITLES,
     accuracy_range,
     class_label,
     coverage_range,
@@ -35,22 +34,25 @@ from fairpate.evaluation.frontier_charts import (
     on_frontier,
     script_data,
     size_of,
+    titles,
 )
 from fairpate.evaluation.frontier_tables import (
-    SETTINGS,
     baseline_words,
     baselines,
     cells,
     choices,
     dominance_by_pair,
     epsilons_words,
+    fairness_words,
     left_out_words,
     rule_words,
+    settings_words,
     volumes,
 )
 from fairpate.evaluation.page import count, counted, percent, render
 from fairpate.evaluation.rows import FAILED, Row
 from fairpate.evaluation.selection import SelectionRule
+from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
 _SLICES = (
     ("0,1", "ε and disparity"),
@@ -68,14 +70,15 @@ class FrontierReport:
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
     and counted, and so are rows without privacy unless ``publish_unprotected``. Why a run failed only the operator
-    reads. ``num_replicates`` bootstrap replicates
-    come from a generator with ``bootstrap_seed``.
+    reads. ``num_replicates`` bootstrap replicates come from a generator with ``bootstrap_seed``. ``notion`` is the one
+    that the page opens with; the reader may choose any other that was recorded.
     """
 
     title: str
     rows: Sequence[Row]
     for_operator: bool = False
     publish_unprotected: bool = False
+    notion: NotionName = DEFAULT
     rule: SelectionRule = field(default_factory=SelectionRule)
     num_replicates: int = 400
     bootstrap_seed: int = 0
@@ -98,7 +101,12 @@ class FrontierReport:
     def points(self) -> list[Point]:
         """The finished rows joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
-        return points_of([record for record, _ in done], commands=[command for _, command in done])
+        records, commands = [record for record, _ in done], [command for _, command in done]
+        return points_of(records, commands=commands, notion=self.notion)
+
+    def notions(self, points: Sequence[Point]) -> tuple[NotionName, ...]:
+        """What the reader may choose from, the one to open with first."""
+        return tuple(dict.fromkeys((self.notion, *notions_of(points))))
 
     def _is_public(self, row: Row) -> bool:
         return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
@@ -109,9 +117,12 @@ def frontier_report(report: FrontierReport) -> str:
     points = report.points()
     series = looks(points)
     members = on_frontier(points)
+    notions = report.notions(points)
+    seen = [[point.seen_by(notion) for point in points] for notion in notions]
     panels = by_panel(points)
     number_of = {panel: number for number, panel in enumerate(panels)}
-    pairs = [f"{TITLES[first].replace('privacy budget ', '')} and {TITLES[second]}" for first, second in PAIRS]
+    names = titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
+    pairs = [f"{names[first]} and {names[second]}" for first, second in PAIRS]
     return render(
         "frontier.html",
         report=report,
@@ -119,16 +130,20 @@ def frontier_report(report: FrontierReport) -> str:
         num_seeded=sum(is_seeded(r.config) for r in report.shown if r.record is not None and not r.is_unprotected),
         figures=_figures(report, points),
         points=points,
-        index={point: index for index, point in enumerate(points)},
+        index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
         series=series,
         series_number={name: number for number, name in enumerate(series)},
         classes=[
-            _class_view(report, privacy, {p: found for p, found in panels.items() if p.privacy == privacy}, number_of)
+            _class_view(
+                report, [[point for point in found if point.panel.privacy == privacy] for found in seen], number_of
+            )
             for privacy in sorted({panel.privacy for panel in panels})
         ],
-        rule_words=rule_words(report.rule),
-        settings=SETTINGS,
+        notions=[NOTIONS[notion] for notion in notions],
+        rules=[rule_words(report.rule, notion) for notion in notions],
+        settings=[settings_words(notion) for notion in notions],
+        fairness={point: fairness_words(point, notions) for point in points},
         slices=_SLICES,
         pairs=list(enumerate(pairs)),
         dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
@@ -137,50 +152,56 @@ def frontier_report(report: FrontierReport) -> str:
         epsilons_words=epsilons_words,
         failed_words=FAILED,
         left_out=_left_out(report),
-        model=script_data(points),
+        model=script_data(points, notions=notions),
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library's own script
     )
 
 
 def _class_view(
-    report: FrontierReport,
-    privacy: PrivacyClass,
-    panels: Mapping[Panel, Sequence[Point]],
-    number_of: Mapping[Panel, int],
+    report: FrontierReport, seen: Sequence[Sequence[Point]], number_of: Mapping[Panel, int]
 ) -> dict[str, Any]:
-    """What the section of one privacy class shows."""
-    points = [point for found in panels.values() for point in found]
+    """What the section of one privacy class shows; ``seen`` are its points by each notion."""
+    panels_by_notion = [by_panel(found) for found in seen]
+    points, panels = seen[0], panels_by_notion[0]
+    privacy = points[0].panel.privacy
     most = max(len(by_series(found)) for found in panels.values())
     return {
         "label": class_label(privacy),
         "names": sorted(by_series(points)),
         "coverage": [percent(end) for end in coverage_range(points)],
-        "panels": [_panel_view(report, panel, found, number_of[panel]) for panel, found in panels.items()],
+        "panels": [
+            _panel_view(report, [found[panel] for found in panels_by_notion], number_of[panel]) for panel in panels
+        ],
         "has_pairs": most > 1,
         "has_wide_matrix": most > _MOST_COLUMNS or len(panels) == 1,
         "is_alone": len(panels) == 1,
     }
 
 
-def _panel_view(report: FrontierReport, panel: Panel, points: Sequence[Point], number: int) -> dict[str, Any]:
-    """What the cards of one data set show."""
+def _panel_view(report: FrontierReport, seen: Sequence[Sequence[Point]], number: int) -> dict[str, Any]:
+    """What the cards of one data set show; ``seen`` are its points by each notion."""
+    points, panel = seen[0], seen[0][0].panel
     label, compared = class_label(panel.privacy), baseline_words(baselines(points))
     least, most = accuracy_range(points)
-    num_undefined = len(frontier(points).undefined)
-    undefined = counted(num_undefined, "configuration")
-    slice_words = [
-        f"{label}; accuracy {percent(least)} to {percent(most)}.",
-        compared,
-        f"Left out, because a value is undefined: {undefined}." if num_undefined else "",
-    ]
+    slice_words = [f"{label}; accuracy {percent(least)} to {percent(most)}.", compared]
     return {
         "data": panel.data,
         "number": number,
         "label": label,
         "slice_words": " ".join(filter(None, slice_words)),
+        "names": sorted(by_series(points)),
+        "seen": [_seen_view(report, found, compared) for found in seen],
+    }
+
+
+def _seen_view(report: FrontierReport, points: Sequence[Point], compared: str) -> dict[str, Any]:
+    """What depends on the notion of fairness that disparity is of."""
+    num_undefined = len(frontier(points).undefined)
+    undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
+    return {
+        "undefined": undefined if num_undefined else "",
         "choice_words": " ".join(filter(None, (compared, left_out_words(report.rule, points)))),
         "choices": choices(report.rule, points),
-        "names": sorted(by_series(points)),
         "dominance": dominance_by_pair(points),
         "volumes": volumes(points, bootstrap_seed=report.bootstrap_seed, num_replicates=report.num_replicates),
     }
@@ -207,11 +228,12 @@ def _figures(report: FrontierReport, points: Sequence[Point]) -> list[tuple[str,
     """The headline: a name, a value and a detail each."""
     done = [row for row in report.shown if row.record is not None]
     methods, data_sets = (sorted({getattr(row, name) for row in report.shown}) for name in ("method", "data"))
+    by = NOTIONS[report.notion].measure
     seeds = counted(len({row.seed for row in done}), "seed")
     return [
         ("Methods", count(len(methods)), ", ".join(methods)),
         ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
-        ("Configurations", count(len(points)), f"{count(len(on_frontier(points)))} of them on a frontier"),
+        ("Configurations", count(len(points)), f"{count(len(on_frontier(points)))} of them on a frontier by {by}"),
         ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
     ]
 

@@ -13,17 +13,13 @@ from functools import partial
 import numpy as np
 
 from fairpate.evaluation.frontier import OBJECTIVES, Dominance, Point, by_series, dominance, guaranteed
-from fairpate.evaluation.frontier_charts import TITLES, with_spread
+from fairpate.evaluation.frontier_charts import titles, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import counted, epsilon_text, percent
 from fairpate.evaluation.selection import FIRST, SelectionRule, Setting, Threshold, best_error, left_out_by, select
+from fairpate.fairness.notions import NOTIONS, NotionName
 
 _PERCENT = "\u00a0%"
-SETTINGS: Mapping[Setting, tuple[str, str]] = {
-    "fair": ("Fair", "the smallest disparity first"),
-    "private": ("Private", "the smallest ε first"),
-    "accurate": ("Accurate", "the highest accuracy first"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +35,18 @@ class Volumes:
         return [end for _, _, volume in self.rows for end in (volume.value, volume.high)]
 
 
-def rule_words(rule: SelectionRule) -> str:
+def settings_words(notion: NotionName) -> dict[Setting, tuple[str, str]]:
+    """The three settings, and what is looked at first in each."""
+    return {
+        "fair": ("Fair", f"the smallest {NOTIONS[notion].measure} first"),
+        "private": ("Private", "the smallest ε first"),
+        "accurate": ("Accurate", "the highest accuracy first"),
+    }
+
+
+def rule_words(rule: SelectionRule, notion: NotionName) -> str:
     """What a configuration must keep to be chosen."""
-    level = ", ".join(f"{value:g} in {TITLES[name]}" for name, value in rule.tolerance.items())
+    level = ", ".join(f"{value:g} in {titles(notion)[name]}" for name, value in rule.tolerance.items())
     return (
         "One configuration of each method in the three settings of the FairPATE paper. It keeps a coverage of at least "
         f"{percent(rule.min_coverage)} and an accuracy at most {percent(rule.max_accuracy_loss)} below the best that a "
@@ -128,6 +133,11 @@ def cells(point: Point) -> list[tuple[str, str]]:
     return [(epsilon_text(point.value("epsilon")) + dagger, ""), *spreads]
 
 
+def fairness_words(point: Point, notions: Sequence[NotionName]) -> list[str]:
+    """The value of each notion with its spread over seeds."""
+    return [with_spread(point.seen_by(notion))[0] for notion in notions]
+
+
 def dominance_by_pair(points: Sequence[Point]) -> dict[tuple[str, str], Dominance]:
     """How much of the second series the first dominates."""
     return {(pair.winner, pair.loser): pair for pair in dominance(points)}
@@ -148,7 +158,7 @@ def volumes(points: Sequence[Point], *, bootstrap_seed: int, num_replicates: int
         for name, own in by_series(points).items()
     }
     ends = [
-        f"{TITLES[name]} {1 - end if name in ('error', 'refused') else end:g}"
+        f"{titles(points[0].notion)[name]} {1 - end if name in ('error', 'refused') else end:g}"
         for name, end in zip(OBJECTIVES, reference_O.tolist(), strict=True)
     ]
     rows = [

@@ -74,6 +74,13 @@ def course(epsilon_Q: Sequence[float], *, max_points: int = 240) -> list[tuple[f
     return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []
 
 
+def in_two_lines(measure: str) -> str:
+    """``demographic-parity gap`` takes the room of its longer half."""
+    mark = "-" if "-" in measure else " "
+    first, _, second = measure.partition(mark)
+    return f"{first}{mark.strip()}\n{second}"
+
+
 def place(value: float, *, largest: float) -> float:
     """Where a value lies between 0 and ``largest``, in per cent of the way."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0

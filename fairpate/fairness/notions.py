@@ -17,20 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from fairpate.fairness import gaps
+from fairpate.types import DEFAULT_NOTION
+from fairpate.types import NotionName as NotionName
 
-NotionName = Literal[
-    "demographic_parity",
-    "equalized_odds",
-    "equal_opportunity",
-    "accuracy_parity",
-    "false_negative_rate",
-    "false_positive_rate",
-    "false_discovery_rate",
-]
-DEFAULT: NotionName = "demographic_parity"
+DEFAULT = DEFAULT_NOTION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@
     objective === EPSILON ? panel.positions[point.rank] : point.values[objective];
 
   const hover = point =>
-    `<b>${escaped(model.series[point.series].name)}</b><br>ε ${point.words[0]}<br>disparity ${point.words[1]}` +
+    `<b>${escaped(model.series[point.series].name)}</b><br>ε ${point.words[0]}<br>${model.titles[1]} ${point.words[1]}` +
     `<br>accuracy ${point.words[2]}<br>coverage ${point.words[3]}<extra></extra>`;
 
   function axis(panel, objective) {
@@ -207,6 +207,21 @@
     const select = () => { getSelection().selectAllChildren(code); button.textContent = "Selected: press copy"; };
     navigator.clipboard ? navigator.clipboard.writeText(code.textContent).then(done, select) : select();
   }
+
+  // ---- the notion of fairness that disparity is of
+  function see(number) {
+    const seen = model.notions[number];
+    model.titles[1] = seen.measure;
+    seen.points.forEach(([value, words, front, missing], index) => {
+      const point = model.points[index];
+      [point.values[1], point.words[1], point.front, point.undefined] = [value, words, front, missing];
+    });
+    seen.panels.forEach((panel, index) => Object.assign(model.panels[index], panel));
+    for (const part of document.querySelectorAll("[data-notion]")) part.hidden = part.dataset.notion !== String(number);
+    holders.filter(holder => holder.dataset.drawn).forEach(paint);
+    if (dialog.open) show(Number(dialog.dataset.point));
+  }
+  document.getElementById("notion").addEventListener("change", event => see(Number(event.target.value)));
 
   // ---- controls
   function toggle(series) {

@@ -385,6 +385,14 @@ def test_pages_that_an_interrupt_left_old_are_written_again(tmp_path: Path, monk
     written = (tmp_path / "report.html").stat().st_mtime_ns
     write_frontier_reports(again, title="sweep")
     assert (tmp_path / "report.html").stat().st_mtime_ns == written
+    by_odds = run(tmp_path, counted, grid={}, seeds=[0, 1], notion="equalized_odds")
+    assert not by_odds.changed
+    write_frontier_reports(by_odds, title="sweep")
+    words = (tmp_path / "report.html").read_text()
+    assert words.index(">equalized-odds gap</option>") < words.index(">demographic-parity gap</option>")
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(summarise_comparison(by_odds), crop=False)
+    assert "equalized-" in printed.getvalue()
 
 
 def test_cells_that_no_node_can_hold_are_refused_before_teachers_are_trained(

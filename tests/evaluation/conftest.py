@@ -38,6 +38,9 @@ def _row(method, data, seed, epsilon, margin, price=None, **changes):
         "coverage": coverage if margin == 0.01 else 1.0,
         "disparity": (margin if has_margin else 0.2) + 0.002 * number,
     }
+    # The larger epsilon, the larger the gap of odds; of DP-FERMI it is undefined.
+    odds = None if method == "dp_fermi" else 0.05 + 0.01 * epsilon + 0.001 * number
+    fields["fairness"] = {"equalized_odds": {"value": odds, "low": odds, "high": odds}}
     identity = {"method": method, "data": data, "seed": seed, "config": config}
     command = f"fairpate run --method {method} --data {data} --set target.epsilon={epsilon} --seed {seed}"
     record = RunRecord(**identity, **(fields | changes))

@@ -74,7 +74,20 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{marks} === {everything}", seconds=10)
     title = "document.querySelector('.plot.plane .ytitle').textContent"
-    assert tab.run(title) == "disparity"
+    assert tab.run(title) == "demographic-parity gap"
+    heights = "[...document.querySelectorAll('.plot.plane .points path')].map(p => p.getBoundingClientRect().y).join()"
+    settings = "[...document.querySelectorAll('tr.setting small')]"
+    shown = f"{settings}.filter(words => words.checkVisibility()).map(words => words.innerText).join()"
+    before = tab.run(heights)
+    assert "smallest demographic-parity gap" in tab.run(shown)
+    tab.run(
+        "(() => { const notion = document.getElementById('notion'); notion.value = '1'; "
+        "notion.dispatchEvent(new Event('change')); })()"
+    )
+    assert tab.until(f"{title} === 'equalized-odds gap'", seconds=10)
+    assert tab.until(f"{heights} !== '{before}'", seconds=10)
+    assert "smallest equalized-odds gap" in tab.run(shown)
+    assert "smallest demographic-parity gap" not in tab.run(shown)
     tab.run(
         "(() => { const axes = document.querySelector('select[data-sets=axes]'); axes.value = '0,2'; "
         "axes.dispatchEvent(new Event('change')); })()"

@@ -119,7 +119,7 @@ def test_results_without_privacy_are_the_operators_unless_the_data_are_public(co
     assert "Results without privacy tell of the private records: sgd." in operators
     benchmark = written(rows, publish_unprotected=True)
     assert "sgd" in [series["name"] for series in model_of(benchmark)["series"]]
-    assert "Left out" not in benchmark
+    assert "<li>Left out" not in benchmark
     assert "Do not publish" not in written(rows, publish_unprotected=True, for_operator=True)
 
 
@@ -173,6 +173,25 @@ def test_a_comparison_without_a_finished_run_is_a_page_too():
         digest="x", method="pate", data="adult", seed=0, config={}, command="c", minutes=math.nan, error="broken"
     )
     assert "pate adult, seed 0 failed" in Nesting(written([failed])).words
+
+
+def test_the_reader_chooses_the_notion_and_what_lacks_it_is_said(public, comparison):
+    model = model_of(public)
+    assert [notion["measure"] for notion in model["notions"]] == ["demographic-parity gap", "equalized-odds gap"]
+    parity, odds = model["notions"]
+    for index, point in enumerate(model["points"]):
+        assert [point["values"][1], point["words"][1], point["front"], point["undefined"]] == parity["points"][index]
+        is_fermi = model["series"][point["series"]]["name"] == "dp_fermi"
+        assert (odds["points"][index][0] is None, odds["points"][index][1]) == (
+            is_fermi,
+            "undefined" if is_fermi else odds["points"][index][1],
+        )
+    assert "Left out, because a value is undefined: 6 configurations." in Nesting(public).words
+    # Of fairpate and dp_sgd every panel shows every configuration by odds too, of dp_fermi none.
+    assert [len(panel["points"]) for panel in parity["panels"]] == [9, 9, 6, 6]
+    assert [len(panel["points"]) for panel in odds["panels"]] == [9, 9, 0, 0]
+    opened = model_of(written(comparison(), notion="equalized_odds"))
+    assert opened["titles"][1] == opened["notions"][0]["measure"] == "equalized-odds gap"
 
 
 def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):

@@ -20,9 +20,11 @@ from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
 from fairpate.app.terminal import terminal
 from fairpate.compare_config import SweepConfig
+from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
-from fairpate.evaluation.page import counted, epsilon_text
+from fairpate.evaluation.page import counted, epsilon_text, in_two_lines
+from fairpate.fairness.notions import NOTIONS, NotionName
 from fairpate.files import write_atomically
 from fairpate.methods.pate import require_allowed
 
@@ -57,9 +59,14 @@ def compare_methods(
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     """Write what may be published and the operator's page, unless both are newer than the tables."""
     folder = comparison.folder
-    if not comparison.changed and _are_newer(folder):
+    if not comparison.changed and _are_newer(folder) and _shows(folder.report, comparison.notion):
         return
-    public = FrontierReport(title=title, rows=comparison.operators_rows, publish_unprotected=folder.publish_unprotected)
+    public = FrontierReport(
+        title=title,
+        rows=comparison.operators_rows,
+        publish_unprotected=folder.publish_unprotected,
+        notion=comparison.notion,
+    )
     private = replace(public, for_operator=True)
     folder.figures.mkdir(exist_ok=True)
     for name, content in frontier_figures(public.points()).items():
@@ -76,6 +83,12 @@ def _are_newer(folder: SweepFolder) -> bool:
     return min(page.stat().st_mtime_ns for page in pages) > max(table.stat().st_mtime_ns for table in tables)
 
 
+def _shows(page: Path, notion: NotionName) -> bool:
+    """Whether a page opens with this notion: the first that its reader may choose."""
+    first = page.read_text(encoding="utf-8").partition('<select id="notion">')[2].partition("</option>")[0]
+    return first.endswith(f">{NOTIONS[notion].measure}")
+
+
 def summarise_comparison(comparison: Comparison) -> Group:
     """A table per data set with a line per method, then the causes of failures, then where the files are.
 
@@ -84,7 +97,7 @@ def summarise_comparison(comparison: Comparison) -> Group:
     by_data: dict[str, dict[str, list[Row]]] = {}
     for row in comparison.rows:
         by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
-    tables = [_methods_table(data, by_method) for data, by_method in by_data.items()]
+    tables = [_methods_table(data, by_method, comparison.notion) for data, by_method in by_data.items()]
     warnings = [_degenerate(row) for row in comparison.rows if row.record is not None and row.record.degenerate]
     failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder
@@ -110,14 +123,13 @@ def _degenerate(row: Row) -> Text:
     return Text(f"degenerate: {name}: {'; '.join(row.record.degenerate)}", no_wrap=True, overflow="ignore")
 
 
-def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
+def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]], notion: NotionName) -> Table:
     """Ranges over the finished cells; fits 80 columns. The title has the accuracy of always the most common class."""
     found = [row.record for rows in by_method.values() for row in rows if row.record is not None]
     majority = _range([record.majority_accuracy for record in found if record.majority_accuracy is not None])
-    measured = ("accuracy", "disparity", "coverage")
     title = f"accuracy of always the most common class: {majority}" if majority else None
     table = Table(data, box=SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("cells", "ε", *measured):
+    for name in ("cells", "ε", "accuracy", in_two_lines(NOTIONS[notion].measure), "coverage"):
         table.add_column(name, justify="right", no_wrap=True)
     for method, rows in by_method.items():
         records = [row.record for row in rows if row.record is not None]
@@ -125,7 +137,9 @@ def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]]) -> Table:
             method,
             str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}",
             _range([record.epsilon for record in records], epsilon_text),
-            *(_range([getattr(record, name) for record in records]) for name in measured),
+            _range([record.accuracy for record in records]),
+            _range([notion_value(record, notion) for record in records]),
+            _range([record.coverage for record in records]),
         )
     return table
 

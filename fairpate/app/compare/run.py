@@ -36,6 +36,7 @@ from fairpate.app.tables import read_votes, write_votes
 from fairpate.compare_config import SweepConfig
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.fairness.notions import DEFAULT, NotionName
 from fairpate.files import write_atomically
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
@@ -53,10 +54,14 @@ Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A sweep that ended: its folder, and whether its tables changed. Rows are read when asked for."""
+    """A sweep that ended: its folder, whether its tables changed, and the notion of fairness that its pages show first.
+
+    Rows are read when asked for.
+    """
 
     folder: SweepFolder
     changed: bool
+    notion: NotionName = DEFAULT
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -94,7 +99,7 @@ def compare(
         finished = folder.finished(cells)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
-            return Comparison(folder=folder, changed=False)
+            return Comparison(folder=folder, changed=False, notion=sweep.notion)
         try:
             if missing:
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
@@ -107,7 +112,7 @@ def compare(
                     run_cells(missing, cells, folder, shared, sweep, table, compute=compute or run_cell)
         finally:
             folder.assemble(cells)
-    return Comparison(folder=folder, changed=True)
+    return Comparison(folder=folder, changed=True, notion=sweep.notion)
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
