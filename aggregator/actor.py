@@ -18,6 +18,7 @@ from typing import Any
 
 from aggregator.api import Backend, ServiceSettings, build_app
 from aggregator.connections import limited_protocol
+from aggregator.observing import log_json_lines, otlp_tracer
 from aggregator.tokens import is_loopback
 from fairpate.types import UsageError, UserError
 
@@ -42,11 +43,16 @@ class ExposureError(ServiceError, UsageError):
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, backend: Backend, settings: ServiceSettings) -> None:
+    def __init__(self, backend: Backend, settings: ServiceSettings, *, tracer: Any = None) -> None:
+        """``tracer`` takes the place of the one that the settings ask for."""
         import uvicorn
 
         listening = bind(settings.host, settings.port)
-        self._app = app = build_app(backend, settings)
+        if settings.logs == "json":
+            log_json_lines()
+        if settings.traces and tracer is None:
+            tracer = otlp_tracer()
+        self._app = app = build_app(backend, settings, tracer=tracer)
         limits = settings.limits.within_file_limit()
         # Everything is named that uvicorn would choose by what is installed: limits are limits of this parser.
         config = uvicorn.Config(
@@ -61,6 +67,8 @@ class HttpServer:
             h11_max_incomplete_event_size=limits.max_head_bytes,
             timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]  # seconds, not whole ones
             timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=settings.tls.cert if settings.tls else None,
+            ssl_keyfile=settings.tls.key if settings.tls else None,
         )
         self._server = _server(config, listening)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -196,7 +204,7 @@ def start_service(
         namespace=NAMESPACE,
         lifetime="detached" if detached else None,
     ).remote(open_backend, arguments, settings)
-    service = Service(actor=actor, name=name, url=f"http://{url_host(settings.host)}:{settings.port}")
+    service = Service(actor=actor, name=name, url=settings.url)
     try:
         service.is_serving(timeout_s=_START_TIMEOUT_S)
     except ServiceError:
@@ -235,11 +243,6 @@ def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.
             if time.monotonic() >= deadline_s:
                 raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another --port.") from error
             time.sleep(0.1)
-
-
-def url_host(host: str) -> str:
-    """``host`` as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host
 
 
 def _get(reference: Any, name: str, timeout_s: float) -> Any:

@@ -39,6 +39,7 @@ def add_analyst_routes(
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
+        request.scope["state"]["num_queries"] = len(questions)
         replies = await batcher.ask(questions, request.scope["state"]["caller"])
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)

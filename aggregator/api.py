@@ -7,10 +7,12 @@ depends on votes and everything else private stand under ``/v1/operator/`` only.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 
@@ -22,10 +24,12 @@ from aggregator.batching import Batcher
 from aggregator.connections import ConnectionLimits
 from aggregator.health import Health
 from aggregator.ledger import Ledger
+from aggregator.observing import Observed
 from aggregator.operator_routes import add_operator_routes
 from aggregator.overview import Overview
 from aggregator.page_routes import add_overview_routes, add_page_routes
 from aggregator.questions import CountVotes, PublicPool
+from aggregator.rates import RequestRate
 from aggregator.responses import add_error_bodies, json_response
 from aggregator.session import AggregatorSession
 from aggregator.tokens import QuotaRule, Quotas, TokenBook
@@ -34,6 +38,7 @@ from fairpate import __version__
 from fairpate.api_page import HEADERS as PAGE_HEADERS
 from fairpate.api_page import api_page
 
+Logs = Literal["plain", "json"]
 _HISTORY_INTERVAL_S = 5.0
 
 
@@ -60,11 +65,36 @@ class Backend:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """A certificate with its chain, and its key, as PEM; the key needs no password. ValueError for what is none."""
+
+    cert: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                self.cert, self.key, password=_no_password
+            )
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise ValueError(
+                f"{self.cert} and {self.key}: cannot be used as certificate and key ({error}); give PEM files that "
+                "belong together, the key without a password."
+            ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
     """How a service is reached.
 
     ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
-    ``health_interval_s``: how often readiness is looked at.
+    ``health_interval_s``: how often readiness is looked at. ``rate``: requests of one caller. ``tls``: files of a
+    certificate; None: plain HTTP. ``logs``: ``json`` writes a line for each request too. ``traces`` sends spans where
+    OTEL_EXPORTER_OTLP_* say.
     """
 
     host: str = "127.0.0.1"
@@ -72,6 +102,10 @@ class ServiceSettings:
     tokens: TokenBook = field(default_factory=TokenBook)
     quota: QuotaRule = field(default_factory=QuotaRule)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    rate: RequestRate = field(default_factory=RequestRate)
+    tls: TlsFiles | None = None
+    logs: Logs = "plain"
+    traces: bool = False
     answer_step_s: float = 0.01
     health_interval_s: float = 1.0
 
@@ -81,9 +115,22 @@ class ServiceSettings:
         if not 0 <= self.answer_step_s <= 1:
             raise ValueError(f"Expected 0 <= answer_step_s <= 1, got {self.answer_step_s}.")
 
+    @property
+    def url(self) -> str:
+        """Where it is reached."""
+        return f"{'https' if self.tls else 'http'}://{url_host(self.host)}:{self.port}"
 
-def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
-    """The service as an ASGI application; closing it waits for the queries under way and closes the ledger."""
+
+def url_host(host: str) -> str:
+    """``host`` as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
+    """The service as an ASGI application; closing it waits for the queries under way and closes the ledger.
+
+    ``tracer`` makes a span of every request; None: there are none.
+    """
     backend.pool.hash_all()
     counters = metrics.ServiceMetrics()
     writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
@@ -130,8 +177,10 @@ def build_app(backend: Backend, settings: ServiceSettings) -> FastAPI:
     add_error_bodies(app)
     _declare_tokens(app)
     _add_documentation(app)
-    app.add_middleware(Auth, tokens=settings.tokens, max_body_bytes=wire.max_body_bytes(backend.pool))
+    max_bytes = wire.max_body_bytes(backend.pool)
+    app.add_middleware(Auth, tokens=settings.tokens, max_body_bytes=max_bytes, rate=settings.rate)
     app.add_middleware(metrics.CountRequests, counters=counters)
+    app.add_middleware(Observed, tracer=tracer)
     return app
 
 

@@ -11,24 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aggregator.errors import FaultError
+from aggregator.rates import STRANGERS, Buckets, RequestRate
 from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
 
 _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
 _LARGE_BYTES_PER_S = 10e6
 OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
+_PROBES = ("/livez", "/readyz", "/healthz")
 OPERATOR_PREFIX = "/v1/operator/"
 
 
 class Auth:
     """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
 
-    def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int, rate: RequestRate) -> None:
         self._app = app
+        self._rates, self._strangers = Buckets(rate), Buckets(STRANGERS)
         self._tokens = tokens
         self._max_body_bytes = max_body_bytes
         self._num_large = 0
@@ -41,7 +46,7 @@ class Auth:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            caller = self._admit(scope["path"], headers)
+            caller = self._admit(scope, headers)
             length = self._body_bytes(headers)
         except FaultError as refused:
             await _respond(send, refused)
@@ -52,10 +57,13 @@ class Auth:
         else:
             await self._app(scope, receive, send)
 
-    def _admit(self, path: str, headers: dict[bytes, str]) -> Caller:
+    def _admit(self, scope: Scope, headers: dict[bytes, str]) -> Caller:
+        path: str = scope["path"]
         if self._tokens.is_empty:
             _check_host(headers.get(b"host", ""))
         caller = self._caller(headers.get(b"authorization", ""))
+        if path not in _PROBES:
+            self._slow_down(caller, scope)
         if path in OPEN_PATHS:
             return caller or LOCAL_ANALYST
         if caller is None:
@@ -63,6 +71,16 @@ class Auth:
         if path.startswith(OPERATOR_PREFIX) and caller.role != "operator":
             raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
         return caller
+
+    def _slow_down(self, caller: Caller | None, scope: Scope) -> None:
+        """FaultError for a request too many, of a caller or of an address that nobody knows."""
+        if caller is not None:
+            wait_s = self._rates.wait_s(caller.name, now_s=time.monotonic())
+        else:
+            wait_s = self._strangers.wait_s((scope.get("client") or ("",))[0], now_s=time.monotonic())
+        if wait_s:
+            remedy = f"Too many requests; wait {wait_s:.1f} s, or send several queries in one."
+            raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
 
     def _caller(self, authorization: str) -> Caller | None:
         if self._tokens.is_empty:

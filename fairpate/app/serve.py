@@ -7,6 +7,8 @@ free. Votes the run already collected are read from its table; other records, po
 from __future__ import annotations
 
 import hashlib
+import importlib
+import math
 import os
 import signal
 import time
@@ -15,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aggregator.about import Facts
-from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service, url_host
-from aggregator.api import Backend, ServiceSettings
+from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service
+from aggregator.api import Backend, ServiceSettings, TlsFiles, url_host
 from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool
+from aggregator.rates import RequestRate
 from aggregator.session import AggregatorSession
 from aggregator.tokens import QuotaRule, read_tokens
 from fairpate.app.meter import LedgerMeter, Meter
@@ -133,12 +136,51 @@ def serve_aggregator(
 
 
 def settings(
-    *, host: str, port: int, analyst_file: Path | None, operator_file: Path | None, daily_quota: float
+    *,
+    host: str,
+    port: int,
+    analyst_file: Path | None,
+    operator_file: Path | None,
+    daily_quota: float,
+    rate: float = math.inf,
+    tls: tuple[Path | None, Path | None] = (None, None),
+    json_logs: bool = False,
+    traces: bool = False,
 ) -> ServiceSettings:
-    """Where to listen and for whom; tokens come from the files or the environment. TokenError for a bad one."""
+    """Where to listen and for whom; tokens come from the files or the environment.
+
+    TokenError for a bad one, ValueError for files of TLS that do not go together, and for traces without their package.
+    """
     tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
-    quota = QuotaRule(max_queries=daily_quota, period_s=_DAY_S)
-    return ServiceSettings(host=host, port=port, tokens=tokens, quota=quota)
+    return ServiceSettings(
+        host=host,
+        port=port,
+        tokens=tokens,
+        quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
+        rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
+        tls=_tls_files(*tls),
+        logs="json" if json_logs else "plain",
+        traces=_can_trace(traces),
+    )
+
+
+def _tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+    return TlsFiles(cert=cert.absolute(), key=key.absolute())
+
+
+def _can_trace(traces: bool) -> bool:
+    if traces:
+        try:
+            importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        except ImportError as error:
+            raise ValueError(
+                f"--traces: OpenTelemetry is not installed ({error}); run `pip install 'fairpate[traces]'`."
+            ) from error
+    return traces
 
 
 def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 
-from aggregator.actor import HttpServer, url_host
+from aggregator.actor import HttpServer
 from aggregator.api import Backend, ServiceSettings
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
@@ -80,13 +80,13 @@ def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3, pool=POO
 
 
 @contextlib.contextmanager
-def running(path, *, terms=TERMS, count_votes=table_votes, backend=None, **settings):
+def running(path, *, terms=TERMS, count_votes=table_votes, backend=None, tracer=None, **settings):
     """The URL of a service on the ledger at ``path``, or on another ``backend``."""
     backend = backend or open_backend(path, terms=terms, count_votes=count_votes)
     chosen = ServiceSettings(port=free_port(), **{"answer_step_s": 0.0, **settings})
-    server = HttpServer(backend, chosen)
+    server = HttpServer(backend, chosen, tracer=tracer)
     try:
-        yield f"http://{url_host(chosen.host)}:{chosen.port}"
+        yield chosen.url
     finally:
         server.stop()
         backend.close()

@@ -31,6 +31,11 @@ Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; 
 Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
 AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
 OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM; with --tls-key: serve HTTPS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its key, PEM, without a password.")]
+Rate = Annotated[float, typer.Option(help="Requests per second of one token; twice as many at once.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Write the log as JSON lines, one for each request too.")]
+Traces = Annotated[bool, typer.Option("--traces", help="Send OpenTelemetry spans where OTEL_EXPORTER_OTLP_* say.")]
 Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]
 

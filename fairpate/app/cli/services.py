@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.app.cli.endings import checked_arguments, say
-from fairpate.app.cli.options import AnalystToken, DataDir, Host, OperatorToken, Quota, RunFolder, Words
+from fairpate.app.cli.options import (
+    AnalystToken,
+    DataDir,
+    Host,
+    JsonLogs,
+    OperatorToken,
+    Quota,
+    Rate,
+    RunFolder,
+    TlsCert,
+    TlsKey,
+    Traces,
+    Words,
+)
 from fairpate.types import UsageError
 
 
@@ -21,6 +34,11 @@ def serve(
     analyst_token_file: AnalystToken = None,
     operator_token_file: OperatorToken = None,
     quota: Quota = math.inf,
+    rate: Rate = math.inf,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json_logs: JsonLogs = False,
+    traces: Traces = False,
     data_dir: DataDir = None,
     student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the student.")] = 2,
@@ -37,7 +55,16 @@ def serve(
     else:
         files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
         with checked_arguments():
-            settings = serving.settings(host=host, port=port, daily_quota=quota, **files)
+            settings = serving.settings(
+                host=host,
+                port=port,
+                daily_quota=quota,
+                rate=rate,
+                tls=(tls_cert, tls_key),
+                json_logs=json_logs,
+                traces=traces,
+                **files,
+            )
         serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, say=say)
 
 

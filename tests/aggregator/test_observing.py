@@ -1,0 +1,245 @@
+"""What tools hear of a service: ids, lines and spans of requests that would be the same with other votes."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import io
+import json
+import logging
+import ssl
+import threading
+import time
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
+
+from aggregator.api import TlsFiles
+from aggregator.observing import JsonLines, otlp_tracer, tracer_to
+from aggregator.rates import Buckets, RequestRate
+from aggregator.session import VotesUnavailableError
+
+AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
+
+
+@pytest.fixture
+def lines():
+    """Everything that is logged, as JSON lines."""
+    sink = io.StringIO()
+    handler = logging.StreamHandler(sink)
+    handler.setFormatter(JsonLines())
+    root, requests = logging.getLogger(), logging.getLogger("fairpate.requests")
+    root.addHandler(handler)
+    requests.setLevel(logging.INFO)
+    yield lambda: [
+        json.loads(line) for line in sink.getvalue().splitlines() if "fairpate" in line or "aggregator" in line
+    ]
+    root.removeHandler(handler)
+    requests.setLevel(logging.NOTSET)
+
+
+def spans_of(exporter):
+    return [
+        {"name": span.name, "parent": span.parent and f"{span.parent.trace_id:032x}", **dict(span.attributes)}
+        for span in exporter.get_finished_spans()
+    ]
+
+
+def test_logs_and_traces_are_the_same_with_other_votes(tmp_path, lines):
+    """Two ensembles that disagree everywhere: the same lines and spans, but for times."""
+
+    def told(folder, salt):
+        exporter, begun = InMemorySpanExporter(), len(lines())
+        with (
+            running(
+                folder / "ledger.sqlite",
+                count_votes=lambda q: table_votes(q, salt=salt),
+                tokens=tokens_of_both_roles(),
+                tracer=tracer_to(SimpleSpanProcessor(exporter)),
+            ) as url,
+            httpx.Client(base_url=url, headers=AS_ANALYST) as client,
+        ):
+            kinds = []
+            for number in range(40):
+                reply = client.post("/v1/queries", json=ids([number]), headers={"X-Request-Id": f"q-{number}"})
+                kinds.append(reply.json()["replies"][0]["label"])
+            paths = ("/v1/state", "/v1/nothing", "/metrics", "/")
+            for path in paths:
+                client.get(path, headers={"X-Request-Id": "read"})
+        seen = [{name: value for name, value in line.items() if name != "time"} for line in lines()[begun:]]
+        assert len(seen) == 40 + len(paths)
+        for each in (*seen, *(spans := spans_of(exporter))):
+            for name in ("caller", "fairpate.caller"):
+                each.pop(name, None)  # a token without a name gets one at random
+        return kinds, seen, spans
+
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    (kinds, seen, spans), (other_kinds, other_seen, other_spans) = (told(f, salt) for salt, f in enumerate(folders))
+    assert kinds != other_kinds
+    assert None in kinds
+    assert seen == other_seen
+    assert spans == other_spans
+    assert len(spans) == len(seen)
+
+
+def test_a_line_names_the_request_and_never_the_token_or_the_question(service, lines):
+    url = service(tokens=tokens_of_both_roles())
+    asked = httpx.post(f"{url}/v1/queries", json=ids([7, 8]), headers={**AS_ANALYST, "X-Request-Id": "night-1"})
+    assert asked.headers["x-request-id"] == "night-1"
+    (line,) = lines()
+    assert (line["request_id"], line["route"], line["status"], line["queries"]) == ("night-1", "/v1/queries", 200, 2)
+    httpx.get(f"{url}/v1/budget?token=secret", headers={"Authorization": "Bearer guessed-guessed-guessed"})
+    refused = lines()[-1]
+    assert (refused["status"], refused["address"]) == (401, "127.0.0.1")
+    assert "caller" not in refused
+    text = json.dumps(lines())
+    assert not any(word in text for word in (ANALYST, "guessed", "secret"))
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "<script>"])
+def test_a_request_id_that_is_no_plain_word_is_replaced(http, given):
+    told = http.get("/livez", headers={"X-Request-Id": given}).headers["x-request-id"]
+    assert told != given
+    assert len(told) == 16
+
+
+def test_every_response_says_its_request_id_errors_too(http):
+    for path in ("/v1/budget", "/v1/nothing", "/v1/operator/ledger"):
+        assert http.get(path, headers={"X-Request-Id": "one"}).headers["x-request-id"] == "one"
+    assert http.get("/v1/budget", headers={"Authorization": "", "X-Request-Id": "two"}).headers["x-request-id"] == "two"
+
+
+def test_what_goes_wrong_is_logged_under_the_id_of_its_request(service, lines):
+    def gone(_):
+        raise VotesUnavailableError("a teacher is gone")
+
+    url = service(count_votes=gone, health_interval_s=60)
+    httpx.post(f"{url}/v1/queries", json=ids([0]), headers={"X-Request-Id": "lost"})
+    wrong = [line for line in lines() if line["level"] == "error"]
+    assert [line["request_id"] for line in wrong] == ["lost"]
+
+
+def test_a_span_goes_on_with_the_caller_s_trace(service):
+    exporter = InMemorySpanExporter()
+    url = service(tracer=tracer_to(SimpleSpanProcessor(exporter)))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    httpx.get(f"{url}/v1/budget", headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    (span,) = spans_of(exporter)
+    assert (span["name"], span["parent"]) == ("GET /v1/budget", trace)
+
+
+def test_spans_reach_a_collector_by_otlp(service, monkeypatch):
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    received = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    tracer = otlp_tracer()
+    httpx.get(f"{service(tracer=tracer)}/v1/budget")
+    deadline_s = time.monotonic() + 10
+    while not received and time.monotonic() < deadline_s:  # a span ends a moment after its reply
+        tracer.span_processor.force_flush()
+    tracer.span_processor.shutdown()
+    collector.shutdown()
+    collector.server_close()
+    names = [span.name for each in received for r in each.resource_spans for s in r.scope_spans for span in s.spans]
+    assert names == ["GET /v1/budget"]
+
+
+def test_a_caller_s_requests_are_slowed_down_and_nobody_else_s(service):
+    url = service(tokens=tokens_of_both_roles(), rate=RequestRate(per_s=0.5, burst=3))
+    with httpx.Client(base_url=url, headers=AS_ANALYST) as client:
+        statuses = [client.get("/v1/budget").status_code for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        refused = client.get("/v1/budget")
+        assert int(refused.headers["Retry-After"]) in (1, 2)
+        assert refused.json()["errors"][0]["field"] == "requests"
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/v1/budget", headers={"Authorization": f"Bearer {OPERATOR}"}).status_code == 200
+
+
+def test_guessing_tokens_is_slow_and_a_known_token_of_the_same_address_is_not(service):
+    url = service(tokens=tokens_of_both_roles())
+    with httpx.Client(base_url=url) as client:
+        guesses = [
+            client.get("/v1/budget", headers={"Authorization": f"Bearer {guess:032d}"}).status_code
+            for guess in range(40)
+        ]
+        assert guesses.count(401) <= 25
+        assert set(guesses) == {401, 429}
+        assert client.get("/v1/budget", headers=AS_ANALYST).status_code == 200
+
+
+def test_a_bucket_fills_at_its_rate_and_few_are_kept():
+    buckets = Buckets(RequestRate(per_s=2, burst=2))
+    assert [buckets.wait_s("a", now_s=0) for _ in range(3)] == [0, 0, 0.5]
+    assert buckets.wait_s("a", now_s=0.25) == 0.25
+    assert buckets.wait_s("a", now_s=0.5) == 0
+    for name in range(10_000):
+        buckets.wait_s(str(name), now_s=1)
+    assert len(buckets._levels) == 4096
+
+
+def certificate(folder, *, password=None):
+    """A certificate of this machine that signs itself: (certificate, key)."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    made = (
+        x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1)
+        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, hidden))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(service, tmp_path):
+    cert, key = certificate(tmp_path)
+    url = service(tls=TlsFiles(cert=cert, key=key), host="localhost", tokens=tokens_of_both_roles())
+    assert url.startswith("https://localhost:")
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with httpx.Client(base_url=url, headers=AS_ANALYST, verify=trusting) as client:
+        assert client.post("/v1/queries", json=ids(range(3))).status_code == 200
+        with client.stream("GET", "/v1/events") as events:
+            assert next(events.iter_lines()) == "event: state"
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{url}/livez")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url.replace('https', 'http')}/livez")
+
+
+def test_files_of_tls_that_cannot_be_used_are_refused_when_they_are_given(tmp_path):
+    cert, key = certificate(tmp_path, password=b"secret")
+    other = tmp_path / "other"
+    other.mkdir()
+    _, foreign = certificate(other)
+    for given in (key, foreign, tmp_path / "missing.pem", cert):
+        with pytest.raises(ValueError, match="cannot be used as certificate and key"):
+            TlsFiles(cert=cert, key=given)
