@@ -211,6 +211,41 @@ def test_a_randomised_prediction_is_drawn_from_its_expectation() -> None:
         mixing.predict_proba(MANY_X[:, :1])
 
 
+class TestPersons:
+    PERSONS = np.arange(len(X)) // 4
+
+    def test_all_records_of_a_person_are_protected_together(self) -> None:
+        model = clone(DP_SGD).fit(X, Y, persons=self.PERSONS)
+        statement = model.statement()
+        assert statement.unit == "person"
+        assert [event["sampling_rate"] for event in statement.events] == [100 / 250]
+        assert "the real number of private persons" in " ".join(statement.remarks)
+        assert clone(DP_SGD).fit(X, Y).statement().unit == "record"
+
+    @pytest.mark.parametrize("same", [PERSONS.astype(float), [f" {person}" for person in PERSONS.tolist()]])
+    def test_one_person_has_one_name_however_it_is_written(self, same: Any) -> None:
+        first, again = (clone(DP_SGD).fit(X, Y, persons=persons) for persons in (self.PERSONS, same))
+        for ours, theirs in zip(first.network_.parameters(), again.network_.parameters(), strict=True):
+            assert ours.equal(theirs)
+
+    @pytest.mark.parametrize(
+        ("persons", "words"),
+        [
+            (PERSONS[1:], "persons: expected one per record, got 999 for 1000"),
+            ([None, *PERSONS[1:]], "persons: 1 records have none"),
+            ([" ", *map(str, PERSONS[1:])], "persons: 1 records have none"),
+        ],
+    )
+    def test_each_record_has_a_person(self, persons: Any, words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            clone(DP_SGD).fit(X, Y, persons=persons)
+
+    def test_a_method_that_cannot_bound_a_person_is_refused(self) -> None:
+        refused = PfLdClassifier(epsilon=3.0, model=LOGISTIC, noise="seeded", random_state=0)
+        with pytest.raises(ValueError, match="persons: pf_ld does not bound what all records of a person do"):
+            refused.fit(X, Y, sensitive_features=Z, persons=self.PERSONS)
+
+
 class TestTeachers:
     @pytest.mark.parametrize("name", ["FairPate", "Pate", "PateSIn", "PateSPre"])
     def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:

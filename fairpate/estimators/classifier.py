@@ -34,10 +34,18 @@ from fairpate.estimators.parameters import (
     with_setting,
 )
 from fairpate.estimators.pipelines import fitted_steps, passes_on, steps_in_front
-from fairpate.estimators.records import Records, dataset_of, features, private_records, public_records, records_like
+from fairpate.estimators.records import (
+    Records,
+    dataset_of,
+    features,
+    person_names,
+    private_records,
+    public_records,
+    records_like,
+)
 from fairpate.methods.definition import Method
 from fairpate.methods.fitted import ONE_RELEASE
-from fairpate.types import PrivacyStatement
+from fairpate.types import PrivacyStatement, Unit
 
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 _NO_SIZES = Sizes(num_records=1, num_public=1)
@@ -60,8 +68,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
     - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None, the record as it is; "auto", an
       embedding of public records where there are some and whole records are protected.
-    - ``num_records``: a public number of private records, by which settings are chosen; None takes the real one, which
-      then counts as public, and the statement says so.
+    - ``num_records``: a public number of private records, or of persons where ``fit`` is told them, by which settings
+      are chosen; None takes the real one, which then counts as public, and the statement says so.
     - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay. None: a temporary folder.
     - ``progress``: whether ``fit`` shows how far it is.
     - ``random_state``: an integer is the ``seed`` of the configuration. It is no seed of secret samples and noise,
@@ -119,11 +127,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sensitive_features: npt.ArrayLike | None = None,
         public_X: npt.ArrayLike | int | None = None,
         public_sensitive_features: npt.ArrayLike | None = None,
+        persons: npt.ArrayLike | None = None,
     ) -> Self:
         """Train on private ``X``, ``y`` (N,) and, where the method reads them, ``sensitive_features`` (N,).
 
         ``X``: tables (N, F), or images (N, channels, height, width), bytes or floats. ``public_X`` (M, ...) and
-        ``public_sensitive_features`` (M,) have no labels. The sets of classes and groups count as public. ValueError
+        ``public_sensitive_features`` (M,) have no labels. ``persons`` (N,) says whose each record is: all records of a
+        person are protected together then. The sets of classes and groups count as public. ValueError
         for settings out of range, naming the field; for records that are needed and absent, of other lengths or
         columns, missing, or not finite; for public records that did not go through the steps of a pipeline that ``X``
         went through; and where a method that protects the group alone is given it, or an encoding of it, as a column
@@ -132,14 +142,22 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = seed_of(self.random_state)
         private, labels = private_records(self, X, y, sensitive_features)
         public = self._public(public_X, public_sensitive_features, seed)
-        sizes = Sizes(num_records=self._declared(len(private.x)), num_public=0 if public is None else len(public.x))
+        whose = person_names(persons, len(private.x))
+        protected = whose.num_distinct if whose else len(private.x)
+        sizes = Sizes(num_records=self._declared(protected), num_public=0 if public is None else len(public.x))
         config = self._configuration(sizes, seed=seed)
         self._require_inputs(config, private, public)
         self._require_classes(config, labels)
+        if whose and config.is_private and not config.protects_persons:
+            raise ValueError(
+                f"persons: {self.method} does not bound what all records of a person do together; leave persons out, "
+                "which protects each record by itself, or choose another method (docs/python.md)."
+            )
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
             private.groups if config.reads_groups else None,
+            persons=whose,
             public_X=None if public is None else public.x,
             public_sensitive_features=None if public is None else public.groups,
         )
@@ -151,7 +169,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
-        self.statement_ = statement_of(config, trained, remarks=self._remarks(sizes))
+        self.statement_ = statement_of(config, trained, remarks=self._remarks(sizes, dataset.unit))
         return self
 
     def predict_proba(
@@ -313,11 +331,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"than {self.method}."
             )
 
-    def _remarks(self, sizes: Sizes) -> tuple[str, ...]:
+    def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:
         """What qualifies the claim of an estimator beside that of a run."""
         is_private = self.privacy_.relation == "add or remove one" and self.num_records is None
         follows = is_private and follows_from_size(self.method, self.get_params(deep=False), sizes)
-        return told.remarks(fitted_steps(steps_in_front()), follows_from_size=follows)
+        return told.remarks(fitted_steps(steps_in_front()), size_of=f"{unit}s" if follows else None)
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
         """Codes of groups, where predictions need them; where ``fit`` saw none, those of the groups that are given."""

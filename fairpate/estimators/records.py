@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +28,7 @@ from fairpate.config import ConfigError, Section
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.identity import counted
+from fairpate.data.record_names import Names
 from fairpate.names import nearest
 
 Values = npt.NDArray[Any]
@@ -212,18 +213,40 @@ def _require_known(groups: Values, name: str) -> None:
         raise ValueError(f"{name}: some records have no group (None or NaN); name a group for what is not known.")
 
 
+def person_names(persons: Any, count: int) -> Names:
+    """The person behind each record, as text: 7, 7.0 and " 7" are one; no name where persons do not count."""
+    if persons is None:
+        return Names()
+    values = column_or_1d(np.asarray(persons)).tolist()
+    if len(values) != count:
+        raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
+    names = [_in_words(value) for value in values]
+    if unknown := sum(not name for name in names):
+        raise ValueError(f"persons: {unknown} records have none (None, NaN or empty); give each record its person.")
+    return Names(f"person-{name}" for name in names)
+
+
+def _in_words(value: Any) -> str:
+    if type(value).__name__ in _TYPES_OF_NOTHING or value != value:
+        return ""
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value).strip()
+
+
 def dataset_of(
     X: npt.ArrayLike,
     y: npt.ArrayLike,
     sensitive_features: npt.ArrayLike | None = None,
     *,
+    persons: Names | None = None,
     public_X: npt.ArrayLike | None = None,
     public_sensitive_features: npt.ArrayLike | None = None,
 ) -> tuple[Dataset, Values, Values]:
     """Arrays as the data set ``records`` that a run reads, with the names of classes and of groups in order of code.
 
     Without ``sensitive_features`` all private records are in one group, and so are public records without theirs. A
-    record's teacher follows from its content. Labels of public records are unknown, -1; there are no test records.
+    record's teacher follows from its content, or its person. Labels of public records are unknown, -1; there are no
+    test records.
     """
     x, labels = features(X), np.asarray(y)
     public_x = x[:0] if public_X is None else features(public_X)
@@ -236,7 +259,7 @@ def dataset_of(
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=_split(x, codes, _codes(private_z, groups, len(x))),
+        private=replace(_split(x, codes, _codes(private_z, groups, len(x))), person_id=persons or ()),
         public=_split(public_x, np.full(len(public_x), -1), _codes(public_z, groups, len(public_x))),
         validation=nothing,
         test=nothing,

@@ -32,18 +32,21 @@ _UNACCOUNTED = (
     "here, and ε does not cover what it shows."
 )
 _FOLLOWS_FROM_SIZE = (
-    "Settings were chosen by the real number of private records, which counts as public here: ε covers no change of "
+    "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
     "it. A declared number (num_records) tells nothing."
 )
 _NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
 
 
-def remarks(steps: Sequence[str], *, follows_from_size: bool) -> tuple[str, ...]:
-    """What qualifies the claim: ``steps`` of a pipeline were fitted to the private records before."""
+def remarks(steps: Sequence[str], *, size_of: str | None) -> tuple[str, ...]:
+    """What qualifies the claim: ``steps`` of a pipeline were fitted to the private records before.
+
+    ``size_of``: records or persons, whose real number chose settings.
+    """
     unaccounted = _UNACCOUNTED
     if steps:
         unaccounted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. {_UNACCOUNTED}"
-    return (*([_FOLLOWS_FROM_SIZE] if follows_from_size else []), unaccounted, _NOT_COUNTED)
+    return (*([_FOLLOWS_FROM_SIZE.format(size_of)] if size_of else []), unaccounted, _NOT_COUNTED)
 
 
 def student_for(estimator: FairClassifier, groups: npt.NDArray[Any] | None) -> Student:
