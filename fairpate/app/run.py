@@ -11,25 +11,24 @@ goes on from it. From ``private/`` to ``public/`` there is one way: what a metho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from aggregator.wire import worded
 from fairpate.app.assess import Assessment, assess
-from fairpate.app.backbones import check_weights, with_pinned_weights
+from fairpate.app.backbones import with_pinned_weights
+from fairpate.app.early_checks import check_data, check_model_files, check_queries, published_model
 from fairpate.app.meter import Meter
-from fairpate.app.odometer import Odometer, Standing, standing_remarks
+from fairpate.app.odometer import Odometer
 from fairpate.app.portable import write_portable
 from fairpate.app.progress import Reporter
 from fairpate.app.released import read_release, release_id
 from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
     RunDirectory,
-    RunDirectoryError,
     check_run_directory,
     create_run_directory,
     determining_values,
@@ -39,33 +38,27 @@ from fairpate.app.rundir import (
     write_json,
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.app.stating import count_earlier, require_statement, require_unreleased, state_release
 from fairpate.app.students import read_student, student_card
 from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_given_data
-from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
+from fairpate.config import ConfigError, DataConfig, ModelConfig, StudentConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.files import sha256_of
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
-from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method, Training
 from fairpate.methods.pate import Labels, PateFamily, VotingMethod, require_allowed
-from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
+from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, take_release
 from fairpate.methods.trained import Trained
 from fairpate.nn.calibrate import calibrate
 from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
-from fairpate.privacy.accountant import Event
-from fairpate.privacy.event_values import event_from, event_json
 from fairpate.strict_json import strict
-from fairpate.types import RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, RunRecord, Unit
+from fairpate.types import PrivacyStatement, RunRecord
 from student.predict import Student, StudentCard, save_student
 from student.train import PublicRecords, train_student
-
-_NOT_PROTECTED: dict[Unit, str] = {
-    "sensitive attribute": "features and labels, which the model is trained on as if they were public",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +92,7 @@ def run_method(
     given = config.own_dataset() if dataset is None else dataset
     config, dataset, run, meter = _opened(config, reporter, given, load, release_of, allow_code=allow_code)
     if isinstance(config, VotingMethod):
-        _check_queries(config, dataset, meter, reporter)
+        check_queries(config, dataset, meter, reporter)
     student, labels = _student(config, dataset, run, reporter, meter)
     reporter.note("model", str(run.student))
     if with_graph:
@@ -147,10 +140,10 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
     """
     opened, dataset, run, meter = _opened(config, reporter, dataset, load_dataset, None)
     assert isinstance(opened, VotingMethod)
-    _check_queries(opened, dataset, meter, reporter)
+    check_queries(opened, dataset, meter, reporter)
     model = nn.Identity()
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
-    _state(opened, run, dataset, opened.release(training), meter)
+    state_release(opened, run, dataset, opened.release(training), meter)
     reporter.note("labels", str(run.labels))
     return run
 
@@ -181,7 +174,7 @@ def _opened(
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
-        _check_data(config, dataset)
+        check_data(config, dataset)
     run = create_run_directory(config)
     record_data(run, dataset, given_from_python=is_given)
     if not config.is_private:
@@ -217,12 +210,12 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
     """
     config.check()
     config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
-    _check_data(config, dataset)
+    check_data(config, dataset)
     run = RunDirectory(root=folder)
     if config.asks_teachers:
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=True)
-    _check_weights(config, dataset, reporter)
+    check_model_files(config, dataset, reporter)
     training = Training(
         dataset=dataset, model=initial_model(config, dataset), run=run, reporter=reporter, seed=config.seed
     )
@@ -250,46 +243,6 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     return model
 
 
-def _check_data(config: Method, dataset: Dataset) -> None:
-    """ConfigError for settings that the data set rules out."""
-    if dataset.kind != "image":
-        if config.public_data.pretrain is not None:
-            raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
-        for field in _augmented(config):
-            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
-    config.require_unit(dataset)
-    if config.protects_attribute_only:
-        if dataset.embedding is not None:
-            raise ConfigError(
-                f"data.embedding: {config.method} protects the sensitive attribute alone, and an embedding hides "
-                "whether a column shows it; set it to null."
-            )
-        require_unseen(dataset.private.x, dataset.private.z, method=config.method)
-    config.check_data(dataset)
-
-
-def _augmented(section: Section, prefix: str = "") -> list[str]:
-    """The dotted fields that ask for changes of images."""
-    found = []
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, AugmentConfig):
-            found += [] if value.is_identity else [f"{prefix}{name}"]
-        elif isinstance(value, Section):
-            found += _augmented(value, f"{prefix}{name}.")
-    return found
-
-
-def _check_queries(config: VotingMethod, dataset: Dataset, meter: Meter, reporter: Reporter) -> None:
-    """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
-    plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
-    planned = plan.settings.num_queries
-    if meter.stored() is None:
-        meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)
-    if planned is not None and num_fitting < planned:
-        reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
-
-
 def _student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
 ) -> tuple[Student, Labels | None]:
@@ -297,10 +250,10 @@ def _student(
     is_free = isinstance(config, VotingMethod) or not config.is_private or run.released.exists()
     is_trained = run.student.exists()
     if not is_trained:
-        _require_unreleased(config, run, is_free=is_free)
+        require_unreleased(config, run, is_free=is_free)
         if not is_free:
             meter.start_another()
-        _check_weights(config, dataset, reporter)
+        check_model_files(config, dataset, reporter)
     model = None if is_trained else initial_model(config, dataset)
     training = Training(
         dataset=dataset,
@@ -314,11 +267,11 @@ def _student(
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
-        _state(config, run, dataset, labels, meter)
+        state_release(config, run, dataset, labels, meter)
     if is_trained:
         if labels is None:
-            _require_statement(run, is_free=is_free)
-            _count_earlier(meter, run)
+            require_statement(run, is_free=is_free)
+            count_earlier(meter, run)
         return read_student(run, is_free=is_free), labels
     if labels is not None:
         trained = config.learn(training, labels)  # type: ignore[attr-defined]
@@ -331,119 +284,10 @@ def _student(
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
-        _state(config, run, dataset, trained, meter)
+        state_release(config, run, dataset, trained, meter)
     student = Student(card=_card(config, dataset, trained, network, run), network=network)
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
-
-
-def _check_weights(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    models: dict[str, ModelConfig] = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
-    models["model"] = config.student.model
-    if _published(config) != config.student.model:
-        models["published model"] = _published(config)
-    check_weights(models, dataset, reporter)
-
-
-def _published(config: Method) -> ModelConfig:
-    """The architecture of what is published: that of self-labelling's student where it has one of its own."""
-    labelling = config.public_data.self_label
-    return (labelling and labelling.model) or config.student.model
-
-
-def _require_unreleased(config: Method, run: RunDirectory, *, is_free: bool) -> None:
-    """RunDirectoryError where what was released is gone, and making it again would be another release."""
-    if run.statement.exists() and not is_free:
-        gone = run.released if isinstance(config, ReleasingMethod) else run.student
-        raise RunDirectoryError(
-            f"{gone}: gone, although {run.statement} says it was released. Training again would be a second "
-            "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
-            "epsilons."
-        )
-
-
-def _require_statement(run: RunDirectory, *, is_free: bool) -> None:
-    """RunDirectoryError where the statement of a released model is gone: what qualifies the claim stood there only."""
-    if not run.statement.exists():
-        remedy = f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
-        raise RunDirectoryError(f"{run.statement}: gone, although {run.student} was released under it; {remedy}.")
-
-
-def _count_earlier(meter: Meter, run: RunDirectory) -> None:
-    """Count a model that a version without an odometer released, by its statement.
-
-    So is a kept release that another run drew and this odometer does not know.
-    """
-    if meter.stored() is not None:
-        return
-    statement = read_statement(run)
-    events = [event_from(values, statement.unit) for values in statement.events]
-    if run.released.exists():
-        meter.count_again(events, noise=statement.noise)
-    else:
-        meter.record(events, noise=statement.noise, enforce=False)
-
-
-def _state(config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, meter: Meter) -> None:
-    """Write the statement that prices what was released."""
-    standing = meter.standing(delta=config.target.delta)
-    alone, shared = dataset.records_alone, shared_remarks(run)
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
-    write_json(run.statement, strict(statement.to_json()))
-
-
-def statement_of(
-    config: Method,
-    trained: Trained,
-    *,
-    standing: Standing | None = None,
-    records_alone: bool = False,
-    shared: Sequence[str] = (),
-    remarks: Sequence[str] = (),
-) -> PrivacyStatement:
-    """The claim that prices ``trained``.
-
-    ``standing``: what the operator's odometer says of it and of earlier releases; None where it was not counted.
-    ``records_alone``: as the data set says. ``shared`` are remarks about a release that several runs go on from, and
-    ``remarks`` come last.
-    """
-    cost = config.price(trained)
-    if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
-        standing = replace(standing, epsilon=max(standing.epsilon, cost.epsilon))
-    return PrivacyStatement(
-        method=config.method,
-        unit=cost.unit,
-        relation=cost.relation,
-        delta=cost.delta,
-        epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
-        accounting=cost.accounting,
-        noise=trained.noise,
-        events=tuple(worded(event_json(event)) for event in trained.events),
-        queries=trained.queries,
-        not_protected=_NOT_PROTECTED.get(cost.unit),
-        epsilon_as_in_paper=trained.epsilon_as_in_paper,
-        earlier_releases=None if standing is None else standing.earlier,
-        epsilon_with_earlier=None if standing is None else standing.epsilon,
-        remarks=(
-            *trained.remarks,
-            *shared,
-            *size_remarks(config, trained.events, cost.unit),
-            *unit_remarks(config, cost.unit, records_alone=records_alone),
-            *standing_remarks(standing, delta=cost.delta),
-            *remarks,
-        ),
-    )
-
-
-def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """Where records or persons come and go their number is private, but a sampling rate that is set for it tells it."""
-    samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
-    return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
-
-
-def unit_remarks(config: Method, unit: Unit, *, records_alone: bool) -> tuple[str, ...]:
-    """Where a person may have several records, and each is protected by itself."""
-    return (RECORDS_ALONE,) if config.is_private and records_alone and unit == "record" else ()
 
 
 def _card(
@@ -453,7 +297,7 @@ def _card(
     mixing = trained.mixing_GCC
     return replace(
         student_card(config.student, dataset),
-        model=_published(config),
+        model=published_model(config),
         num_members=len(network.members) if isinstance(network, Mixture) else None,
         mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
         num_training_labels=trained.num_training_labels,
@@ -474,13 +318,14 @@ def _post_process(model: nn.Module, config: Method, training: Training) -> nn.Mo
                     f"public_data.self_label.confidence: no public label is as sure as "
                     f"{settings.self_label.confidence}; lower it."
                 )
+            architecture = published_model(config)
             model = train_student(
                 PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                StudentConfig(**dict(settings.self_label) | {"model": _published(config)}),
+                StudentConfig(**dict(settings.self_label) | {"model": architecture}),
                 num_classes=dataset.num_classes,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
-                initial_model=None if settings.pretrain is None else initial_model(config, dataset, _published(config)),
+                initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
     if settings.calibration is not None:
         with reporter.stage("calibration"):

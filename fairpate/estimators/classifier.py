@@ -20,8 +20,9 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
 from fairpate.app.progress import Reporter
-from fairpate.app.run import statement_of, train_model
+from fairpate.app.run import train_model
 from fairpate.app.seeds import Stream, stream_seed
+from fairpate.app.stating import statement_of
 from fairpate.data.embedding import embedded
 from fairpate.estimators import kept, told
 from fairpate.estimators.parameters import (

@@ -14,8 +14,9 @@ import pytest
 from fairpate.app import cli
 from fairpate.app.card import described_event, write_card
 from fairpate.app.progress import Reporter
-from fairpate.app.run import run_method, size_remarks
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.stating import size_remarks
 from fairpate.methods.load import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.event_values import event_json
