@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from fairpate.config import FitConfig, ModelConfig
-from fairpate.methods import pf_ld
+from fairpate.methods import f_ld, pf_ld
+from fairpate.methods.f_ld import FldConfig
 from fairpate.methods.mean_parity import MeanParity
-from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise
+from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise
 from fairpate.nn.fit import fit
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness
@@ -43,7 +44,7 @@ def plain_epoch(records: Records, batch_size: int) -> None:
 def f_ld_epoch(records: Records, batch_size: int) -> None:
     """Without privacy."""
     config = FldConfig(warmup_epochs=0, epochs=1, batch_size=batch_size)
-    pf_ld.train_f_ld(_model(), *records, config, **_shared())
+    f_ld.train_f_ld(_model(), *records, config, **_shared())
 
 
 def pf_ld_epoch(records: Records, batch_size: int, batches: Literal["public", "poisson"] = "public") -> None:

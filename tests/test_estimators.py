@@ -35,7 +35,7 @@ from fairpate.estimators import (
     SgdClassifier,
 )
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
-from fairpate.methods.pf_ld import FldConfig
+from fairpate.methods.f_ld import FldConfig
 from fairpate.types import GateRule
 
 LOGISTIC = {"name": "logistic"}

@@ -32,7 +32,7 @@ _OURS = {
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "fair_dp_sgd:FairDpSgd",
     "dp_fermi": "dp_fermi:DpFermi",
-    "f_ld": "pf_ld:FLd",
+    "f_ld": "f_ld:FLd",
     "pf_ld": "pf_ld:PfLd",
     "raco_dp": "raco_dp:RacoDp",
     "dp_postprocessing": "dp_postprocessing:Postprocessing",

@@ -1,12 +1,8 @@
-"""F-LD and PF-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian
-Dual Approach", arXiv 2009.12562): fairness by Lagrange multipliers, without privacy and with it.
+"""PF-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
+Approach", arXiv 2009.12562): fairness by Lagrange multipliers, private for the sensitive attribute.
 
-With v_i the violation of constraint i (:mod:`fairpate.methods.mean_parity`) and one epoch at a time, F-LD is
-
-    lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
-    theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
-
-PF-LD hides the sensitive attribute alone: features, labels and their number are public. It releases
+The steps are those of :mod:`fairpate.methods.f_ld`. What is hidden is the sensitive attribute alone: features, labels
+and their number are public. Released are
 
     sizes      n~_i = n_i + noise                                                               once, unless declared
     violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
@@ -22,10 +18,8 @@ Deviations from the paper, which is kept in :mod:`fairpate.methods.pf_ld_as_in_p
 - The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
 - The gradient's noise follows the multipliers as they are, not their largest value.
-- Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order, without
-  the release that no step reads.
-- ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
-- A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
+- Multipliers move before an epoch and not after it, without the release that no step reads.
+- What F-LD's deviate in.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
 """
@@ -33,67 +27,24 @@ Shapes: N records, B of a batch, C classes, U populations, G groups, K values of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.data import Dataset
-from fairpate.methods.definition import Method, PrivateMethod, Training, arguments
-from fairpate.methods.dual_ascent import DualAscent
+from fairpate.config import Positive, PrivacyTarget
+from fairpate.methods.definition import PrivateMethod, Training, arguments
+from fairpate.methods.f_ld import Ascent, Descent, FLd, FldConfig, measured_violations, parity_of
 from fairpate.methods.mean_parity import UNKNOWN, MeanParity, ValueAlong
-from fairpate.methods.trained import NO_NOISE, Progress, Trained
-from fairpate.nn.fit import batch_bounds
+from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.guided_gradients import GuidedGradients
-from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
-from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
 from fairpate.privacy import calibration
-from fairpate.privacy.accountant import Event, PoissonGaussians
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
-
-
-class FldConfig(Section):
-    """F-LD: means of groups are held to those of the population by Lagrange multipliers."""
-
-    constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
-        "demographic_parity", description="Means of predictions, of predictions per true label, or of the loss."
-    )
-    sharpness: Positive = Field(
-        1.0, description="Of the logits whose probabilities are compared: means come closer to those of labels."
-    )
-    warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
-    epochs: CountOrZero = Field(50, description="Epochs under constraints.")
-    batch_size: Count = 256
-    optimizer: Literal["sgd", "adam"] = "adam"
-    learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
-    schedule: Literal["constant", "cosine"] = "constant"
-    multipliers: Literal["absolute", "two_sided"] = Field(
-        "two_sided", description="Rise with |violation|, act in its direction, as in the paper; or one per direction."
-    )
-    dual_step: NotNegative = Field(0.5, description="What a violation of 1 adds to its multiplier; 0 switches off.")
-    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
-    tolerance: NotNegative = Field(0.0, description="Violation that raises no multiplier.")
-
-    @property
-    def fit(self) -> FitConfig:
-        """The optimiser and its schedule, over all epochs."""
-        return FitConfig(
-            epochs=self.warmup_epochs + self.epochs,
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            schedule=self.schedule,
-        )
 
 
 class PfLdConfig(FldConfig):
@@ -143,43 +94,6 @@ class Released:
 
 
 OnRelease = Callable[[Released], None]
-
-
-def train_f_ld(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    config: FldConfig,
-    *,
-    parity: MeanParity,
-    generator: torch.Generator,
-    allow_empty_cells: bool = False,
-    on_progress: Progress = lambda *_: None,
-) -> Trained:
-    """F-LD, without privacy: ``model`` in place on ``x`` (N, ...), ``y`` and ``groups`` (N,), some perhaps ``UNKNOWN``.
-
-    A cell that a batch lacks has no violation there. ValueError for a cell that nobody is in, unless that is allowed:
-    it has no constraint then.
-    """
-    cells = parity.cells(y, groups)
-    sizes_UG = parity.group_sizes(cells)
-    if not allow_empty_cells:
-        require_members(sizes_UG)
-    descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
-    for epoch in range(config.warmup_epochs + config.epochs):
-        if epoch >= config.warmup_epochs:
-            exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
-            ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
-        for rows, _ in descent.batches():
-            outputs = model(descent.features(rows))
-            loss = functional.cross_entropy(outputs, y[rows])
-            if ascent.is_active:
-                loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
-            descent.step(list(torch.autograd.grad(loss, descent.parameters)), epoch)
-        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
-    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
-    return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
 
 
 def train_pf_ld(
@@ -298,112 +212,6 @@ def sampling_rate(config: PfLdConfig, num_records: int) -> float:
     return min(1.0, config.batch_size / num_records)
 
 
-def require_members(sizes_UG: Tensor) -> None:
-    """ValueError naming a constrained cell that has no record."""
-    for population, group in (sizes_UG == 0).nonzero().tolist():
-        label = f" with label {population}" if len(sizes_UG) > 1 else ""
-        raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
-
-
-@torch.no_grad()
-def measured_violations(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: Tensor,
-    *,
-    parity: MeanParity,
-    sizes_UG: Tensor,
-    clip_value: float = math.inf,
-) -> Tensor:
-    """The violations of all records, (U, G, K) ``float64``, by the model in evaluation mode; then in training mode.
-
-    Exact, and so private. ``clip_value`` bounds the L2 norm of a record's values.
-    """
-    values_NK = parity.values(predict_logits(model, x), y).double()
-    model.train()
-    norms_N = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
-    clipped_NK = values_NK * (clip_value / norms_N).clamp(max=1) if clip_value < math.inf else values_NK
-    return parity.violations(clipped_NK, y, cells, sizes_UG=sizes_UG)
-
-
-class Ascent:
-    """The multipliers of all constraints; a positive one pushes the group's mean up to the population's."""
-
-    def __init__(self, parity: MeanParity, config: FldConfig) -> None:
-        self._two_sided, self._tolerance = config.multipliers == "two_sided", config.tolerance
-        self.multipliers_UGK = torch.zeros(parity.shape, dtype=torch.float64)
-        size = self.multipliers_UGK.numel() * (2 if self._two_sided else 1)
-        self._ascent = (
-            DualAscent(size, learning_rate=config.dual_step, cap=config.max_multiplier)
-            if config.max_multiplier
-            else None
-        )
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any constraint pulls at the model."""
-        return bool(self.multipliers_UGK.any())
-
-    def step(self, violations_UGK: Tensor) -> None:
-        """Ascend signed violations."""
-        if self._ascent is None:
-            return
-        violation_J = violations_UGK.flatten().numpy()
-        if self._two_sided:
-            both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
-            signed_J = both[: len(violation_J)] - both[len(violation_J) :]
-        else:
-            signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
-        self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
-
-    def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """``lambda |violation|`` of the paper, or multiplier times violation; shape (U, G, K)."""
-        products = self.multipliers_UGK.to(violations_UGK) * violations_UGK
-        return products if self._two_sided else self.multipliers_UGK.abs().to(violations_UGK) * violations_UGK.abs()
-
-
-class Descent:
-    """The model, its optimiser and its batches; all but secret batches read features and labels only."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        config: FldConfig,
-        generator: torch.Generator,
-    ) -> None:
-        if len(x) != len(y) or not len(x):
-            raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        self._x, self._fit, self._generator = x, config.fit, generator
-        self._memory_format = memory_format_for(x)
-        to_memory_format(model.train(), self._memory_format)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = Optimizer(self.parameters, self._fit)
-
-    def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """The rows of every batch of an epoch, and the share of all records that it stands for."""
-        size = len(self._x)
-        if secret is not None:
-            for _ in range(math.ceil(size / self._fit.batch_size)):
-                yield secret.next(), min(1.0, self._fit.batch_size / size)
-            return
-        order, bounds = torch.randperm(size, generator=self._generator), batch_bounds(size, self._fit.batch_size)
-        for rows in torch.split(order, np.diff(bounds).tolist()):
-            yield rows, len(rows) / size
-
-    def features(self, rows: Tensor) -> Tensor:
-        """A batch as the model reads it."""
-        return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
-
-    def step(self, gradients: list[Tensor], epoch: int) -> None:
-        """ValueError for a gradient that is not finite."""
-        if not math.isfinite(sum(torch._foreach_norm(gradients))):
-            raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
-        self._optimizer.step(gradients, epoch_learning_rate(self._fit, epoch))
-
-
 class _NoisyGradients:
     """The gradient of J plus the noisy one of ``sum of multipliers times violations``.
 
@@ -458,14 +266,6 @@ class _NoisyGradients:
         return gradients
 
 
-def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
-    """What the multipliers add to the loss of a batch; cells without records in it add 0."""
-    sizes_UG = parity.group_sizes(cells)
-    violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
-    there_UG1 = (sizes_UG > 0)[..., None]
-    return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
-
-
 def _public_sizes(
     cells: Tensor, y: Tensor, config: PfLdConfig, noise_multiplier: float, *, parity: MeanParity, normals: GaussianNoise
 ) -> Tensor:
@@ -489,37 +289,6 @@ def _public_sizes(
 
 def _steps_per_epoch(config: PfLdConfig, num_records: int) -> int:
     return math.ceil(num_records / config.batch_size)
-
-
-class FLd(Method):
-    """No privacy: for comparison only."""
-
-    title: ClassVar[str] = "F-LD"
-    paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
-
-    method: str = "f_ld"
-    f_ld: FldConfig = FldConfig()
-
-    @property
-    def is_private(self) -> bool:
-        """Nothing is guaranteed."""
-        return False
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """Compared with methods that do: it reads no attribute as a feature."""
-        return True
-
-    def train(self, training: Training) -> Trained:
-        """On private records, without noise."""
-        with training.reporter.stage(self.method) as advance:
-            trained = train_f_ld(
-                **arguments(training, groups=True),
-                config=self.f_ld,
-                parity=parity_of(self.f_ld, training.dataset),
-                on_progress=advance,
-            )
-        return trained.of_unit(training.dataset.unit)
 
 
 class PfLd(PrivateMethod):
@@ -557,13 +326,3 @@ class PfLd(PrivateMethod):
                 noise = pf_ld_as_in_paper.published_noise(config, self.target, num_records=size)
                 return pf_ld_as_in_paper.train_as_in_paper(**given, noise=noise, target=self.target)
             return train_pf_ld(**given, noise=calibrated_noise(config, self.target, num_records=size))
-
-
-def parity_of(config: FldConfig, dataset: Dataset) -> MeanParity:
-    """The constraint of ``config`` over the groups of a data set."""
-    return MeanParity(
-        constraint=config.constraint,
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
-        sharpness=config.sharpness,
-    )

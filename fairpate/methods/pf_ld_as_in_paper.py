@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import PrivacyTarget
+from fairpate.methods.f_ld import Ascent, Descent, measured_violations, require_members
 from fairpate.methods.mean_parity import MeanParity, ValueAlong
-from fairpate.methods.pf_ld import Ascent, Descent, PfLdConfig, PfLdNoise, measured_violations, require_members
+from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise
 from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness

@@ -39,9 +39,9 @@ from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.definition import PrivateMethod, Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
+from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
 from fairpate.methods.parity_game import GameRules, fit_mixture
-from fairpate.methods.pf_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.trained import Trained
 from fairpate.nn.mixture import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes

@@ -32,9 +32,9 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import ConfigError, Section
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
+from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.mean_parity import UNKNOWN
 from fairpate.methods.pate import Labels, PateFamily
-from fairpate.methods.pf_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.trained import Trained
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FLdClassifier, PfLdClassifier
-from fairpate.methods import pf_ld, pf_ld_as_in_paper
+from fairpate.methods import f_ld, pf_ld, pf_ld_as_in_paper
+from fairpate.methods.f_ld import FldConfig
 from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
-from fairpate.methods.pf_ld import FldConfig, PfLdConfig, PfLdNoise, Released
+from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise, Released
 from fairpate.nn.guided_gradients import GuidedGradients
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness, SeededRandomness
@@ -67,7 +68,7 @@ def trained(
     if isinstance(config, PfLdConfig):
         pf_ld.train_pf_ld(model, *data, config, noise, randomness=SeededRandomness(5), **shared, **options)
     else:
-        pf_ld.train_f_ld(model, *data, config, **shared)
+        f_ld.train_f_ld(model, *data, config, **shared)
     return weights(model)
 
 
@@ -196,7 +197,7 @@ def test_no_changed_attribute_moves_a_release_further_than_its_sensitivity(
     model, clip_norm, clip_value = network(classes), 0.1, 0.5
 
     def violations(groups: Tensor) -> Tensor:
-        return pf_ld.measured_violations(
+        return f_ld.measured_violations(
             model, x, y, parity.cells(y, groups), parity=parity, sizes_UG=sizes_UG, clip_value=clip_value
         )
 
@@ -373,8 +374,8 @@ def test_f_ld_narrows_the_gap_that_plain_training_leaves() -> None:
                 constraint=constraint, warmup_epochs=10, epochs=40, batch_size=64, learning_rate=0.01,
                 dual_step=2.0, max_multiplier=max_multiplier,
             )  # fmt: skip
-            pf_ld.train_f_ld(model, x, y, z, config, parity=parity, generator=torch.Generator().manual_seed(0))
-            exact = pf_ld.measured_violations(model, x, y, cells, parity=parity, sizes_UG=parity.group_sizes(cells))
+            f_ld.train_f_ld(model, x, y, z, config, parity=parity, generator=torch.Generator().manual_seed(0))
+            exact = f_ld.measured_violations(model, x, y, cells, parity=parity, sizes_UG=parity.group_sizes(cells))
             gaps.append(float(exact.abs().max()))
         assert gaps[1] < 0.5 * gaps[0], constraint
 
