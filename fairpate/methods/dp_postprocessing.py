@@ -18,8 +18,8 @@ Deviations from the paper:
 - Noise is an exact discrete Laplace variable, not a float.
 - C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by C - 1, since
   a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells: C = 2 is the paper.
-- Demographic parity (its counts merge C cells, so its slack is C times as large) and equal opportunity beside equalized
-  odds.
+- Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and, alone, equal
+  false positives (which merge C - 1) beside equalized odds.
 - A cell whose released share is below ``min_share`` is an error: a rate over it means nothing.
 - ``slack=False`` leaves the slack out: fairer, still solvable, without the paper's bound on the error.
 - A private Yhat, for a guarantee on whole records: only released counts are read, never their number N.
@@ -234,7 +234,7 @@ def _constraints(
     cells_GE, weights_GEC, merged = _events(counts_GYC, config.constraint)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
     labels = [1] if num_classes == 2 else list(range(num_classes))
-    if config.constraint == "equal_opportunity":
+    if config.constraint in ("equal_opportunity", "equal_false_positives"):
         pairs = list(enumerate(labels))
     else:
         pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
@@ -257,6 +257,9 @@ def _events(counts_GYC: FloatArray, constraint: Constraint) -> tuple[FloatArray,
         merged_GYC, merged = counts_GYC, 1
     elif constraint == "equal_opportunity":
         merged_GYC, merged = (counts_GYC[:, 1:] if counts_GYC.shape[1] == 2 else counts_GYC), 1
+    elif constraint == "equal_false_positives":
+        others_GYC = counts_GYC.sum(axis=1, keepdims=True) - counts_GYC  # records of all labels but one
+        merged_GYC, merged = (others_GYC[:, 1:] if counts_GYC.shape[1] == 2 else others_GYC), counts_GYC.shape[1] - 1
     else:
         raise ValueError(f"Expected a known constraint, got {constraint!r}.")
     return merged_GYC.sum(axis=2), merged_GYC, merged

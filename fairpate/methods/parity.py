@@ -2,8 +2,9 @@
 
 The unit is one record's ``sensitive attribute``, the relation ``replace one``: features and labels are public, the
 number of records too. A classifier h is compared between groups on *events*: demographic parity has one (every
-record), equalized odds one per label, equal opportunity the positive label. ``rate[a, e]`` is P[h = 1 | group a, event
-e], and its gap is taken to a reference group: two other groups may differ by twice as much.
+record), equalized odds one per label, equal opportunity the positive label, equal false positives the other one.
+``rate[a, e]`` is P[h = 1 | group a, event e], and its gap is taken to a reference group: two other groups may differ
+by twice as much.
 
 Shapes: N records, G groups, E events, C classes, D features.
 """
@@ -20,20 +21,26 @@ from pydantic import Field
 from fairpate.config import CountOrZero, Fraction, Section
 from fairpate.types import IntArray
 
+FloatArray = npt.NDArray[np.float64]
+Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity", "equal_false_positives"]
+
 
 class ParityConfig(Section):
     """What the methods that protect the sensitive attribute alone keep across groups, and how they draw noise."""
 
-    constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "equalized_odds"
+    constraint: Constraint = "equalized_odds"
     max_gap: Fraction = Field(0.02, description="gamma: to the reference group, in every event and label.")
     min_share: float = Field(1e-3, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
     reference_group: CountOrZero = Field(0, description="Code of the group that others are compared with.")
 
 
-FloatArray = npt.NDArray[np.float64]
-Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity"]
 NO_EVENT = -1
-_NUM_EVENTS: dict[str, int] = {"demographic_parity": 1, "equalized_odds": 2, "equal_opportunity": 1}
+_NUM_EVENTS: dict[Constraint, int] = {
+    "demographic_parity": 1,
+    "equalized_odds": 2,
+    "equal_opportunity": 1,
+    "equal_false_positives": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +113,6 @@ def _events(labels_N: IntArray, constraint: Constraint) -> IntArray:
         return labels_N
     if constraint == "demographic_parity":
         return np.zeros_like(labels_N)
-    if constraint == "equal_opportunity":
-        return np.where(labels_N == 1, 0, NO_EVENT)
+    if constraint in ("equal_opportunity", "equal_false_positives"):
+        return np.where(labels_N == (constraint == "equal_opportunity"), 0, NO_EVENT)
     raise ValueError(f"Expected constraint to be one of {', '.join(_NUM_EVENTS)}, got {constraint!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from fairpate.methods.dp_oracle_learner import (
     published_num_rounds,
     published_round_epsilon,
 )
-from fairpate.methods.parity import Cells
+from fairpate.methods.parity import Cells, Constraint
 from fairpate.methods.parity_game import cost_differences
 from fairpate.nn.mixture import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -121,7 +121,7 @@ def test_few_directions_are_those_that_features_vary_most_in() -> None:
 
 
 @pytest.mark.parametrize("num_groups", [2, 3])
-@pytest.mark.parametrize("constraint", ["equalized_odds", "demographic_parity", "equal_opportunity"])
+@pytest.mark.parametrize("constraint", get_args(Constraint))
 def test_the_sensitivity_of_the_learners_sums_is_exact(num_groups: int, constraint: Any) -> None:
     """Brute force over every change of one group, with prices held as the game holds them."""
     x, y, z = (values.numpy() for values in records(40, 5, num_groups=num_groups))
@@ -140,7 +140,8 @@ def test_the_sensitivity_of_the_learners_sums_is_exact(num_groups: int, constrai
             changed[row] = other
             moved.append(float(np.abs(sums(changed) - before).sum()))
     norms = np.abs(features).sum(axis=1)
-    inside = {"equalized_odds": [y == 0, y == 1], "demographic_parity": [y >= 0], "equal_opportunity": [y == 1]}
+    inside = {"equalized_odds": [y == 0, y == 1], "demographic_parity": [y >= 0]}
+    inside |= {"equal_opportunity": [y == 1], "equal_false_positives": [y == 0]}
     norms_E = np.array([norms[rows].max() for rows in inside[constraint]])
     bound = feature_sensitivity(prices_GE, norms_E)
     assert max(moved) <= bound + 1e-9

@@ -87,6 +87,7 @@ def test_the_slack_of_the_paper_and_what_it_buys() -> None:
         ("equalized_odds", "equalized_odds"),
         ("demographic_parity", "demographic_parity"),
         ("equal_opportunity", "true_positive_rate_parity"),
+        ("equal_false_positives", "false_positive_rate_parity"),
     ],
 )
 def test_without_noise_it_is_the_postprocessing_of_hardt_et_al(constraint: Any, theirs: str) -> None:
@@ -133,6 +134,18 @@ def test_several_groups_and_classes_against_a_search() -> None:
     spread = rates(mixing.mixing_GCC, many)
     assert np.abs(spread[0] - spread[1]).max() <= 0.03 + 1e-9
     np.testing.assert_allclose(mixing.mixing_GCC.sum(axis=2), 1)
+
+
+def test_false_positives_of_several_classes_are_those_among_records_of_all_other_labels() -> None:
+    counts = np.random.default_rng(1).integers(5, 50, size=(2, 4, 4)).astype(float)
+    mixing_GCC = fair_mixing(
+        counts, config(constraint="equal_false_positives", max_gap=0.03), epsilon=math.inf
+    ).mixing_GCC
+    said_GYK = np.einsum("gyj,gjk->gyk", counts, mixing_GCC)
+    for label in range(4):
+        others = [other for other in range(4) if other != label]
+        false = said_GYK[:, others, label].sum(axis=1) / counts[:, others].sum(axis=(1, 2))
+        assert abs(false[0] - false[1]) <= 0.03 + 1e-9
 
 
 @pytest.mark.parametrize("relation", ["replace one", "add or remove one"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -32,7 +32,12 @@ def rules(**changes: Any) -> GameRules:
 
 @pytest.mark.parametrize(
     ("constraint", "events"),
-    [("demographic_parity", [(0, 1)]), ("equalized_odds", [(0,), (1,)]), ("equal_opportunity", [(1,)])],
+    [
+        ("demographic_parity", [(0, 1)]),
+        ("equalized_odds", [(0,), (1,)]),
+        ("equal_opportunity", [(1,)]),
+        ("equal_false_positives", [(0,)]),
+    ],
 )
 def test_cells_hold_who_they_say(constraint: Constraint, events: list[tuple[int, ...]]) -> None:
     cells = Cells.of(Y, Z, num_groups=4, constraint=constraint)
@@ -50,7 +55,7 @@ def test_cells_hold_who_they_say(constraint: Constraint, events: list[tuple[int,
 def test_prices_put_every_violation_into_the_cost_of_a_rule() -> None:
     """Sheet 14, step 3: mean cost = error + sum lambda (+-)(rate_a - rate_0), for any rule and any multipliers."""
     generator = np.random.default_rng(1)
-    for constraint in ("demographic_parity", "equalized_odds", "equal_opportunity"):
+    for constraint in get_args(Constraint):
         cells = Cells.of(Y, Z, num_groups=3, constraint=constraint)
         lambdas = generator.random((2, 2, cells.num_events))
         for reference in range(3):
