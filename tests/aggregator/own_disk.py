@@ -16,9 +16,9 @@ def told_beside_own_disk(script, disk):
         subprocess.run([*IN_A_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", disk], check=True, capture_output=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no mount namespaces for this user: {error}")
-    here = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     found = subprocess.run(  # noqa: S603
-        [*IN_A_NAMESPACE, sys.executable, "-c", script, disk, here, here.parents[1]],
+        [*IN_A_NAMESPACE, sys.executable, "-c", script, disk, tests, tests.parent],
         capture_output=True,
         text=True,
         timeout=120,

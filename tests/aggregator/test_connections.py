@@ -38,9 +38,9 @@ POST = f"POST /v1/queries HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """A service in a process of its own, with short limits, as (host, port)."""
-    here = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     ledger = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
-    command = [sys.executable, "-c", SERVER, ledger, json.dumps(LIMITS), here, here.parents[1]]
+    command = [sys.executable, "-c", SERVER, ledger, json.dumps(LIMITS), tests, tests.parent]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         host, _, port = process.stdout.readline().strip().removeprefix("http://").rpartition(":")
         yield host, int(port)

@@ -19,7 +19,7 @@ ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 CONTROL = {"&&", "||", ";", "|", "&"}
 # Programs of others, which a reader has or installs.
 FOREIGN = {"apt-get", "aws", "cd", "chmod", "cp", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
-FOREIGN |= {"sqlite3", "ulimit", "umask"}
+FOREIGN |= {"curl", "promtool", "sqlite3", "systemctl", "ulimit", "umask"}
 
 
 class CommandError(AssertionError):

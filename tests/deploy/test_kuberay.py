@@ -210,4 +210,6 @@ def test_what_is_to_be_replaced_is_in_capitals() -> None:
         "SHARED_STORAGE_CLASS",
         "RAY_USAGE_STATS_ENABLED",
         "FAIRPATE_STATE",
+        "FAIRPATE_ANALYST_TOKEN",
+        "FAIRPATE_OPERATOR_TOKEN",
     }

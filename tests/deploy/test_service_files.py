@@ -1,0 +1,139 @@
+"""Files that run and watch a service: alerts, dashboard, systemd unit, container; each held against the real thing."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from command_lines import check
+from serving import OPERATOR, ids, running, tokens_of_both_roles
+
+ROOT = Path(__file__).parents[2]
+MONITORING, UNIT = ROOT / "deploy" / "monitoring", ROOT / "deploy" / "fairpate.service"
+METRIC = re.compile(r"\bfairpate_\w+")
+
+
+def run(tool, *arguments, text=None):
+    """Its output; the test is skipped without the tool, and fails where the tool does."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"no {tool} on this machine")
+    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, input=text, timeout=60)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def exposition(tmp_path_factory):
+    """What a real service tells Prometheus as the operator."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    with running(path, tokens=tokens_of_both_roles()) as url:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        httpx.post(f"{url}/v1/queries", json=ids(range(20)), headers=headers)
+        return httpx.get(f"{url}/v1/operator/metrics", headers=headers).text
+
+
+def expressions():
+    rules = yaml.safe_load((MONITORING / "rules.yaml").read_text(encoding="utf-8"))
+    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
+    yield from (target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
+def test_rules_and_scrape_are_what_prometheus_reads():
+    assert "9 rules found" in run("promtool", "check", "rules", MONITORING / "rules.yaml")
+    run("promtool", "check", "config", "--syntax-only", MONITORING / "prometheus.yaml")
+
+
+def test_alerts_fire_on_the_days_that_they_are_for():
+    assert "SUCCESS" in run("promtool", "test", "rules", MONITORING / "rules_test.yaml")
+
+
+def test_the_exposition_is_well_formed(exposition):
+    complaints = run("promtool", "check", "metrics", text=exposition)
+    assert "error" not in complaints.lower()
+
+
+def test_alerts_and_dashboard_name_metrics_that_there_are(exposition):
+    there = set(METRIC.findall(exposition))
+    for expression in expressions():
+        assert set(METRIC.findall(expression)) <= there, expression
+
+
+def test_the_dashboard_s_expressions_parse(tmp_path):
+    """As rules, for a dashboard's variables are filled in before Prometheus reads them."""
+    found = [text.replace("$instance", ".*") for text in expressions()]
+    rules = [{"record": f"panel:{place}", "expr": text} for place, text in enumerate(found)]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8")
+    run("promtool", "check", "rules", path)
+
+
+def test_panels_do_not_overlap_and_say_what_is_private():
+    panels = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))["panels"]
+    taken = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+        text = json.dumps(panel)
+        if any(word in text for word in ("outcomes", "request_seconds", "data_dependent")):
+            assert "publish" in panel["description"]
+
+
+def test_every_alert_leads_to_a_runbook_that_is_there():
+    rules = yaml.safe_load((MONITORING / "rules.yaml").read_text(encoding="utf-8"))
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "operations.md").read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {f"docs/operations.md#{heading.lower().replace(' ', '-')}" for heading in headings}
+    for rule in rules["groups"][0]["rules"]:
+        assert rule["annotations"]["runbook"] in anchors
+
+
+def unit_line(name):
+    text = UNIT.read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
+
+
+def test_the_unit_runs_a_command_that_there_is():
+    (line,) = unit_line("ExecStart")
+    assert check(line) == ["fairpate serve"]
+
+
+def test_systemd_reads_the_unit_without_a_complaint(tmp_path):
+    text = UNIT.read_text(encoding="utf-8").replace("/opt/fairpate/.venv/bin/fairpate", sys.executable)
+    unit = tmp_path / "fairpate.service"
+    unit.write_text(text.replace("User=fairpate", "User=root"), encoding="utf-8")
+    assert run("systemd-analyze", "verify", "--man=no", unit) == ""
+
+
+def test_the_container_is_asked_whether_it_is_alive_and_runs_a_command_that_there_is():
+    text = (ROOT / "deploy" / "service.Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    health = json.loads(re.search(r"HEALTHCHECK .*?CMD (\[.*\])", text)[1])
+    assert "/livez" in health[-1]
+    compile(health[-1], "health", "exec")
+    words = [
+        *json.loads(re.search(r"ENTRYPOINT (\[.*\])", text)[1]),
+        *json.loads(re.findall(r"^CMD (.*)$", text, re.M)[0]),
+    ]
+    assert check(" ".join(words)) == ["fairpate serve"]
+
+
+def test_the_pod_of_the_aggregator_is_one_and_its_probes_are_routes_of_the_service(tmp_path):
+    found = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy" / "kuberay.yaml").read_text())}
+    spec = found["Deployment"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert check(" ".join(container["command"])) == ["fairpate serve"]
+    names = {each["name"] for each in container["env"]}
+    assert {"FAIRPATE_ANALYST_TOKEN", "FAIRPATE_OPERATOR_TOKEN"} <= names
+    with running(tmp_path / "ledger.sqlite", tokens=tokens_of_both_roles()) as url:
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
+    labels = spec["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
