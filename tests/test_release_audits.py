@@ -74,6 +74,7 @@ def asked_neighbours(stddev: float, *, is_in: bool, seed: int) -> np.ndarray:
     return (shown_Q2[:, 1] - shown_Q2[:, 0]).astype(float)
 
 
+@pytest.mark.slow
 def test_neighbours_stay_below_their_claim_and_half_the_noise_is_caught() -> None:
     target = 2.0
 

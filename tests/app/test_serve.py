@@ -69,6 +69,7 @@ def until(condition, *, timeout_s=60.0):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     run, config = finished
     dataset = load_dataset(config.data)
@@ -217,6 +218,7 @@ def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, small_config, tmp_path):
     """Released labels again, and nothing beyond: its queries took the whole target."""
     teachers = f"storage={finished[0].teachers}"

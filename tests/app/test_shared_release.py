@@ -92,6 +92,7 @@ def test_cells_that_differ_afterwards_share_a_release_that_is_charged_once(tmp_p
     assert counted() == [(2, 0)]
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_release_is_gone_is_charged_for_another(tmp_path: Path) -> None:
     swept(tmp_path / "sweep", record_votes__gate=[None])
     for path in (tmp_path / "sweep/runs").glob("release-*/public/released.safetensors"):

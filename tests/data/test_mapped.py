@@ -110,6 +110,7 @@ def in_another_process(script: str, *arguments: object) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_mapping_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     shape = (96, 1, 1024, 1024)
     write_pixels(tmp_path / "file.arrow", shape, give(np.repeat(np.arange(96, dtype=np.uint8), 2**20).reshape(shape)))

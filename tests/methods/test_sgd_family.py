@@ -128,7 +128,7 @@ def test_the_steps_follow_from_declared_and_from_real_sizes() -> None:
     "target",
     [
         PrivacyTarget(epsilon=2.0, accounting="rdp"),
-        PrivacyTarget(epsilon=2.0, accounting="pld"),
+        pytest.param(PrivacyTarget(epsilon=2.0, accounting="pld"), marks=pytest.mark.slow),
         PrivacyTarget(epsilon=2.0, accounting="pld", relation="replace one"),
     ],
 )

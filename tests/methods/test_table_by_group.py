@@ -68,7 +68,7 @@ def population_of(done: RunDirectory) -> PrivatePopulation:
     return PrivatePopulation.from_json(read_json(done.private_population))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["record_votes", pytest.param("weighted_votes", marks=pytest.mark.slow)])
 def test_one_record_moves_one_row_of_its_group_and_the_price_is_the_same(
     method: str, digits: Dataset, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_pseudo_labels_improve_on_few_answers(digits):
     assert accuracy(semi, *held_out) > accuracy(plain, *held_out) + 0.02
 
 
+@pytest.mark.slow
 def test_fixmatch_improves_on_few_answers(digits):
     records, held_out = digits
     model, weak = ModelConfig(name="lenet"), AugmentConfig(translation_fraction=0.1)

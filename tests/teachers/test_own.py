@@ -112,7 +112,9 @@ class Gambler:
 
 
 @pytest.mark.parametrize("factory", [boosting, Gambler], ids=["boosting", "global randomness"])
-@pytest.mark.parametrize("block_size", [1, 4, 6])
+@pytest.mark.parametrize(
+    "block_size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_one_record_moves_one_vote_at_most(own, tmp_path, factory, block_size):
     """The brute force behind the price: remove or change a record, and count what moves."""
     place, private = own(factory), records()

@@ -166,6 +166,7 @@ class LosingPool(RayPool):
         return settled
 
 
+@pytest.mark.slow
 def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None) -> None:
     with LosingPool(ONE_ACTOR) as pool:
         for num_told in (2, 6):  # on its way, and all added up
