@@ -39,8 +39,9 @@ def add_analyst_routes(
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
-        request.scope["state"]["num_queries"] = len(questions)
-        replies = await batcher.ask(questions, request.scope["state"]["caller"])
+        state = request.scope["state"]
+        state["num_queries"] = len(questions)
+        replies = await batcher.ask(questions, state["caller"], state["request_id"])
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return json_response({"replies": rows, "budget_crossed_at": crossed})

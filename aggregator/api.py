@@ -27,12 +27,15 @@ from aggregator.ledger import Ledger
 from aggregator.observing import Observed
 from aggregator.operator_routes import add_operator_routes
 from aggregator.overview import Overview
+from aggregator.own_limits import QuotaRule, Quotas
+from aggregator.own_routes import add_own_routes
 from aggregator.page_routes import add_overview_routes, add_page_routes
 from aggregator.questions import CountVotes, PublicPool
 from aggregator.rates import RequestRate
 from aggregator.responses import add_error_bodies, json_response
 from aggregator.session import AggregatorSession
-from aggregator.tokens import QuotaRule, Quotas, TokenBook
+from aggregator.token_store import LiveTokens
+from aggregator.tokens import TokenBook
 from aggregator.writer import Books, OpenBooks, Writer
 from fairpate import __version__
 from fairpate.api_page import HEADERS as PAGE_HEADERS
@@ -132,7 +135,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     ``tracer`` makes a span of every request; None: there are none.
     """
     backend.pool.hash_all()
-    counters = metrics.ServiceMetrics()
+    counters, tokens = metrics.ServiceMetrics(), LiveTokens(settings.tokens)
     writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
     health = Health(
         writer,
@@ -146,6 +149,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
         count_votes=backend.count_votes,
         quotas=Quotas(settings.quota),
         answer_step_s=settings.answer_step_s,
+        own_limits=lambda: tokens.limits,
         on_group=counters.count_group,
     )
 
@@ -170,7 +174,8 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     )
     add_analyst_routes(app, backend.pool, writer, batcher, counters, health)
     add_operator_routes(app, backend.pool, writer, overview)
-    streams = add_page_routes(app, backend.facts, backend.pool, writer, overview, tokens=settings.tokens)
+    streams = add_page_routes(app, backend.facts, backend.pool, writer, overview, tokens=tokens)
+    add_own_routes(app, writer, tokens)
     add_overview_routes(app, writer, overview, counters, streams)
     app.state.streams = streams
     _add_health_routes(app, health)
@@ -178,7 +183,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     _declare_tokens(app)
     _add_documentation(app)
     max_bytes = wire.max_body_bytes(backend.pool)
-    app.add_middleware(Auth, tokens=settings.tokens, max_body_bytes=max_bytes, rate=settings.rate)
+    app.add_middleware(Auth, tokens=tokens, max_body_bytes=max_bytes, rate=settings.rate)
     app.add_middleware(metrics.CountRequests, counters=counters)
     app.add_middleware(Observed, tracer=tracer)
     return app

@@ -46,7 +46,7 @@ class VerifiedLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One reservation and what became of it; ``verdict`` is ``open`` where a crash left it so."""
+    """One reservation, what became of it and who asked; ``verdict`` is ``open`` where a crash left it so."""
 
     number: int
     key: str
@@ -54,6 +54,9 @@ class Row:
     verdict: str
     label: int | None
     votes: tuple[int, ...]
+    caller: str
+    request: str
+    at_s: float
 
 
 def verify(path: Path) -> VerifiedLedger:
@@ -121,6 +124,9 @@ def _row(charge: Charge) -> Row:
         verdict="open" if settled is None else settled.verdict,
         label=None if settled is None else settled.label,
         votes=reservation.votes,
+        caller=reservation.asker.caller,
+        request=reservation.asker.request,
+        at_s=reservation.at_s,
     )
 
 
@@ -137,6 +143,9 @@ _COLUMNS = pa.schema(
         ("verdict", pa.string()),
         ("label", pa.int64()),
         ("votes", pa.list_(pa.int64())),
+        ("caller", pa.string()),
+        ("request", pa.string()),
+        ("at_s", pa.float64()),
     ]
 )
 

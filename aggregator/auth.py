@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aggregator.errors import FaultError
 from aggregator.rates import STRANGERS, Buckets, RequestRate
-from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller, TokenBook
+from aggregator.token_store import LiveTokens
+from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller
 
 _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
@@ -31,7 +32,7 @@ OPERATOR_PREFIX = "/v1/operator/"
 class Auth:
     """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
 
-    def __init__(self, app: ASGIApp, *, tokens: TokenBook, max_body_bytes: int, rate: RequestRate) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: LiveTokens, max_body_bytes: int, rate: RequestRate) -> None:
         self._app = app
         self._rates, self._strangers = Buckets(rate), Buckets(STRANGERS)
         self._tokens = tokens
@@ -59,7 +60,7 @@ class Auth:
 
     def _admit(self, scope: Scope, headers: dict[bytes, str]) -> Caller:
         path: str = scope["path"]
-        if self._tokens.is_empty:
+        if not self._tokens.needs_token:
             _check_host(headers.get(b"host", ""))
         caller = self._caller(headers.get(b"authorization", ""))
         if path not in _PROBES:
@@ -83,8 +84,6 @@ class Auth:
             raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
 
     def _caller(self, authorization: str) -> Caller | None:
-        if self._tokens.is_empty:
-            return LOCAL_ANALYST
         scheme, _, token = authorization.partition(" ")
         return self._tokens.caller(token.strip() if scheme.lower() == "bearer" else None)
 

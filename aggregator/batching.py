@@ -6,8 +6,8 @@ and so that requests answered together leave together. Stored replies are read w
 How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
 ``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
 
-Quotas count what is charged: what a request takes is known only when its turn comes, and queries that were not charged
-after all are given back.
+Quotas count what is charged: whether a request has room is known only when its turn comes. What a caller may spend is
+brought into the ledger before anything is charged under it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import asyncio
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from aggregator.entries import Asker, OwnLimit
 from aggregator.files import LedgerError
 from aggregator.health import Health
 from aggregator.mechanism import Outcome
+from aggregator.own_limits import QuotaExceededError, Quotas
 from aggregator.questions import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
-from aggregator.tokens import Caller, QuotaExceededError, Quotas
+from aggregator.tokens import Caller
 from aggregator.writer import Writer
 from fairpate.types import IntArray
 
@@ -36,6 +39,7 @@ _MAX_QUERIES_TOGETHER = 1024
 class _Request:
     questions: Sequence[Question]
     caller: Caller
+    request_id: str
     answered: asyncio.Future[Sequence[Reply]]
 
 
@@ -50,10 +54,11 @@ class Batcher:
         count_votes: CountVotes,
         quotas: Quotas,
         answer_step_s: float,
+        own_limits: Callable[[], Mapping[str, OwnLimit]] = dict,
         on_group: Callable[[], None] = lambda: None,
     ) -> None:
         self._writer, self._health = writer, health
-        self._count_votes, self._quotas = count_votes, quotas
+        self._count_votes, self._quotas, self._own_limits = count_votes, quotas, own_limits
         self._answer_step_s = answer_step_s
         self._on_group = on_group
         self._line: list[_Request] = []
@@ -63,7 +68,7 @@ class Batcher:
         """The stored outcome of a query, or None if it has none."""
         return self._writer.books.ledger.outcome(key)
 
-    async def ask(self, questions: Sequence[Question], caller: Caller) -> Sequence[Reply]:
+    async def ask(self, questions: Sequence[Question], caller: Caller, request_id: str) -> Sequence[Reply]:
         """One reply per question, in order. A request with a new query waits for the end of its step.
 
         QuotaExceededError if the caller may not have as many new ones; then none is asked. What the session raises is
@@ -76,7 +81,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        self._line.append(_Request(questions=questions, caller=caller, answered=answered))
+        self._line.append(_Request(questions=questions, caller=caller, request_id=request_id, answered=answered))
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
         try:
@@ -118,33 +123,46 @@ class Batcher:
         self, session: AggregatorSession, group: Sequence[_Request]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
         """The replies to each request, or why it was not asked. On the writer's thread, one group after another."""
-        paid_by: dict[str, Caller] = {}
-        refused = [self._take_quota(request, paid_by) for request in group]
+        self._bring_limits(session)
+        taken: dict[str, str] = {}
+        refused = [self._check_quota(request, taken) for request in group]
         admitted = [request for request, error in zip(group, refused, strict=True) if error is None]
-        by_key = {question.query.key: question for request in admitted for question in request.questions}
-        try:
-            replies = self._ask(session, by_key)
-        finally:
-            for key, caller in paid_by.items():
-                # Only an outcome is charged to a caller: the budget may have had no room, or the votes failed.
-                if self.stored(key) is None:
-                    self._quotas.give_back(caller, 1)
+        by_key: dict[str, Question] = {}
+        askers: dict[str, tuple[Asker, ...]] = {}
+        for request in admitted:
+            asker = Asker(request.caller.name, request.request_id)
+            for question in request.questions:
+                by_key[question.query.key] = question
+                askers[question.query.key] = (*askers.get(question.query.key, ()), asker)
+        replies = self._ask(session, by_key, askers)
         return [
             error or [replies[question.query.key] for question in request.questions]
             for request, error in zip(group, refused, strict=True)
         ]
 
-    def _take_quota(self, request: _Request, paid_by: dict[str, Caller]) -> QuotaExceededError | None:
-        """Let the caller pay for what nobody has asked yet, in this group or before."""
+    def _bring_limits(self, session: AggregatorSession) -> None:
+        """Store every limit that changed, before anything is charged under it."""
+        ledger = self._writer.books.ledger
+        for caller, limit in self._own_limits().items():
+            if ledger.limit_of(caller) != limit:
+                session.limit(caller, limit)
+
+    def _check_quota(self, request: _Request, taken: dict[str, str]) -> QuotaExceededError | None:
+        """Whether the caller has room for what nobody has asked yet, in this group or before."""
+        caller = request.caller.name
         keys = {question.query.key for question in request.questions}
-        new = [key for key in keys if key not in paid_by and self.stored(key) is None]
-        refusal = self._quotas.take(request.caller, len(new), now_s=time.monotonic())
-        if refusal is not None:
-            return QuotaExceededError(refusal, len(new))
-        paid_by.update(dict.fromkeys(new, request.caller))
+        new = [key for key in keys if key not in taken and self.stored(key) is None]
+        if request.caller.role != "operator":
+            wanted = len(new) + Counter(taken.values())[caller]
+            refusal = self._quotas.refusal(self._writer.books.ledger, caller, wanted, now_s=time.time())
+            if refusal is not None:
+                return QuotaExceededError(refusal, len(new))
+        taken.update(dict.fromkeys(new, caller))
         return None
 
-    def _ask(self, session: AggregatorSession, by_key: dict[str, Question]) -> dict[str, Reply]:
+    def _ask(
+        self, session: AggregatorSession, by_key: dict[str, Question], askers: Mapping[str, tuple[Asker, ...]]
+    ) -> dict[str, Reply]:
         voted = False
 
         def vote(queries: Sequence[Query]) -> IntArray:
@@ -153,7 +171,7 @@ class Batcher:
             return self._count_votes([by_key[query.key] for query in queries])
 
         try:
-            replies = session.ask([question.query for question in by_key.values()], vote)
+            replies = session.ask([replace(q.query, askers=askers[key]) for key, q in by_key.items()], vote)
         # No fault of the teachers: what is known of their health stays.
         except (LedgerError, sqlite3.Error):
             raise

@@ -24,12 +24,13 @@ from typing import Literal, NamedTuple
 from aggregator.files import LedgerError, beside, connect, head_path, ledger_files, open_read_only
 from fairpate.files import write_atomically
 
-SCHEMA_VERSION = 4
-SAME_CHAIN_VERSION, UNKEYED_VERSION = 3, 2
-"""Of earlier versions: one whose terms alone are spelt otherwise, and one whose chain has no key."""
+SCHEMA_VERSION = 5
+NAMELESS_VERSION, ONE_MECHANISM_VERSION, UNKEYED_VERSION = 4, 3, 2
+"""Of earlier versions: whose charges name nobody, whose terms are spelt otherwise too, and whose chain has no key."""
+_GO_ON_AS_THEY_ARE = (SCHEMA_VERSION, NAMELESS_VERSION, ONE_MECHANISM_VERSION)
 HEAD_BYTES = 128
 _BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
-EntryKind = Literal["reserve", "commit", "publish"]
+EntryKind = Literal["reserve", "commit", "publish", "limit"]
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -75,7 +76,7 @@ class Header(NamedTuple):
 def read_header(database: sqlite3.Connection, path: Path) -> Header:
     """LedgerError for a schema that has to be brought to this version first, or is unknown."""
     (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
-    if version not in (SCHEMA_VERSION, SAME_CHAIN_VERSION):
+    if version not in _GO_ON_AS_THEY_ARE:
         remedy = "use the version that wrote it, or start a new run folder"
         if version == UNKEYED_VERSION:
             remedy = _BRING_UP

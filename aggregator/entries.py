@@ -1,11 +1,17 @@
-"""What the entries of a ledger mean: reservations, their outcomes, publications of what they cost."""
+"""What the entries of a ledger mean: reservations and who asked for them, outcomes, publications, limits of one's own.
+
+Every reservation names who asked, in which request, and when. Those of earlier versions, and a run's own queries, name
+nobody.
+"""
 
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +19,49 @@ from aggregator.chain import EntryKind
 from aggregator.mechanism import Outcome, outcome
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray
+
+
+class Asker(NamedTuple):
+    """Who asks: the name of a caller, by which charges are told apart, and a request's id. Both empty: a run itself."""
+
+    caller: str = ""
+    request: str = ""
+
+
+NOBODY = Asker()
+
+
+class Asked(NamedTuple):
+    """Reservations after each other of one request. ``at_s``: seconds since 1970; 0: not known."""
+
+    first: int
+    num_queries: int
+    asker: Asker
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLimit:
+    """What one caller may spend of what all share; None: no limit of one's own.
+
+    ``epsilon`` is for the price of the caller's queries at their worst, at the budget's delta; ``max_queries`` for
+    their number, and ``per_day`` for how many at once, refilled evenly over a day. ValueError for a limit that is
+    negative, infinite or undefined; nought is one for ``max_queries`` alone.
+    """
+
+    epsilon: float | None = None
+    max_queries: int | None = None
+    per_day: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is None or (name == "max_queries" and value == 0):
+                continue
+            if not 0 < value < float("inf"):
+                raise ValueError(f"Expected 0 < {name} < inf, got {value}.")
+
+
+NO_LIMIT = OwnLimit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +72,8 @@ class Reservation:
     key: str
     group: int
     votes: tuple[int, ...]
+    asker: Asker = NOBODY
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +94,10 @@ class Publication:
 
 @dataclass(kw_only=True)
 class LedgerState:
-    """What the entries of a ledger add up to. By reservation number, but for ``votes``: a block per entry."""
+    """What the entries of a ledger add up to. By reservation number, but for ``votes``: a block per entry.
+
+    ``asked``: who asked for which reservations, in order; ``charged_to`` counts reservations by caller.
+    """
 
     keys: list[str] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
@@ -51,6 +105,9 @@ class LedgerState:
     outcomes: list[Outcome | None] = field(default_factory=list)
     outcome_of: dict[str, Outcome] = field(default_factory=dict)
     publications: list[Publication] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    charged_to: Counter[str] = field(default_factory=Counter)
+    limits: dict[str, OwnLimit] = field(default_factory=dict)
 
     def apply(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         """Take in one stored entry."""
@@ -59,12 +116,29 @@ class LedgerState:
             self.publications.append(Publication(num_reservations=payload["num_reservations"], price=price))
         elif kind == "reserve":
             keys = payload["keys"].split()
-            self.reserve(keys, payload["groups"], _votes_from(payload["votes"], len(keys)))
+            asked = payload.get("asked") or [["", "", len(keys)]]
+            self.reserve(
+                keys, payload["groups"], _votes_from(payload["votes"], len(keys)), asked, payload.get("at", 0.0)
+            )
+        elif kind == "limit":
+            self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
         else:
             self.settle(payload["first"], [_outcome_from(word) for word in payload["outcomes"]])
 
-    def reserve(self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray) -> None:
-        """Further reservations, open as yet."""
+    def reserve(
+        self,
+        keys: Sequence[str],
+        groups: Sequence[int],
+        votes_QC: IntArray,
+        asked: Sequence[tuple[str, str, int]],
+        at_s: float,
+    ) -> None:
+        """Further reservations, open as yet. ``asked``: caller, request, and how many of them, in order."""
+        first = len(self.keys)
+        for caller, request, count in asked:
+            self.asked.append(Asked(first, count, Asker(caller, request), at_s))
+            self.charged_to[caller] += count
+            first += count
         self.keys += keys
         self.groups += groups
         self.votes.append(votes_QC)
@@ -79,19 +153,36 @@ class LedgerState:
     def charges(self) -> tuple[Charge, ...]:
         """Every reservation and what became of it."""
         votes = (votes_C for block_QC in self.votes for votes_C in block_QC.tolist())
-        columns = zip(self.keys, self.groups, votes, self.outcomes, strict=True)
+        asked = ((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries))
+        columns = zip(self.keys, self.groups, votes, asked, self.outcomes, strict=True)
         return tuple(
-            Charge(reservation=Reservation(number=number, key=key, group=group, votes=tuple(votes_C)), outcome=settled)
-            for number, (key, group, votes_C, settled) in enumerate(columns)
+            Charge(
+                reservation=Reservation(
+                    number=number, key=key, group=group, votes=tuple(votes_C), asker=asker, at_s=at_s
+                ),
+                outcome=settled,
+            )
+            for number, (key, group, votes_C, (asker, at_s), settled) in enumerate(columns)
         )
 
 
-def reserve_entry(keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray) -> dict[str, Any]:
+def reserve_entry(
+    keys: Sequence[str],
+    groups: Sequence[int],
+    votes_QC: IntArray,
+    asked: Sequence[tuple[str, str, int]],
+    at_s: float,
+) -> dict[str, Any]:
     """What is stored of further reservations. ValueError for a key that :meth:`LedgerState.apply` would not find."""
     words = " ".join(keys)
     if len(words.split()) != len(keys):
         raise ValueError("Expected keys without white space.")
-    return {"groups": groups, "keys": words, "votes": _votes_text(votes_QC)}
+    return {"asked": asked, "at": at_s, "groups": groups, "keys": words, "votes": _votes_text(votes_QC)}
+
+
+def in_runs(askers: Sequence[Asker]) -> list[tuple[str, str, int]]:
+    """Caller, request, and how many after each other."""
+    return [(*asker, len(list(equal))) for asker, equal in groupby(askers)]
 
 
 def commit_entry(first: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:

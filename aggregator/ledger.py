@@ -2,7 +2,8 @@
 
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
 leaves. A crash in between wastes the reservation and never under-charges; a query asked again gets the stored
-outcome. An entry holds the reservations or the outcomes of one transaction, or one publication of what they cost.
+outcome. An entry holds the reservations or the outcomes of one transaction, one publication of what they cost, or what
+one caller may spend. A reservation names who asked for it, in which request, and when.
 Entries are only ever appended, each with a keyed digest over its predecessor's.
 
 The number and digest of the last entry also stand in a second file, the head, as soon as the entry is durable; an
@@ -23,6 +24,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -45,7 +48,19 @@ from aggregator.chain import (
     schema_version,
     verified_entries,
 )
-from aggregator.entries import Charge, LedgerState, Publication, commit_entry, reserve_entry
+from aggregator.entries import (
+    NO_LIMIT,
+    NOBODY,
+    Asked,
+    Asker,
+    Charge,
+    LedgerState,
+    OwnLimit,
+    Publication,
+    commit_entry,
+    in_runs,
+    reserve_entry,
+)
 from aggregator.files import (
     LedgerError,
     OpenFiles,
@@ -196,22 +211,47 @@ class Ledger:
                 counts[group][settled.label] += 1
         return counts
 
-    def reserve(self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray) -> range:
+    @property
+    def asked(self) -> Sequence[Asked]:
+        """Who asked for which reservations, in order; it only grows."""
+        return self._state.asked
+
+    def asked_for(self, number: int) -> Asked:
+        """The request that reservation ``number`` came in."""
+        return self._state.asked[bisect_right(self._state.asked, number, key=lambda asked: asked.first) - 1]
+
+    def charged_to(self, caller: str) -> int:
+        """How many queries ``caller`` was charged with."""
+        return self._state.charged_to[caller]
+
+    def limit_of(self, caller: str) -> OwnLimit:
+        """What ``caller`` may spend of what all share."""
+        return self._state.limits.get(caller, NO_LIMIT)
+
+    def limit(self, caller: str, limit: OwnLimit) -> None:
+        """Store, durably, what ``caller`` may spend from now on; what was charged before counts."""
+        self._append("limit", {"at": _now_s(), "caller": caller, "limit": asdict(limit)})
+        self._state.limits[caller] = limit
+
+    def reserve(
+        self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, askers: Sequence[Asker] = ()
+    ) -> range:
         """Charge Q queries in full and make that durable in one transaction; returns the reservations' numbers.
 
-        ValueError for a key that already has an outcome: it must not be drawn again. LedgerError if it cannot be
-        written: then nothing may be drawn.
+        ``askers`` are charged, one for each query; none: the run itself. ValueError for a key that already has an
+        outcome: it must not be drawn again. LedgerError if it cannot be written: then nothing may be drawn.
         """
         if not self._state.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
-        entry = reserve_entry(keys, groups, votes_QC)
+        asked, at_s = in_runs(askers or [NOBODY] * len(keys)), _now_s()
+        entry = reserve_entry(keys, groups, votes_QC, asked, at_s)
         # The hold comes first: a crash in between counts too many, never too few.
         if self.hold is not None:
             self.hold(self.num_reservations + len(keys), len(self.publications))
         self._append("reserve", entry)
         # Memory follows the disk: what could not be written was not charged.
         first = self.num_reservations
-        self._state.reserve(keys, groups, votes_QC)
+        self._state.reserve(keys, groups, votes_QC, asked, at_s)
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
@@ -231,7 +271,7 @@ class Ledger:
         if self.hold is not None:
             self.hold(self.num_reservations, len(self.publications) + 1)
         publication = Publication(num_reservations=self.num_reservations, price=price)
-        self._append("publish", asdict(publication))
+        self._append("publish", {"at": _now_s(), **asdict(publication)})
         self._state.publications.append(publication)
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
@@ -253,6 +293,10 @@ class Ledger:
             ) from error
         self.check()  # again: SQLite writes into a file that was unlinked meanwhile without an error
         self._head = head
+
+
+def _now_s() -> float:
+    return round(time.time(), 3)
 
 
 def read_ledger(path: Path, noted: Head | None) -> tuple[dict[str, Any], Chain, LedgerState, Head]:

@@ -1,8 +1,8 @@
 """Ledgers of earlier versions: what their terms mean today, and how their entries are taken over.
 
 Schema 2 had digests without a key, and noted its last outcome in ``.lock``; it is written anew, entry by entry, and the
-old file stays. Schema 3 knew one mechanism and stored its parameters alone; such a ledger goes on as it is, and only
-the reading differs.
+old file stays. Schema 3 knew one mechanism and stored its parameters alone, and until schema 4 charges named nobody;
+such a ledger goes on as it is, and only the reading differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from aggregator.chain import (
     HEAD_BYTES,
-    SCHEMA_VERSION,
+    ONE_MECHANISM_VERSION,
     UNKEYED_VERSION,
     Chain,
     Head,
@@ -34,7 +34,7 @@ from aggregator.gnmax import ConfidentGnmax
 def current_terms(header: Header) -> dict[str, Any]:
     """The terms that a ledger began with, as they are spelt today."""
     terms: dict[str, Any] = json.loads(header.terms)
-    if header.version < SCHEMA_VERSION:
+    if header.version <= ONE_MECHANISM_VERSION:
         terms["mechanism"] = {"name": ConfidentGnmax.name, "parameters": terms["mechanism"]}
     return terms
 

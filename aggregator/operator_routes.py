@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Response
 
 from aggregator import wire
+from aggregator.entries import Asked
 from aggregator.errors import FaultError
 from aggregator.mechanism import Outcome
 from aggregator.overview import Overview
@@ -30,7 +31,8 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
         start, stop = min(page.start, total), min(page.start + page.limit, total)
         charged = enumerate(books.ledger.charged(start, stop), start)
         entries = [
-            _entry_json(number, key, pool.group_names[group], outcome) for number, (key, group, outcome) in charged
+            _entry_json(number, key, pool.group_names[group], outcome, books.ledger.asked_for(number))
+            for number, (key, group, outcome) in charged
         ]
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
@@ -60,11 +62,14 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
         )
 
 
-def _entry_json(number: int, key: str, group: str, outcome: Outcome | None) -> dict[str, Any]:
+def _entry_json(number: int, key: str, group: str, outcome: Outcome | None, asked: Asked) -> dict[str, Any]:
     return {
         "number": number,
         "key": key,
         "group": group,
         "verdict": "open" if outcome is None else outcome.verdict,
         "label": None if outcome is None else outcome.label,
+        "caller": asked.asker.caller,
+        "request": asked.asker.request,
+        "at_s": asked.at_s,
     }

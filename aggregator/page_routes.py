@@ -14,7 +14,7 @@ from aggregator.overview import Overview
 from aggregator.page import page, page_headers
 from aggregator.questions import PublicPool
 from aggregator.responses import json_response
-from aggregator.tokens import TokenBook
+from aggregator.token_store import LiveTokens
 from aggregator.writer import Writer
 
 _ANALYSTS_AGE_S, _OPERATORS_AGE_S = 1.0, 2.0
@@ -22,7 +22,7 @@ _EVENTS = {200: {"content": {"text/event-stream": {}}}, 503: {"model": wire.Faul
 
 
 def add_page_routes(
-    app: FastAPI, facts: Facts, pool: PublicPool, writer: Writer, overview: Overview, *, tokens: TokenBook
+    app: FastAPI, facts: Facts, pool: PublicPool, writer: Writer, overview: Overview, *, tokens: LiveTokens
 ) -> Streams:
     """Add the routes to ``app``; the streams are to be closed before the server waits for its requests."""
     streams = Streams()
@@ -30,7 +30,7 @@ def add_page_routes(
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        return Response(page(needs_token=not tokens.is_empty), media_type="text/html", headers=page_headers())
+        return Response(page(needs_token=tokens.needs_token), media_type="text/html", headers=page_headers())
 
     @app.get("/v1/about", response_model=wire.About)
     async def about(request: Request) -> Response:

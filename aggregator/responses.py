@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 
 from aggregator.errors import FaultError, fault, validation_faults
 from aggregator.files import LedgerError
+from aggregator.own_limits import QuotaExceededError
 from aggregator.session import VotesUnavailableError
-from aggregator.tokens import QuotaExceededError
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2

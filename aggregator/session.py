@@ -1,9 +1,9 @@
 """One querying session: queries in, answers out, with votes, budget and ledger between the two.
 
 Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable before its first
-noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads that ask at the same time
-share blocks, so that they share the two waits for the disk: the first thread to reach the ledger writes for all that
-wait.
+noise is drawn, and no answer of a block leaves before all its outcomes are durable. A query is admitted under the limit
+of who asks for it and under the shared one, both right before it is reserved. Threads that ask at the same time share
+blocks, so that they share the two waits for the disk: the first thread to reach the ledger writes for all that wait.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from aggregator.budget import BudgetStatus as BudgetStatus
 from aggregator.budget import epsilon_data_independent, open_filter
+from aggregator.entries import NOBODY, Asker, OwnLimit
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
+from aggregator.own_limits import payers
 from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -45,16 +47,20 @@ class PublicationError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is asked: the hash of a record's content (see :func:`query_key`), its public group and its public name."""
+    """What is asked: the hash of a record's content (see :func:`query_key`), its public group and its public name.
+
+    ``askers``: who asks for it now; the first with room under its own limit is charged.
+    """
 
     key: str
     group: int
     record_id: str
+    askers: tuple[Asker, ...] = (NOBODY,)
 
 
 @dataclass(frozen=True)
 class OverBudget:
-    """The budget has no room for this query: nothing was charged, drawn or stored."""
+    """The budget, or the asker's own limit, has no room for this query: nothing was charged, drawn or stored."""
 
 
 Reply = Outcome | OverBudget
@@ -168,6 +174,11 @@ class AggregatorSession:
         """How many of ``wanted`` new queries the budget may have room for, as far as can be said without votes."""
         return self._filter.room(wanted)
 
+    def limit(self, caller: str, limit: OwnLimit) -> None:
+        """Store what ``caller`` may spend from now on. LedgerError if it cannot be written."""
+        with self._at_ledger:
+            self._ledger.limit(caller, limit)
+
     def publish(self) -> SanitisedRdp:
         """What may be published of the price of all votes so far, as the terms planned it; charged and stored.
 
@@ -210,7 +221,8 @@ class AggregatorSession:
         """The queries without an outcome, each key once, as many as the budget may have room for."""
         outcome = self._ledger.outcome
         new = {query.key: query for query in queries if outcome(query.key) is None}
-        return list(new.values())[: self._filter.room(len(new))] if new else ()
+        paid = _with_payers(self._ledger, list(new.values()))[1]
+        return paid[: self._filter.room(len(paid))] if paid else ()
 
     def _votes(self, queries: Sequence[Query], vote: VoteFunction) -> IntArray:
         terms = self._ledger.terms
@@ -244,8 +256,9 @@ class AggregatorSession:
         try:
             for queries, votes_QC in _blocks(requests, self._ledger):
                 # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
-                admitted = self._filter.admit(votes_QC)
-                self._answer(queries[:admitted], votes_QC[:admitted])
+                rows, paid, charged = _with_payers(self._ledger, queries)
+                admitted = self._filter.admit(votes_QC[rows])
+                self._answer(paid[:admitted], votes_QC[rows[:admitted]], charged[:admitted])
             error = None
         except Exception as caught:  # noqa: BLE001 - it belongs to every caller that waits
             error = caught
@@ -255,11 +268,11 @@ class AggregatorSession:
             for request in requests:
                 request.error, request.done = error, True
 
-    def _answer(self, queries: Sequence[Query], votes_QC: IntArray) -> None:
+    def _answer(self, queries: Sequence[Query], votes_QC: IntArray, charged: Sequence[Asker]) -> None:
         if not queries:
             return
         keys, groups = [query.key for query in queries], [query.group for query in queries]
-        reserved = self._ledger.reserve(keys, groups, votes_QC)
+        reserved = self._ledger.reserve(keys, groups, votes_QC, charged)
         outcomes = self._ledger.terms.mechanism.answer(
             votes_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
         )
@@ -284,6 +297,13 @@ def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequ
         queries, votes_QC = [queries[row] for row in kept], votes_QC[kept]
     for start in range(0, len(queries), MAX_BLOCK):
         yield queries[start : start + MAX_BLOCK], votes_QC[start : start + MAX_BLOCK]
+
+
+def _with_payers(ledger: Ledger, queries: Sequence[Query]) -> tuple[list[int], list[Query], list[Asker]]:
+    """The queries that somebody has room for: their rows, themselves, and who is charged."""
+    found = payers(ledger, queries)
+    rows = [row for row, payer in enumerate(found) if payer is not None]
+    return rows, [queries[row] for row in rows], [payer for payer in found if payer is not None]
 
 
 def _resumed_gate(ledger: Ledger) -> DemographicParityGate:

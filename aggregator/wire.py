@@ -83,6 +83,40 @@ class Budget(_Body):
     closed: bool
 
 
+class OwnLimit(_Body):
+    """What a caller may spend of the shared budget; null: no limit of its own."""
+
+    epsilon: float | None = Field(
+        description="For the caller's queries alone, at their worst case and the budget's delta."
+    )
+    max_queries: int | None
+    per_day: float | None = Field(description="New queries at once, refilled evenly over a day.")
+
+
+class OwnSpent(_Body):
+    """What was charged to a caller, data-independent. The guarantee is the shared budget's."""
+
+    queries: int
+    epsilon: float | None
+
+
+class OwnLeft(_Body):
+    """What the caller's own limit has room for; the shared budget may have less."""
+
+    queries: int
+
+
+class Me(_Body):
+    """A caller as this service knows it. Callers of one name share limit and charges."""
+
+    name: str
+    scope: Literal["analyst", "operator"]
+    limit: OwnLimit
+    spent: OwnSpent
+    left: OwnLeft | None = Field(description="Null: no limit of its own.")
+    expires_s: float | None = Field(description="When the token ends, in seconds since 1970; null: never.")
+
+
 class Estimate(_Body):
     """What asking would cost, at most, before it is asked."""
 
@@ -207,13 +241,19 @@ class Publication(_Body):
 
 
 class LedgerEntry(_Body):
-    """One charge as the operator sees it; a reservation that a crash left open has the verdict `open`."""
+    """One charge as the operator sees it; a reservation that a crash left open has the verdict `open`.
+
+    Who asked is empty for the run's own queries and those of earlier versions; then `at_s` may be 0: not known.
+    """
 
     number: int
     key: str
     group: str
     verdict: str
     label: int | None
+    caller: str
+    request: str
+    at_s: float = Field(description="When it was charged, in seconds since 1970.")
 
 
 class Chain(_Body):

@@ -90,6 +90,11 @@ class RunDirectory:
         return self.private / "ledger.sqlite"
 
     @property
+    def tokens(self) -> Path:
+        """Who may ask the run's service."""
+        return self.private / "tokens.json"
+
+    @property
     def receipt(self) -> Path:
         """What the odometer counts of this run, and the id under which it does."""
         return self.private / "release.json"

@@ -20,10 +20,11 @@ from aggregator.about import Facts
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service
 from aggregator.api import Backend, ServiceSettings, TlsFiles, url_host
 from aggregator.ledger import Ledger
+from aggregator.own_limits import QuotaRule
 from aggregator.questions import PublicPool
 from aggregator.rates import RequestRate
 from aggregator.session import AggregatorSession
-from aggregator.tokens import QuotaRule, read_tokens
+from aggregator.tokens import read_tokens
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
@@ -136,6 +137,7 @@ def serve_aggregator(
 
 
 def settings(
+    root: Path | None = None,
     *,
     host: str,
     port: int,
@@ -147,11 +149,12 @@ def settings(
     json_logs: bool = False,
     traces: bool = False,
 ) -> ServiceSettings:
-    """Where to listen and for whom; tokens come from the files or the environment.
+    """Where to listen and for whom: tokens of files or the environment, and the token store of the run in ``root``.
 
     TokenError for a bad one, ValueError for files of TLS that do not go together, and for traces without their package.
     """
-    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
+    store = None if root is None else RunDirectory(root=root.absolute()).tokens
+    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file, store=store)
     return ServiceSettings(
         host=host,
         port=port,

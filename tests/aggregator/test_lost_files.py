@@ -17,6 +17,8 @@ from serving import TERMS, running
 
 from aggregator import audit
 from aggregator import ledger as ledger_module
+from aggregator.chain import canonical
+from aggregator.entries import Asker, OwnLimit
 from aggregator.files import LedgerError, head_path, ledger_files
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
@@ -291,6 +293,40 @@ def test_a_ledger_of_the_earlier_schema_goes_on_with_every_entry(schema2):
 
 
 @pytest.fixture
+def schema4(path):
+    """A ledger as version 2 wrote it later: charges name nobody and no time."""
+    with Ledger(path, TERMS) as ledger:
+        fill(ledger)
+    with sqlite3.connect(path) as database:
+        terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+        entries = [
+            (kind, canonical({k: v for k, v in json.loads(text).items() if k not in ("asked", "at")}))
+            for kind, text in database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
+        ]
+        rows = chained(terms, entries, lambda message: hmac.new(bytes.fromhex(key), message, "sha256").hexdigest())
+        database.execute("UPDATE chain SET version = 4")
+        database.execute("DELETE FROM entries")
+        database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+    database.close()
+    head_path(path).write_text(f"{rows[-1][0]:020d} {rows[-1][3]}\n")
+    return path
+
+
+def test_a_ledger_whose_charges_name_nobody_goes_on_as_it_is(schema4):
+    before = sqlite3.connect(schema4).execute("SELECT * FROM entries").fetchall()
+    assert holds_all(schema4, create=False)
+    with Ledger(schema4, TERMS, create=False) as ledger:
+        assert {charge.reservation.asker for charge in ledger.charges} == {Asker()}
+        assert (ledger.charged_to("alice"), ledger.charges[0].reservation.at_s) == (0, 0.0)
+        ledger.limit("alice", OwnLimit(max_queries=1))
+        ledger.commit(ledger.reserve(["third"], [1], VOTES, [Asker("alice", "r")]), [ANSWER])
+    with Ledger(schema4, TERMS, create=False) as ledger:
+        assert ledger.outcome("third") == ANSWER
+        assert (ledger.charged_to("alice"), ledger.limit_of("alice").max_queries) == (1, 1)
+    assert sqlite3.connect(schema4).execute("SELECT * FROM entries").fetchall()[: len(before)] == before
+
+
+@pytest.fixture
 def schema3(path):
     """A ledger as version 2 wrote it: the terms know no mechanism's name, and the chain is keyed."""
     with Ledger(path, TERMS) as ledger:
@@ -321,7 +357,7 @@ def test_a_ledger_that_knew_one_mechanism_goes_on_as_it_is(schema3):
         Ledger(schema3, replace(TERMS, mechanism=replace(TERMS.mechanism, noise_stddev_votes=5)))
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_ledger_that_claims_another_version_of_its_terms_is_refused(schema3, path, version):
     """No digest covers the version; terms that are read under the wrong one are no terms."""
     if version == 3:

@@ -10,7 +10,7 @@ from serving import OPERATOR, running, tokens_of_both_roles
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
 WITH_INPUT += ("POST /v1/answers",)
 WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics", "POST /v1/operator/publication")
-WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz", "GET /v1/about", "GET /v1/state")
+WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz", "GET /v1/about", "GET /v1/state", "GET /v1/me")
 WITHOUT += ("GET /v1/operator/overview", "GET /v1/operator/metrics", "POST /v1/operator/verification")
 STREAMS = ("GET /v1/events", "GET /v1/operator/events")
 CASES = [(route, mode) for route in WITH_INPUT for mode in GenerationMode]

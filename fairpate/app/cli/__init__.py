@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fairpate import __version__
-from fairpate.app.cli import choices, data, ledger, runs, services, votes
+from fairpate.app.cli import choices, data, ledger, runs, services, tokens, votes
 from fairpate.app.cli.endings import exit_with_code
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ def version() -> None:
 
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(tokens.app, name="tokens")
 
 
 def main() -> None:

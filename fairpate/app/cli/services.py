@@ -56,6 +56,7 @@ def serve(
         files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
         with checked_arguments():
             settings = serving.settings(
+                folder,
                 host=host,
                 port=port,
                 daily_quota=quota,

@@ -1,0 +1,218 @@
+"""The token store of a run: whose tokens are good, until when, and what each name may spend.
+
+One file of the operator's (mode 0600), written whole or not at all, changed while the run is served, and read again by
+the service as soon as it changed. It holds SHA-256 digests of tokens that were made here from 256 random bits, so that
+nothing in it opens anything. Changes are pure functions of what the store holds; :func:`change` applies one under a
+lock on the folder. A store that cannot be read admits nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from aggregator.entries import NO_LIMIT, OwnLimit
+from aggregator.files import folder_held
+from aggregator.tokens import LOCAL_ANALYST, Caller, Role, TokenBook, TokenError, read_private, token_digest
+from fairpate.files import write_atomically
+
+FORMAT = "fairpate.tokens/1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LOOK_EVERY_S = 0.5
+_log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredToken:
+    """One token's digest, and whose it is. Seconds since 1970; ``expires_s`` None: never."""
+
+    name: str
+    role: Role
+    sha256: str
+    created_s: float
+    expires_s: float | None = None
+
+    def is_good(self, now_s: float) -> bool:
+        """Whether it admits its caller now."""
+        return self.expires_s is None or now_s < self.expires_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenStore:
+    """All tokens of a run, expired ones included, and the limits of their names."""
+
+    tokens: tuple[StoredToken, ...] = ()
+    limits: Mapping[str, OwnLimit] = field(default_factory=dict)
+
+    @property
+    def book(self) -> TokenBook:
+        """The tokens as a service looks them up."""
+        return TokenBook(
+            entries=tuple(
+                (bytes.fromhex(t.sha256), Caller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
+            )
+        )
+
+    def of(self, name: str) -> tuple[StoredToken, ...]:
+        """The tokens of ``name``. TokenError if it has none."""
+        found = tuple(token for token in self.tokens if token.name == name)
+        if not found:
+            known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
+            raise TokenError(f"{name}: has no token here; expected one of: {known}.")
+        return found
+
+
+def added(
+    store: TokenStore, name: str, *, role: Role, limit: OwnLimit, expires_s: float | None, now_s: float
+) -> tuple[TokenStore, str]:
+    """The store with a new token for a new ``name``, and the token. TokenError for a name that is taken or unfit."""
+    if not _NAME.fullmatch(name):
+        raise TokenError(f"{name!r}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+    if any(token.name == name for token in store.tokens):
+        raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
+    store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)
+    # A name that was here before keeps its limit: a token that is made again must not lift it.
+    return (store if limit == NO_LIMIT else limited(store, name, limit)), token
+
+
+def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
+    """The store with another token for ``name``, and the token; those before end at ``old_expires_s``, or sooner."""
+    before = store.of(name)
+    store = expired(store, name, expires_s=old_expires_s, only_sooner=True)
+    return _with_new_token(store, name, role=before[-1].role, expires_s=before[-1].expires_s, now_s=now_s)
+
+
+def expired(store: TokenStore, name: str, *, expires_s: float | None, only_sooner: bool = False) -> TokenStore:
+    """The store in which the tokens of ``name`` end at ``expires_s``; ``only_sooner``: those that last longer."""
+
+    def ending(token: StoredToken) -> StoredToken:
+        stays = only_sooner and expires_s is not None and not token.is_good(expires_s)
+        return token if token.name != name or stays else replace(token, expires_s=expires_s)
+
+    store.of(name)
+    return replace(store, tokens=tuple(map(ending, store.tokens)))
+
+
+def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
+    """The store in which ``name`` has this limit."""
+    store.of(name)
+    return replace(store, limits={**store.limits, name: limit})
+
+
+def revoked(store: TokenStore, name: str) -> TokenStore:
+    """The store without the tokens of ``name``; its limit stays."""
+    store.of(name)
+    return replace(store, tokens=tuple(token for token in store.tokens if token.name != name))
+
+
+def _with_new_token(
+    store: TokenStore, name: str, *, role: Role, expires_s: float | None, now_s: float
+) -> tuple[TokenStore, str]:
+    token = secrets.token_hex(32)
+    stored = StoredToken(
+        name=name, role=role, sha256=token_digest(token).hex(), created_s=round(now_s), expires_s=expires_s
+    )
+    return replace(store, tokens=(*store.tokens, stored)), token
+
+
+def read_store(path: Path) -> TokenStore:
+    """The store at ``path``. TokenError where it cannot be read, is damaged, or others than its owner may read it."""
+    text = read_private(path)
+    try:
+        values = json.loads(text)
+        if values["format"] != FORMAT:
+            raise ValueError(f"expected {FORMAT}")  # noqa: TRY301 - one message for all damage
+        store = TokenStore(
+            tokens=tuple(StoredToken(**token) for token in values["tokens"]),
+            limits={name: OwnLimit(**limit) for name, limit in values["limits"].items()},
+        )
+        assert store.book is not None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TokenError(
+            f"{path}: is damaged ({type(error).__name__}); restore it, or remove it and add tokens."
+        ) from error
+    return store
+
+
+def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
+    """Put what ``function`` makes of the store in its place, one process at a time. Errors as :func:`read_store`."""
+    with folder_held(path, create=False):
+        before = read_store(path) if os.path.lexists(path) else TokenStore()
+        store, result = function(before)
+        write_atomically(path, lambda unfinished: _write(unfinished, store))
+    return result
+
+
+def _write(path: Path, store: TokenStore) -> None:
+    values = {
+        "format": FORMAT,
+        "tokens": [asdict(token) for token in store.tokens],
+        "limits": {name: asdict(limit) for name, limit in store.limits.items()},
+    }
+    path.touch(mode=0o600)  # rights before content
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+class LiveTokens:
+    """Who may ask a service now: the tokens it was started with, and those of its store as the file is now.
+
+    Once a token was asked for, one is needed for ever: a store that is emptied or lost opens nothing.
+    """
+
+    def __init__(self, book: TokenBook) -> None:
+        self._book, self._stored = book, TokenStore()
+        self._stored_book = self._stored.book
+        self._seen: tuple[int, int, int] | None = None
+        self._look_again_s = 0.0
+        self._needs_token = not book.is_empty
+
+    @property
+    def limits(self) -> Mapping[str, OwnLimit]:
+        """The limits of the store, as they were last looked at."""
+        return self._stored.limits
+
+    def caller(self, token: str | None) -> Caller | None:
+        """Whose ``token`` this is; None: nobody's. Where no token is needed everybody is the local analyst."""
+        self._look()
+        if not self._needs_token:
+            return LOCAL_ANALYST
+        stored, given = self._stored_book.caller(token), self._book.caller(token)
+        return given or stored
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether callers must send a token."""
+        self._look()
+        return self._needs_token
+
+    def _look(self) -> None:
+        """Read the store if it changed."""
+        now_s, path = time.monotonic(), self._book.store
+        if path is None or now_s < self._look_again_s:
+            return
+        self._look_again_s = now_s + _LOOK_EVERY_S
+        try:
+            found = path.stat()
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if seen == self._seen:
+                return
+            self._needs_token, self._seen = True, seen
+            self._take(read_store(path))
+        except FileNotFoundError:
+            self._seen = None
+            self._take(replace(self._stored, tokens=()))
+        except (TokenError, OSError) as error:
+            _log.error("Nobody is admitted by the token store: %s", error)
+            self._take(replace(self._stored, tokens=()))
+
+    def _take(self, store: TokenStore) -> None:
+        self._stored, self._stored_book = store, store.book

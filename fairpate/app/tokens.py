@@ -1,0 +1,101 @@
+"""What `fairpate tokens` does: the tokens of a run's service, changed while it runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from aggregator import token_store
+from aggregator.entries import NO_LIMIT, OwnLimit
+from aggregator.token_store import TokenStore
+from aggregator.tokens import Role
+from fairpate.app.rundir import run_at
+from fairpate.config import ConfigError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | None) -> OwnLimit:
+    """The limit that the options mean. ConfigError for one that is none."""
+    try:
+        return OwnLimit(epsilon=epsilon, max_queries=queries, per_day=per_day)
+    except ValueError as error:
+        raise ConfigError(f"{error} Leave the option out for no limit.") from error
+
+
+def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
+    """Make a token for a new name; returns it. It is kept nowhere."""
+    expires_s = None if expires is None else moment(expires)
+    return token_store.change(
+        _path(root),
+        lambda store: token_store.added(store, name, role=role, limit=limit, expires_s=expires_s, now_s=time.time()),
+    )
+
+
+def rotate(root: Path, name: str, *, keep_old: str) -> str:
+    """Make another token for a name; returns it. Those before end after ``keep_old``."""
+    ends_s = moment(keep_old)
+    return token_store.change(
+        _path(root), lambda store: token_store.rotated(store, name, old_expires_s=ends_s, now_s=time.time())
+    )
+
+
+def expire(root: Path, name: str, when: str) -> None:
+    """Let the tokens of a name end at a moment, or never."""
+    expires_s = None if when == "never" else moment(when)
+    _change(root, lambda store: token_store.expired(store, name, expires_s=expires_s))
+
+
+def limit(root: Path, name: str, own: OwnLimit) -> None:
+    """Give a name this limit instead of the one it has."""
+    _change(root, lambda store: token_store.limited(store, name, own))
+
+
+def revoke(root: Path, name: str) -> None:
+    """Take all tokens of a name away; what it was charged with and its limit stay."""
+    _change(root, lambda store: token_store.revoked(store, name))
+
+
+def describe(root: Path) -> Table | str:
+    """Whose tokens there are, until when, under which limits."""
+    path, now_s = _path(root), time.time()
+    if not path.exists():
+        return "No token yet; `fairpate tokens add` makes one."
+    store = token_store.read_store(path)
+    table = Table("name", "role", "made", "ends", "epsilon", "queries", "per day", box=SIMPLE_HEAD)
+    for token in store.tokens:
+        ends = "never" if token.expires_s is None else _text(token.expires_s)
+        own = store.limits.get(token.name, NO_LIMIT)
+        limits = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
+        ended = "" if token.is_good(now_s) else " (ended)"
+        table.add_row(token.name, token.role, _text(token.created_s), ends + ended, *limits)
+    return table
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970 of `30d`, `12h`, `90m` or `0s` from now, or of a date such as 2027-01-31 (UTC)."""
+    if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
+        return time.time() + int(found[1]) * _SECONDS[found[2]]
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+def _change(root: Path, function: Callable[[TokenStore], TokenStore]) -> None:
+    token_store.change(_path(root), lambda store: (function(store), None))
+
+
+def _path(root: Path) -> Path:
+    return run_at(root).tokens
+
+
+def _text(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,227 @@
+"""Limits of one's own: both limits hold whoever races, charges name their caller, and all of it outlives a restart."""
+
+import concurrent.futures
+import dataclasses
+import threading
+from itertools import pairwise
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import POOL, TERMS, ids, running, table_votes
+
+from aggregator.entries import Asked, Asker, OwnLimit
+from aggregator.ledger import Ledger
+from aggregator.mechanism import Outcome
+from aggregator.own_limits import DAY_S, QuotaRule, Quotas, most_queries, status_of
+from aggregator.session import AggregatorSession, OverBudget
+from aggregator.token_store import added, change, limited
+from aggregator.tokens import TokenBook
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.types import Budget
+
+ALICE, BOB = Asker("alice", "r1"), Asker("bob", "r2")
+
+
+def within(max_queries):
+    return dataclasses.replace(TERMS, budget=Budget(kind="query_count", delta=1e-5, max_queries=max_queries))
+
+
+def query(number, *askers):
+    return dataclasses.replace(POOL.question(number).query, askers=askers)
+
+
+def vote(queries):
+    by_key = {POOL.question(number).query.key: POOL.question(number) for number in range(len(POOL))}
+    return table_votes([by_key[asked.key] for asked in queries])
+
+
+def ask(session, numbers, *askers):
+    return session.ask([query(number, *askers) for number in numbers], vote)
+
+
+def answered(replies):
+    return sum(isinstance(reply, Outcome) for reply in replies)
+
+
+def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
+    with Ledger(path, TERMS) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        ask(session, range(3), ALICE)
+        ask(session, range(5), BOB)
+        session.limit("bob", OwnLimit(max_queries=4, per_day=2.5))
+    with Ledger(path, TERMS) as ledger:
+        assert [charge.reservation.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
+        times = [charge.reservation.at_s for charge in ledger.charges]
+        assert times == sorted(times)
+        assert times[0] > 1.7e9
+        assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (3, 2)
+        assert [ledger.asked_for(number).asker for number in range(5)] == [ALICE] * 3 + [BOB] * 2
+        assert ledger.limit_of("bob") == OwnLimit(max_queries=4, per_day=2.5)
+        assert ledger.limit_of("alice") == OwnLimit()
+
+
+def test_a_caller_without_room_is_not_charged_and_a_stored_answer_is_free_for_everybody(path):
+    with Ledger(path, TERMS) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        session.limit("alice", OwnLimit(max_queries=4))
+        replies = ask(session, range(6), ALICE)
+        assert [isinstance(reply, OverBudget) for reply in replies] == [False] * 4 + [True] * 2
+        by_bob = ask(session, range(6), BOB)
+        assert by_bob[:4] == replies[:4]
+        assert ask(session, range(6), ALICE) == by_bob
+        assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (4, 2)
+
+
+def test_of_several_who_ask_at_once_the_first_with_room_is_charged(path):
+    with Ledger(path, TERMS) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        session.limit("alice", OwnLimit(max_queries=1))
+        assert answered(ask(session, range(3), ALICE, BOB)) == 3
+        assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (1, 2)
+
+
+def test_an_own_epsilon_admits_as_many_queries_as_cost_at_most_that(path):
+    def price(count):
+        event = ConfidentGnmaxQueries(count=count, **dataclasses.asdict(TERMS.mechanism))
+        return epsilon([event], target_delta=1e-5).epsilon
+
+    limit = OwnLimit(epsilon=(price(7) + price(8)) / 2)
+    assert most_queries(TERMS, limit) == 7
+    with Ledger(path, TERMS) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        session.limit("alice", limit)
+        assert answered(ask(session, range(20), ALICE)) == 7
+        own = status_of(ledger, "alice", limit)
+        assert (own.queries, own.left) == (7, 0)
+        assert own.epsilon == price(7) <= limit.epsilon
+        session.limit("alice", OwnLimit(epsilon=limit.epsilon, max_queries=3))
+        assert status_of(ledger, "alice", ledger.limit_of("alice")).left == 0
+        assert answered(ask(session, range(30, 40), ALICE)) == 0
+
+
+def test_racing_threads_never_pass_their_own_limit_or_the_shared_one(path):
+    """Two threads ask as alice (at most 10) and two as bob (at most 25), and all share 30."""
+    with Ledger(path, within(30)) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        session.limit("alice", OwnLimit(max_queries=10))
+        session.limit("bob", OwnLimit(max_queries=25))
+        together = threading.Barrier(4)
+
+        def analyst(number):
+            order = np.random.default_rng(number).permutation(100).tolist()
+            together.wait()
+            asker = (ALICE, BOB)[number % 2]
+            return [ask(session, order[start : start + 4], asker) for start in range(0, 100, 4)]
+
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            list(threads.map(analyst, range(4)))
+        assert ledger.num_reservations == 30
+        assert ledger.charged_to("alice") <= 10
+        assert ledger.charged_to("bob") <= 25
+        assert ledger.charged_to("alice") + ledger.charged_to("bob") == 30
+
+
+def test_clients_of_one_name_share_its_limit_over_http_and_all_read_what_is_left(tmp_path):
+    store = tmp_path / "tokens.json"
+    analyst = {"role": "analyst", "expires_s": None, "now_s": 0}
+    alice = change(store, lambda s: added(s, "alice", limit=OwnLimit(max_queries=12), **analyst))
+    bob = change(store, lambda s: added(s, "bob", limit=OwnLimit(), **analyst))
+
+    def client(token):
+        return httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {token}"})
+
+    def race(number):
+        with client((alice, bob)[number // 2]) as http:
+            batches = [list(range(start, start + 5)) for start in range(100 * number, 100 * number + 20, 5)]
+            return [http.post("/v1/queries", json=ids(batch)).json()["replies"] for batch in batches]
+
+    path = tmp_path / "ledger.sqlite"
+    with running(path, terms=within(30), tokens=TokenBook(store=store)) as url:
+        with concurrent.futures.ThreadPoolExecutor(3) as clients:
+            told = list(clients.map(race, range(3)))
+        of_alice = [reply["status"] for replies in told[:2] for batch in replies for reply in batch]
+        with client(alice) as http:
+            assert len(of_alice) - of_alice.count("over_budget") == 12
+            me = http.get("/v1/me").json()
+            assert (me["name"], me["scope"], me["left"], me["expires_s"]) == ("alice", "analyst", {"queries": 0}, None)
+            assert (me["limit"]["max_queries"], me["spent"]["queries"]) == (12, 12)
+            change(store, lambda s: (limited(s, "alice", OwnLimit(max_queries=13)), None))
+        with client(bob) as http:
+            assert http.get("/v1/budget").json()["queries_submitted"] == 30
+            assert http.get("/v1/me").json()["left"] is None
+    with running(path, terms=within(30), tokens=TokenBook(store=store)) as url, client(alice) as http:
+        assert http.get("/v1/me").json()["left"] == {"queries": 1}
+
+
+def test_a_request_s_own_id_stands_beside_its_charges_where_it_is_a_plain_word(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with running(path) as url:
+        for number, given in enumerate(["job-7", 'x"} injected', "y" * 65]):
+            httpx.post(f"{url}/v1/queries", json=ids([number]), headers={"X-Request-ID": given})
+    with Ledger(path, TERMS) as ledger:
+        requests = [charge.reservation.asker.request for charge in ledger.charges]
+    assert requests[0] == "job-7"
+    assert all(len(request) == 16 and request.isalnum() for request in requests[1:])
+
+
+class Charged:
+    """The part of a ledger that quotas read."""
+
+    def __init__(self):
+        self.asked, self.limits = [], {}
+
+    def limit_of(self, caller):
+        return self.limits.get(caller, OwnLimit())
+
+    def charge(self, caller, count, at_s):
+        self.asked.append(Asked(0, count, Asker(caller, ""), at_s))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), st.floats(0, 50)), max_size=40))
+def test_in_any_period_a_caller_is_charged_at_most_the_quota_and_its_refill(requests):
+    quotas, ledger, now_s, charged = Quotas(QuotaRule(max_queries=20, period_s=100)), Charged(), 1.0, [(1.0, 0)]
+    for num_queries, pause_s in requests:
+        now_s += pause_s
+        if quotas.refusal(ledger, "alice", num_queries, now_s=now_s) is None:
+            ledger.charge("alice", num_queries, now_s)
+            charged.append((now_s, num_queries))
+    for start, _ in enumerate(charged):
+        for stop in range(start, len(charged)):
+            taken = sum(count for _, count in charged[start : stop + 1])
+            assert taken <= 20 + (charged[stop][0] - charged[start][0]) * 20 / 100 + 1e-6
+    assert all(earlier[0] <= later[0] for earlier, later in pairwise(charged))
+
+
+def test_a_quota_goes_on_where_it_stood_before_a_restart_and_says_when_a_request_fits():
+    ledger, rule = Charged(), QuotaRule(max_queries=10, period_s=100)
+    ledger.charge("alice", 8, 1000.0)
+    for quotas in (Quotas(rule), Quotas(rule)):
+        refusal = quotas.refusal(ledger, "alice", 4, now_s=1000.0)
+        assert (refusal.allowed_now, refusal.retry_after_s) == (2, pytest.approx(20))
+        assert quotas.refusal(ledger, "bob", 10, now_s=1000.0) is None
+        assert quotas.refusal(ledger, "alice", 4, now_s=1020.001) is None
+        assert quotas.refusal(ledger, "alice", 11, now_s=2000.0).retry_after_s == float("inf")
+
+
+def test_a_caller_s_own_quota_counts_what_was_charged_before_it():
+    ledger, quotas = Charged(), Quotas(QuotaRule())
+    ledger.charge("alice", 8, 1000.0)
+    assert quotas.refusal(ledger, "alice", 1000, now_s=1000.0) is None
+    ledger.limits["alice"] = OwnLimit(per_day=10)
+    assert quotas.refusal(ledger, "alice", 4, now_s=1000.0).retry_after_s == pytest.approx(DAY_S / 5)
+    ledger.limits["alice"] = OwnLimit(per_day=12)
+    assert quotas.refusal(ledger, "alice", 4, now_s=1000.0) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"epsilon": 0}, {"epsilon": float("nan")}, {"max_queries": -1}, {"per_day": 0}, {"per_day": float("inf")}],
+)
+def test_a_limit_that_limits_nothing_or_all_is_refused(values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        OwnLimit(**values)

@@ -1,0 +1,136 @@
+"""The token store: what an operator changes while a service runs, and that nothing in it ever opens more."""
+
+import concurrent.futures
+import json
+import stat
+import time
+
+import httpx
+import pytest
+from serving import ANALYST, running, tokens_of_both_roles
+
+from aggregator.entries import OwnLimit
+from aggregator.token_store import LiveTokens, added, change, expired, limited, read_store, revoked, rotated
+from aggregator.tokens import TokenBook, TokenError
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "tokens.json"
+
+
+def add(store, name, *, role="analyst", limit=OwnLimit(), expires_s=None):  # noqa: B008 - frozen
+    return change(store, lambda s: added(s, name, role=role, limit=limit, expires_s=expires_s, now_s=time.time()))
+
+
+def until(condition, timeout_s=5.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.05)
+
+
+def test_a_running_service_sees_every_change_within_a_second_or_so(tmp_path, store):
+    with running(tmp_path / "ledger.sqlite", tokens=TokenBook(store=store)) as url:
+
+        def status(token, path="/v1/me"):
+            return httpx.get(url + path, headers={"Authorization": f"Bearer {token}"}).status_code
+
+        assert status("none") == 200  # nobody needs a token yet, on this machine
+        alice = add(store, "alice")
+        until(lambda: status("none") == 401)
+        assert status(alice) == 200
+        root = add(store, "root", role="operator")
+        until(lambda: status(root, "/v1/operator/ledger") == 200)
+        assert status(alice, "/v1/operator/ledger") == 403
+        second = change(store, lambda s: rotated(s, "alice", old_expires_s=time.time() + 2, now_s=time.time()))
+        until(lambda: status(second) == 200)
+        assert status(alice) == 200  # until its two seconds are over
+        until(lambda: status(alice) == 401)
+        change(store, lambda s: (expired(s, "alice", expires_s=time.time() - 1), None))
+        until(lambda: status(second) == 401)
+        change(store, lambda s: (revoked(s, "root"), None))
+        until(lambda: status(root) == 401)
+        store.unlink()
+        time.sleep(0.6)
+        assert status("none") == 401
+
+
+def test_nothing_in_the_store_opens_the_service(store):
+    token = add(store, "alice")
+    text = store.read_text()
+    assert token not in text
+    digest = json.loads(text)["tokens"][0]["sha256"]
+    tokens = LiveTokens(TokenBook(store=store))
+    assert tokens.caller(token).name == "alice"
+    assert tokens.caller(digest) is tokens.caller("") is tokens.caller(None) is None
+    assert len(token) == 64
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", ["{", '{"format": "other"}', '{"format": "fairpate.tokens/1"}', "others may read"])
+def test_a_store_that_cannot_be_read_admits_nobody_and_is_named(store, damage, caplog):
+    token = add(store, "alice", limit=OwnLimit(max_queries=5))
+    tokens = LiveTokens(TokenBook(store=store))
+    assert tokens.caller(token) is not None
+    tokens._look_again_s = 0
+    if damage == "others may read":
+        store.chmod(0o640)
+        store.write_text(store.read_text() + " ")
+    else:
+        store.write_text(damage)
+    assert tokens.caller(token) is None
+    assert tokens.limits == {"alice": OwnLimit(max_queries=5)}  # no limit is lifted by damage
+    assert "tokens.json" in caplog.text
+    with pytest.raises(TokenError, match=r"tokens\.json"):
+        add(store, "bob")
+
+
+def test_tokens_of_the_start_stay_good_beside_the_store(store):
+    given = TokenBook(entries=tokens_of_both_roles().entries, store=store)
+    tokens = LiveTokens(given)
+    assert tokens.caller(ANALYST).name == "analyst-1"
+    alice = add(store, "alice")
+    tokens._look_again_s = 0
+    assert (tokens.caller(ANALYST).name, tokens.caller(alice).name) == ("analyst-1", "alice")
+
+
+def test_an_empty_store_still_asks_for_tokens(store):
+    add(store, "alice")
+    change(store, lambda s: (revoked(s, "alice"), None))
+    assert not TokenBook(store=store).is_empty
+    assert LiveTokens(TokenBook(store=store)).caller("") is None
+
+
+def test_a_name_keeps_its_limit_when_its_token_is_made_again(store):
+    add(store, "alice", limit=OwnLimit(max_queries=5))
+    change(store, lambda s: (revoked(s, "alice"), None))
+    add(store, "alice")
+    assert read_store(store).limits["alice"] == OwnLimit(max_queries=5)
+
+
+def test_a_rotation_lengthens_no_token_that_was_to_end_sooner(store):
+    add(store, "alice", expires_s=100.0)
+    change(store, lambda s: rotated(s, "alice", old_expires_s=500.0, now_s=50.0))
+    assert [token.expires_s for token in read_store(store).tokens] == [100.0, 100.0]
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a\nb", "../x", "x" * 65, "<b>"])
+def test_a_name_is_a_plain_word(store, name):
+    with pytest.raises(TokenError, match="expected a name"):
+        add(store, name)
+
+
+def test_unknown_names_and_names_that_are_taken_are_refused_with_those_there_are(store):
+    add(store, "alice")
+    with pytest.raises(TokenError, match="has a token already"):
+        add(store, "alice")
+    for function in (lambda s: limited(s, "bob", OwnLimit()), lambda s: revoked(s, "bob")):
+        with pytest.raises(TokenError, match="bob: has no token here; expected one of: alice"):
+            change(store, lambda s, f=function: (f(s), None))
+
+
+def test_operators_who_change_it_at_the_same_time_lose_nothing(store):
+    with concurrent.futures.ThreadPoolExecutor(8) as operators:
+        made = list(operators.map(lambda number: add(store, f"analyst-{number}"), range(24)))
+    assert len(set(made)) == len(read_store(store).tokens) == 24

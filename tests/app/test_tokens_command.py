@@ -1,0 +1,66 @@
+"""`fairpate tokens`: what it prints, what it keeps, and what it refuses."""
+
+import time
+
+import pytest
+
+from aggregator.entries import OwnLimit
+from aggregator.token_store import read_store
+from aggregator.tokens import token_digest
+from fairpate.app.rundir import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path):
+    """As much of a run as its tokens need."""
+    found = RunDirectory(root=tmp_path / "run")
+    found.private.mkdir(parents=True)
+    found.config.write_text("")
+    return found
+
+
+def test_a_token_is_printed_once_and_only_its_digest_is_kept(fairpate, run):
+    code, token, _ = fairpate("tokens", "add", str(run.root), "alice", "--queries", "500", "--expires", "30d")
+    assert code == 0
+    (stored,) = read_store(run.tokens).tokens
+    assert stored.sha256 == token_digest(token.strip()).hex()
+    assert stored.expires_s == pytest.approx(time.time() + 30 * 86400, abs=60)
+    assert read_store(run.tokens).limits == {"alice": OwnLimit(max_queries=500)}
+    assert token.strip() not in run.tokens.read_text()
+    listed = fairpate("tokens", "list", str(run.root))[1]
+    assert "alice" in listed
+    assert "500" in listed
+    assert stored.sha256 not in listed
+
+
+def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, run):
+    folder = str(run.root)
+    first = fairpate("tokens", "add", folder, "root", "--role", "operator")[1]
+    assert fairpate("tokens", "limit", folder, "root", "--epsilon", "1.5", "--per-day", "20")[0] == 0
+    assert read_store(run.tokens).limits["root"] == OwnLimit(epsilon=1.5, per_day=20.0)
+    assert fairpate("tokens", "expire", folder, "root", "2027-01-31")[0] == 0
+    assert read_store(run.tokens).tokens[0].expires_s == 1801353600  # date --utc --date=2027-01-31 +%s
+    assert fairpate("tokens", "expire", folder, "root", "never")[0] == 0
+    second = fairpate("tokens", "rotate", folder, "root", "--keep-old", "1h")[1]
+    assert first != second
+    assert [token.role for token in read_store(run.tokens).tokens] == ["operator"] * 2
+    assert fairpate("tokens", "revoke", folder, "root")[0] == 0
+    assert read_store(run.tokens).tokens == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["add", "RUN", "two words"], "expected a name"),
+        (["add", "RUN", "alice", "--epsilon", "-1"], "0 < epsilon"),
+        (["add", "RUN", "alice", "--expires", "soon"], "30d or 12h"),
+        (["add", "RUN", "alice", "--role", "root"], "analyst"),
+        (["revoke", "RUN", "bob"], "bob: has no token here"),
+        (["add", "nowhere", "alice"], "holds no run"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_written(fairpate, run, arguments, words):
+    code, output, error = fairpate("tokens", *(str(run.root) if word == "RUN" else word for word in arguments))
+    assert (code, output) == (2, "")
+    assert words in error
+    assert not run.tokens.exists()
