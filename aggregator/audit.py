@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aggregator.budget import epsilon_data_independent
-from aggregator.chain import Head, noted_head
+from aggregator.chain import Head
 from aggregator.entries import Charge, LedgerState
 from aggregator.files import LedgerError
 from aggregator.ledger import read_ledger
+from aggregator.stores import Place, shown
 from aggregator.terms import LedgerTerms
 from fairpate.files import write_atomically
 from fairpate.types import Budget, UserError
@@ -59,9 +60,9 @@ class Row:
     at_s: float
 
 
-def verify(path: Path) -> VerifiedLedger:
-    """Check every entry against its predecessor, and the last one noted beside the file. LedgerError if one fails."""
-    terms, state, head = _read(path)
+def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
+    """Check every entry against its predecessor, and those that were noted as last. LedgerError if one fails."""
+    terms, state, head = _read(place, anchor)
     verdicts = Counter("open" if settled is None else settled.verdict for settled in state.outcomes)
     return VerifiedLedger(
         entries=head.number,
@@ -81,13 +82,13 @@ def verify(path: Path) -> VerifiedLedger:
     )
 
 
-def rows(path: Path) -> Sequence[Row]:
+def rows(place: Place) -> Sequence[Row]:
     """Every reservation in the order it was made. LedgerError as :func:`verify`."""
-    _, state, _ = _read(path)
+    _, state, _ = _read(place)
     return [_row(charge) for charge in state.charges()]
 
 
-def export(path: Path, out: Path) -> None:
+def export(place: Place, out: Path) -> None:
     """Write terms and rows to ``out``, whole or not at all: ``.parquet`` (terms in its metadata) or ``.json``.
 
     LedgerError as :func:`verify`; UserError for another ending or where something is already.
@@ -96,23 +97,23 @@ def export(path: Path, out: Path) -> None:
         raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
     if out.exists():
         raise UserError(f"{out}: is there already; remove it, or give another name.")
-    terms, state, _ = _read(path)
+    terms, state, _ = _read(place)
     found = [asdict(_row(charge)) for charge in state.charges()]
     write = _write_json if out.suffix == ".json" else _write_parquet
     write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found))
     out.chmod(0o600)
 
 
-def _read(path: Path) -> tuple[LedgerTerms, LedgerState, Head]:
-    stored, _, state, head = read_ledger(path, noted_head(path))
-    return _terms_of(stored, path), state, head
+def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState, Head]:
+    stored, _, state, head = read_ledger(place, anchor)
+    return _terms_of(stored, shown(place)), state, head
 
 
-def _terms_of(stored: dict[str, Any], path: Path) -> LedgerTerms:
+def _terms_of(stored: dict[str, Any], name: str) -> LedgerTerms:
     try:
         return LedgerTerms.from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"{path}: its terms are not those of a ledger ({error}); restore it from a copy.") from error
+        raise LedgerError(f"{name}: its terms are not those of a ledger ({error}); restore it from a copy.") from error
 
 
 def _row(charge: Charge) -> Row:

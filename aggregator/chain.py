@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,25 +74,32 @@ class Header(NamedTuple):
 
 
 def read_header(database: sqlite3.Connection, path: Path) -> Header:
-    """LedgerError for a schema that has to be brought to this version first, or is unknown."""
+    """Errors as :func:`known_header`."""
     (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
+    terms, key = "", ""
+    if version in _GO_ON_AS_THEY_ARE:
+        terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+    return known_header(str(path), version, terms, key)
+
+
+def known_header(name: str, version: int | None, terms: str, key: str) -> Header:
+    """LedgerError for a schema that has to be brought to this version first, or is unknown."""
     if version not in _GO_ON_AS_THEY_ARE:
         remedy = "use the version that wrote it, or start a new run folder"
         if version == UNKEYED_VERSION:
             remedy = _BRING_UP
-        raise LedgerError(f"{path}: expected ledger schema {SCHEMA_VERSION}, found {version}; {remedy}.")
-    terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+        raise LedgerError(f"{name}: expected ledger schema {SCHEMA_VERSION}, found {version}; {remedy}.")
     return Header(version=version, terms=terms, chain=Chain(bytes.fromhex(key)))
 
 
 def verified_entries(
-    database: sqlite3.Connection, path: Path, chain: Chain, head: Head
+    rows: Iterable[tuple[int, EntryKind, str, str]], name: str, chain: Chain, head: Head
 ) -> Iterator[tuple[Head, EntryKind, str]]:
     """Every entry, its digest checked; LedgerError at the first that does not follow from the one before."""
-    for number, kind, text, digest in database.execute("SELECT * FROM entries ORDER BY number"):
+    for number, kind, text, digest in rows:
         head = chain.after(head, kind, text)
         if (number, digest) != (head.number, head.digest):
-            raise LedgerError(f"{path}: entry {head.number} was changed or removed; restore the ledger from a copy.")
+            raise LedgerError(f"{name}: entry {head.number} was changed or removed; restore the ledger from a copy.")
         yield head, kind, text
 
 

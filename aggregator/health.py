@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from aggregator.writer import Writer, has_room
+from aggregator.writer import Writer
 
 Reason = Literal["busy", "disk", "ledger", "votes", "unknown"]
 _STUCK_S = 120.0
@@ -65,7 +65,7 @@ class Health:
             await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> None:
-        self._has_room = await asyncio.to_thread(has_room, self._writer.books.ledger.path.parent)
+        self._has_room = await asyncio.to_thread(self._writer.books.ledger.has_room)
         if self._writer.failure and self._has_room:
             await self._writer.recover()
         if self.votes_failed and self._voters_answer():

@@ -6,48 +6,32 @@ outcome. An entry holds the reservations or the outcomes of one transaction, one
 one caller may spend. A reservation names who asked for it, in which request, and when.
 Entries are only ever appended, each with a keyed digest over its predecessor's.
 
-The number and digest of the last entry also stand in a second file, the head, as soon as the entry is durable; an
-answer leaves only when the head is durable too. So an edit, a gap or a lost end is noticed, a write-ahead log that was
-removed or cut short included (:mod:`aggregator.chain`). A ledger without its head, or a head without its ledger, is
-refused, and so is one whose files are changed while it is open (:mod:`aggregator.files`). An older copy of all files
-together is not noticed here; :mod:`fairpate.app.ledgers` compares it with what was released.
+Entries lie in a store: a SQLite file, or a database (:mod:`aggregator.stores` says what every store keeps). An edit, a
+gap or a lost end is noticed, and so is a second writer. An older copy of a whole store is not noticed here:
+:mod:`fairpate.app.ledgers` compares it with what was released, and an anchor, where there is one, is an entry noted
+elsewhere that must be there (:mod:`aggregator.anchors`).
 
 What the ledger is a ledger of (mechanism, gate, budget, teachers) is written when it is made and cannot change under
 it. The ledger prices nothing: it lists what happened, and the accountant prices that.
 
-SQLite in WAL mode with full synchronisation; one writer, held by a lock on the head. A write that fails ends the
-writing: what was committed stays, and the ledger must be opened again.
+A write that fails ends the writing: what was committed stays, and the ledger must be opened again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from aggregator.chain import (
-    UNKEYED_VERSION,
-    Chain,
-    EntryKind,
-    Head,
-    canonical,
-    complete_or_create,
-    head_text,
-    noted_head,
-    read_header,
-    schema_version,
-    verified_entries,
-)
+from aggregator.anchors import noted_at, open_anchor
+from aggregator.chain import Chain, EntryKind, Head, canonical, verified_entries
 from aggregator.entries import (
     NO_LIMIT,
     NOBODY,
@@ -61,26 +45,17 @@ from aggregator.entries import (
     in_runs,
     reserve_entry,
 )
-from aggregator.files import (
-    LedgerError,
-    OpenFiles,
-    abandon,
-    connect,
-    folder_held,
-    head_path,
-    identity,
-    lock,
-    open_read_only,
-)
+from aggregator.files import LedgerError
 from aggregator.mechanism import Outcome
-from aggregator.migration import current_terms, rewrite_unkeyed
+from aggregator.migration import current_terms
+from aggregator.stores import Place, Store, Stored, open_store, reading, shown
 from aggregator.terms import LedgerTerms, check_terms
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
 from fairpate.types import IntArray
 
 
 class Ledger:
-    """An open ledger: the only writer of its file. Use as a context manager, or call :meth:`close`.
+    """An open ledger: the only writer of its store. Use as a context manager, or call :meth:`close`.
 
     Any thread may read; writes must come one after another. ``hold``, where it is set, is called before each charge
     with the numbers of reservations and publications that there would be, and may raise LedgerError to refuse it.
@@ -88,49 +63,47 @@ class Ledger:
 
     hold: Callable[[int, int], None] | None = None
 
-    def __init__(self, path: Path, terms: LedgerTerms, *, create: bool = True) -> None:
-        """Open ``path``; every entry is verified and replayed before anything is written.
+    def __init__(
+        self,
+        place: Place,
+        terms: LedgerTerms,
+        *,
+        create: bool = True,
+        anchor: Place | None = None,
+        take_over: bool = False,
+    ) -> None:
+        """Open the ledger at ``place``; every entry is verified and replayed before anything is written.
 
-        With ``create``, a ledger under ``terms`` is made where no file of one is. LedgerError if there is none and it
-        must not be made, if a file of it is missing or not the one that belongs to it, if another process writes it, if
-        it cannot be written, if its chain is broken, or if its terms differ (both values are named).
+        With ``create``, a ledger under ``terms`` is made where none is. ``anchor``: where the last entry is noted
+        besides (:mod:`aggregator.anchors`). ``take_over`` ends another writer, where the store can.
+
+        LedgerError if there is none and it must not be made, if a part of it is missing or not the one that belongs to
+        it, if another process writes it, if it cannot be written, if its chain is broken, if it lacks what its anchor
+        notes, or if its terms differ (both values are named).
         """
-        self.path = path
+        self.place, self.name = place, shown(place)
         self.terms = terms
         self._failure: str | None = None
-        self._head_file: int | None = None
-        self._database: sqlite3.Connection | None = None
-        self._files: OpenFiles | None = None
+        self._is_open = False
+        self._store: Store | None = None
+        self._anchor = None if anchor is None else open_anchor(anchor)
         try:
-            self._open(create=create)
+            self._store = open_store(place, canonical(terms.to_json()), create=create, take_over=take_over)
+            noted = () if self._anchor is None else (self._anchor.noted(),)
+            with self._store.read() as found:
+                stored, self._chain, self._state, self._head = replayed(self.name, found, noted)
+            # Before `begin`, which may write: a ledger of something else stays as it was.
+            check_terms(stored, self.terms)
+            self._store.begin(self._head)
+            self._is_open = True
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise LedgerError(
-                f"{path}: cannot be opened for writing ({error}); repair the disk or the folder."
+                f"{self.name}: cannot be opened for writing ({error}); repair the disk or the folder."
             ) from error
         except BaseException:
             self.close()
             raise
-
-    def _open(self, *, create: bool) -> None:
-        with folder_held(self.path, create=create):
-            if not os.path.lexists(self.path):
-                complete_or_create(self.path, canonical(self.terms.to_json()), create=create)
-            before = identity(self.path)
-            if schema_version(self.path) == UNKEYED_VERSION:
-                rewrite_unkeyed(self.path)
-                before = identity(self.path)
-        # Locked before it is read: no other writer moves the head in between.
-        self._head_file = lock(head_path(self.path))
-        stored, self._chain, self._state, self._head = read_ledger(self.path, noted_head(self.path))
-        # Before `connect`, which may write: a ledger of something else stays as it was.
-        check_terms(stored, self.terms)
-        self._database = connect(self.path)
-        # The writer must have opened what was verified, not what was put in its place since.
-        last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-        if identity(self.path) != before or (last is not None and Head(*last) != self._head):
-            raise LedgerError(f"{self.path}: was replaced while it was opened; open it again.")
-        self._files = OpenFiles(self.path, self._head_file)
 
     def __enter__(self) -> Ledger:
         return self
@@ -141,36 +114,39 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Release the files and the lock; safe to call twice."""
-        if self._database is not None:
-            if self._files is not None and self._files.fault() is None:
-                self._database.close()
-            else:
-                abandon(self._database)
-            self._database = None
-        # The lock goes last: closing the database may still write the log back.
-        if self._head_file is not None:
-            os.close(self._head_file)
-            self._head_file = None
+        """Let go of the store; safe to call twice."""
+        self._is_open = False
+        for part in (self._store, self._anchor):
+            if part is not None:
+                part.close()
 
     def check(self) -> None:
-        """LedgerError if a write would be refused: the ledger is closed, a write failed, or a file was changed.
+        """LedgerError if a write would be refused: it is closed, a write failed, or its store was changed.
 
         Any thread may ask; nothing is written.
         """
-        if self._failure is None and self._database is not None and self._files is not None:
-            self._failure = self._files.fault()
-        if self._failure is not None or self._database is None:
-            raise LedgerError(f"{self.path}: writing ended ({self._failure or 'closed'}); open the ledger again.")
+        if self._failure is None and self._is_open and self._store is not None:
+            self._failure = self._store.fault()
+        if self._failure is not None or not self._is_open:
+            raise LedgerError(f"{self.name}: writing ended ({self._failure or 'closed'}); open the ledger again.")
+
+    def has_room(self) -> bool:
+        """Whether the store has room for a transaction, as far as is seen from here."""
+        return self._store is not None and self._store.has_room()
+
+    def require_writable(self) -> None:
+        """LedgerError unless a ledger that failed can be opened again, as far as is seen from here."""
+        if self._store is not None:
+            self._store.require_writable()
 
     def outcome(self, key: str) -> Outcome | None:
         """The committed outcome of a query, or None if it has none."""
         return self._state.outcome_of.get(key)
 
     @property
-    def num_entries(self) -> int:
-        """How many entries its chain has."""
-        return self._head.number
+    def head(self) -> Head:
+        """The last entry."""
+        return self._head
 
     @property
     def num_reservations(self) -> int:
@@ -276,22 +252,19 @@ class Ledger:
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         self.check()
-        assert self._database is not None
-        assert self._head_file is not None
+        assert self._store is not None
         text = canonical(payload)
         head = self._chain.after(self._head, kind, text)
         try:
-            # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
-            self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-            os.pwrite(self._head_file, head_text(head), 0)
-            if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
-                os.fdatasync(self._head_file)
+            self._store.append(kind, text, head)
+            if self._anchor is not None and kind != "reserve":  # nothing leaves after a reservation alone
+                self._anchor.note(head)
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
             raise LedgerError(
-                f"{self.path}: cannot be written ({error}); what was committed stays. Fix the disk, then start again."
+                f"{self.name}: cannot be written ({error}); what was committed stays. {self._store.remedy}"
             ) from error
-        self.check()  # again: SQLite writes into a file that was unlinked meanwhile without an error
+        self.check()  # again: a write may succeed into what is not there any more
         self._head = head
 
 
@@ -299,28 +272,28 @@ def _now_s() -> float:
     return round(time.time(), 3)
 
 
-def read_ledger(path: Path, noted: Head | None) -> tuple[dict[str, Any], Chain, LedgerState, Head]:
+def read_ledger(place: Place, anchor: Place | None = None) -> tuple[dict[str, Any], Chain, LedgerState, Head]:
     """Terms as spelt today, chain, state and head of a ledger whose every digest holds; nothing is written beside it.
 
-    ``noted`` is an entry that must be there. LedgerError otherwise, and for a file that is no ledger of this version.
+    LedgerError otherwise, for one that lacks what was noted, and for what is no ledger of this version.
     """
-    state = LedgerState()
-    try:
-        with closing(open_read_only(path)) as database:
-            # One snapshot for header and entries, whatever a writer appends meanwhile.
-            database.execute("BEGIN")
-            header = read_header(database, path)
-            chain = header.chain
-            head = chain.start(header.terms)
-            is_there = noted is None or noted == head
-            for head, kind, text in verified_entries(database, path, chain, head):  # noqa: B020 - it walks the chain
-                is_there = is_there or noted == head
-                state.apply(kind, json.loads(text))
-    except sqlite3.Error as error:
-        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
-    if noted is not None and not is_there:
+    noted = noted_at(anchor)
+    with reading(place) as found:
+        return replayed(shown(place), found, noted)
+
+
+def replayed(name: str, found: Stored, noted: tuple[Head, ...]) -> tuple[dict[str, Any], Chain, LedgerState, Head]:
+    """What the rows of a store add up to, each verified. ``noted``: further entries that must be among them."""
+    state, header = LedgerState(), found.header
+    head = header.chain.start(header.terms)
+    lacking = {*found.noted, *noted} - {head}
+    for head, kind, text in verified_entries(found.rows, name, header.chain, head):  # noqa: B020 - it walks the chain
+        lacking.discard(head)
+        state.apply(kind, json.loads(text))
+    if lacking:
+        number = max(lacking).number
         raise LedgerError(
-            f"{path}: holds {head.number} entries, and not the number {noted.number} that was written; restore it and "
-            f"{head_path(path).name}, with {path.name}-wal if there is one, from one copy."
+            f"{name}: holds {head.number} entries, and not the number {number} that was written; restore all of it, "
+            "what notes its last entry included, from one copy."
         )
-    return current_terms(header), chain, state, head
+    return current_terms(header), header.chain, state, head

@@ -75,7 +75,8 @@ def _unkeyed_entries(path: Path, noted: Head | None) -> tuple[dict[str, Any], li
         # The chain starts from the text as it was stored; how terms are spelt today comes after.
         (terms,) = database.execute("SELECT terms FROM chain").fetchone()
         chain = Chain(None)
-        verified = list(verified_entries(database, path, chain, chain.start(terms)))
+        rows = database.execute("SELECT number, kind, payload, digest FROM entries ORDER BY number")
+        verified = list(verified_entries(rows, str(path), chain, chain.start(terms)))
     if noted is not None and noted not in [head for head, _, _ in verified]:
         raise LedgerError(
             f"{path}: holds {len(verified)} entries, and not the number {noted.number} that was written; restore it "

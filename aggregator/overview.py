@@ -22,6 +22,7 @@ from aggregator.metrics import ServiceMetrics
 from aggregator.outlook import advice, forecast
 from aggregator.questions import PublicPool
 from aggregator.session import sanitised_epsilon
+from aggregator.stores import Place
 from aggregator.writer import Writer
 from fairpate.strict_json import strict
 from fairpate.types import UserError
@@ -45,7 +46,7 @@ class Overview:
         terms = writer.snapshot.terms
         self._history = History(num_groups=terms.num_groups, num_classes=terms.num_classes)
         # A ledger is verified entry by entry when it is opened.
-        self._chain = {"at_s": self._started_s, "entries": writer.books.ledger.num_entries, "fault": ""}
+        self._chain = {"at_s": self._started_s, "entries": writer.books.ledger.head.number, "fault": ""}
         self._note()
 
     async def watch(self, interval_s: float) -> None:
@@ -94,7 +95,7 @@ class Overview:
             "groups": self._groups(),
             "open_reservations": history.num_open,
             "latency": self._counters.latency(),
-            "disk_free_bytes": _free_bytes(snapshot.books.ledger.path.parent),
+            "disk_free_bytes": _free_bytes(snapshot.books.ledger.place),
             "chain": self._chain,
             "last_backup_s": self._last_backup(),
         }
@@ -103,7 +104,7 @@ class Overview:
         """Verify every entry of the ledger now; a :class:`aggregator.wire.Chain`."""
         fault, entries = "", 0
         try:
-            entries = (await asyncio.to_thread(audit.verify, self._writer.books.ledger.path)).entries
+            entries = (await asyncio.to_thread(audit.verify, self._writer.books.ledger.place)).entries
         except UserError as error:
             fault = str(error)
         self._chain = {"at_s": time.time(), "entries": entries, "fault": fault}
@@ -127,9 +128,12 @@ def _point(point: Any) -> dict[str, Any]:
     }
 
 
-def _free_bytes(folder: Path) -> int | None:
+def _free_bytes(place: Place) -> int | None:
+    """On the disk of a ledger's file; None where that is not seen from here."""
+    if not isinstance(place, Path):
+        return None
     try:
-        disk = os.statvfs(folder)
+        disk = os.statvfs(place.parent)
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize

@@ -5,21 +5,19 @@ immutable :class:`Snapshot`, so that no reader ever waits for the writer: neithe
 nor behind a slow disk. A snapshot is as new as the last durable transaction.
 
 A ledger whose write failed ends its writing. It is opened again, which verifies and replays every entry, as soon as
-its folder takes a durable write; until then new queries fail at once and stored replies are still given.
+its store may take a durable write; until then new queries fail at once and stored replies are still given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -35,8 +33,6 @@ from fairpate.types import UserError
 
 ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
-MIN_FREE_BYTES = 2**20
-"""Room for the largest transaction: a disk with less is as good as full."""
 _REOPEN_PAUSE_S = 1.0
 _PRICED_TOGETHER = 256
 _MOST_NEW_QUERIES = 10**7
@@ -174,7 +170,7 @@ class Writer:
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         self._tried_s = time.monotonic()
-        require_writable(self.books.ledger.path.parent)
+        self.books.ledger.require_writable()
         self.books.ledger.close()  # it goes on giving stored replies from memory
         try:
             ledger, session = self._reopen()
@@ -182,27 +178,3 @@ class Writer:
             raise LedgerError(str(error)) from error
         self.books = Books(ledger=ledger, session=session)
         self.snapshot, self.failure = self.books.snapshot(), ""
-
-
-def has_room(folder: Path) -> bool:
-    """Whether the disk of ``folder`` is there, may be written and has room for a transaction."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
-
-
-def require_writable(folder: Path) -> None:
-    """LedgerError unless ``folder`` takes as many bytes as a transaction may have, durably."""
-    trial = folder / ".write-test"
-    try:
-        with trial.open("wb") as file:
-            file.write(bytes(MIN_FREE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise LedgerError(f"{folder}: cannot be written yet ({error}); fix the disk.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            trial.unlink()

@@ -128,7 +128,7 @@ class LedgerMeter:
         stored = self._meter.stored()
         if stored is not None and ledger.num_reservations < stored.num_queries:
             raise RunDirectoryError(
-                f"{ledger.path}: lacks {stored.num_queries - ledger.num_reservations} of {stored.num_queries} queries "
+                f"{ledger.name}: lacks {stored.num_queries - ledger.num_reservations} of {stored.num_queries} queries "
                 "that were charged; restore all its files from one copy made later."
             )
         self.settle(ledger)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from serving import TERMS, running
 
-from aggregator import audit
-from aggregator import ledger as ledger_module
+from aggregator import audit, sqlite_store
 from aggregator.chain import canonical
 from aggregator.entries import Asker, OwnLimit
 from aggregator.files import LedgerError, head_path, ledger_files
@@ -407,7 +406,7 @@ def test_a_migration_that_was_interrupted_is_done_again(schema2):
 def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path, monkeypatch):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    connect = ledger_module.connect
+    connect = sqlite_store.connect
 
     def replaced(asked):
         other = asked.with_suffix(".other")
@@ -416,7 +415,7 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
         return connect(asked)
 
     with monkeypatch.context() as changed:
-        changed.setattr(ledger_module, "connect", replaced)
+        changed.setattr(sqlite_store, "connect", replaced)
         with pytest.raises(LedgerError, match="was replaced while it was opened"):
             Ledger(path, TERMS)
     assert holds_all(path)

@@ -1,0 +1,134 @@
+"""Where the entries of a ledger lie: what every back end keeps, and which one a place means.
+
+A ledger knows no difference between back ends but their names in messages. Each of them keeps these, and
+``tests/aggregator/test_stores.py`` tries each of these on each of them:
+
+1. *Durable before visible.* What :meth:`Store.append` took is there after the process, its machine or the database
+   server ended at any instant. Where it raises, the entry may be there or not, and nothing more is taken.
+2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed.
+3. *One writer.* Where one is open no other opens, unless it takes over (a back end may not be able to): then no write
+   of the one before succeeds from that moment on, whenever it continues.
+4. *Nothing in between.* What is read when a writer opens is all that there is until its own first entry.
+5. *Whole or not at all.* A ledger that is being made is not there before it is complete, and one that was lost is never
+   made again.
+6. *The last entry is noted.* A ledger that lacks it is refused, and so is an entry that was edited.
+7. *Readers disturb nobody.* They take no lock and write nothing.
+
+A place is the path of a SQLite file (:mod:`aggregator.sqlite_store`), or ``postgresql://HOST/DATABASE#LEDGER``
+(:mod:`aggregator.postgres_store`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from aggregator.chain import EntryKind, Head, Header
+from aggregator.files import LedgerError
+
+Place: TypeAlias = Path | str
+Row: TypeAlias = tuple[int, EntryKind, str, str]
+"""Number, kind, text and digest of an entry, as they are stored."""
+_DATABASE = ("postgresql://", "postgres://")
+
+
+class StoreError(OSError):
+    """An entry could not be stored; it may be there or not. The message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a store holds now: the header, entries that must be among the rows, and the rows in order."""
+
+    header: Header
+    noted: tuple[Head, ...]
+    rows: Iterable[Row]
+
+
+class Store(Protocol):
+    """A ledger that is open for its one writer. Made by :func:`open_store`; it writes from :meth:`begin` on."""
+
+    @property
+    def remedy(self) -> str:
+        """What helps where it cannot be written, as a sentence."""
+        ...
+
+    def read(self) -> AbstractContextManager[Stored]:
+        """What the last writer left."""
+        ...
+
+    def begin(self, head: Head) -> None:
+        """Begin to write after ``head``, which is the last entry that was read. LedgerError if it is not."""
+        ...
+
+    def append(self, kind: EntryKind, text: str, head: Head) -> None:
+        """Store the entry that ``head`` names. StoreError or sqlite3.Error where that fails."""
+        ...
+
+    def fault(self) -> str | None:
+        """Why nothing can be written any more, as far as is seen from here; None: no reason."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether there is room for a transaction, as far as is seen from here."""
+        ...
+
+    def require_writable(self) -> None:
+        """LedgerError unless a writer that failed can be opened again, as far as is seen from here."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; safe to call twice."""
+        ...
+
+
+def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> Store:
+    """The ledger at ``place`` for its one writer; with ``create`` it is made under ``terms`` where there is none.
+
+    LedgerError where it was lost, or another writes it. ``take_over`` ends the other, where the back end can.
+    """
+    if is_database(place):
+        from aggregator.postgres_store import PostgresStore
+
+        return PostgresStore(str(place), terms, create=create, take_over=take_over)
+    from aggregator.sqlite_store import SqliteStore
+
+    return SqliteStore(Path(place), terms, create=create)
+
+
+@contextmanager
+def reading(place: Place) -> Iterator[Stored]:
+    """What a ledger holds, whatever a writer appends meanwhile; nothing is written. LedgerError where there is none."""
+    if is_database(place):
+        from aggregator.postgres_store import read_database
+
+        with read_database(str(place)) as stored:
+            yield stored
+    else:
+        from aggregator.sqlite_store import read_file
+
+        with read_file(Path(place)) as stored:
+            yield stored
+
+
+def is_database(place: Place) -> bool:
+    """Whether ``place`` is a ledger in a database. LedgerError where nothing could speak to one."""
+    if not isinstance(place, str) or not place.startswith(_DATABASE):
+        return False
+    if find_spec("psycopg") is None:
+        raise LedgerError("A ledger in a database needs psycopg; run `pip install 'fairpate[postgresql]'`.")
+    return True
+
+
+def shown(place: Place) -> str:
+    """A place as messages name it: without a password."""
+    if not isinstance(place, str) or "://" not in place:
+        return str(place)
+    scheme, _, rest = str(place).partition("://")
+    login, at, host = rest.rpartition("@")
+    address, hash_, name = host.partition("#")
+    return f"{scheme}://{login.partition(':')[0]}{at}{address.partition('?')[0]}{hash_}{name}"
