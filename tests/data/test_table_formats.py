@@ -7,6 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,15 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
     for name, split in before.splits.items():
         assert torch.equal(split.x, after.splits[name].x)
         assert split.record_id == after.splits[name].record_id
+
+
+def test_decimals_are_named_as_the_numbers_they_are() -> None:
+    given = ["100.00", "123.50", "0.00", "-7.10", "0.07", "10.00"]
+    (batch,) = tables.plain_batches(pa.table({"id": pa.array(map(Decimal, given), pa.decimal128(9, 2))}), "t")
+    assert batch["id"].to_pylist() == ["100", "123.5", "0", "-7.1", "0.07", "10"]
+    small = pa.table({"id": pa.array([Decimal("1E-10"), Decimal("0E-10"), Decimal(20)], pa.decimal128(18, 10))})
+    (batch,) = tables.plain_batches(small, "t")
+    assert batch["id"].to_pylist() == ["1E-10", "0E-10", "20"]
 
 
 def test_a_full_disk_names_the_folder(tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch) -> None:

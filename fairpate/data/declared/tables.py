@@ -171,7 +171,10 @@ def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
             f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of the "
             "file, or name records by other columns (identity)."
         )
-    return pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+    text = pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+    if pa.types.is_decimal(kind) and kind.scale > 0:  # 123.00 and 123 are one number, and so one name
+        text = pc.replace_substring_regex(text, r"^(-?\d+(\.\d*[1-9])?)\.?0*$", r"\1")
+    return text
 
 
 def is_vectors(kind: pa.DataType) -> bool:
