@@ -13,8 +13,9 @@ import torch
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_dataset
 from fairpate.data.declared.columns import Feature, Group, Label, Meaning
-from fairpate.data.declared.declaration import Choice, Declaration, Identity, Person, Rule, Trim, read_declaration
+from fairpate.data.declared.declaration import Declaration, read_declaration
 from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.declared.sections import Choice, Identity, Person, Rule, Trim
 from fairpate.data.declared.sources import Files
 from fairpate.data.entry import DatasetEntry, DataSettingsError, Records, Request, SourceFile
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute

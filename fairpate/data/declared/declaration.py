@@ -8,7 +8,7 @@ names may not depend on the sensitive attribute, so no declaration may name reco
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from pydantic import Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.declared.columns import Feature, Group, Interval, Label, Texts, When
+from fairpate.data.declared.columns import Feature, Group, Label, Texts, When
 from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.declared.sections import Choice, Identity, Person, Rule, Trim
 from fairpate.data.declared.sources import Files
 from fairpate.data.entry import DataSettingsError, Option, as_text, holds
 from fairpate.data.gradients import FEATURES
@@ -28,89 +29,6 @@ SENSITIVE = "sensitive"
 SENSITIVE_AS_FEATURE = "sensitive_as_feature"
 # Options that the reader adds, or that are of pictures.
 RESERVED = (SENSITIVE, SENSITIVE_AS_FEATURE, "features")
-
-
-class Choice(Section):
-    """An option of a data set, which other parts of the declaration refer to with `when`."""
-
-    default: str = Field(description="Where nothing else is asked for.")
-    values: tuple[str, ...] = Field((), description="What it may be; empty: true or false.")
-    description: str = Field(description="What it decides, in a sentence.")
-
-    @model_validator(mode="after")
-    def _default_is_allowed(self) -> Choice:
-        allowed = self.values or ("true", "false")
-        if self.default not in allowed:
-            raise ValueError(f"Expected a default among {', '.join(allowed)}, got {self.default!r}")
-        return self
-
-    @property
-    def option(self) -> Option:
-        """The option as every data set has them."""
-        if self.values:
-            return Option(default=self.default, allowed=self.values, description=self.description)
-        default = self.default == "true"
-        return Option(default=default, allowed=(default, not default), description=self.description)
-
-
-class Trim(Section):
-    """Characters that are not part of a column's values: removed before anything else, but never a whole value."""
-
-    columns: Texts = Field(description="Their names in the file.")
-    start: str = Field("", description="Characters removed from the start, such as 0.")
-    end: str = Field("", description="Characters removed from the end.")
-
-
-class Rule(Interval):
-    """Which rows are kept: those whose value is in the range and none of `other_than`."""
-
-    column: str = Field(description="Its name in the file.")
-    other_than: Texts = Field((), description="Published values of rows that are left out.")
-    unknown: Texts = Field(
-        (), description="With a range: what means a missing value, beside an empty cell; such rows are left out."
-    )
-    note: str = Field("", description="Public remark behind the count of rows left out; empty: no remark.")
-    when: When = Field({}, description="Options and the value at which the rule holds.")
-
-    @model_validator(mode="after")
-    def _leaves_something_out(self) -> Rule:
-        if not self.other_than and not self.has_range:
-            raise ValueError("Expected a range (above, at_least, below, at_most) or other_than")
-        return self
-
-
-class Identity(Section):
-    """What names a record: the publisher's own key, or a hash of its published text. Never the sensitive attribute."""
-
-    prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
-    key: Texts = Field((), description="Columns that name a record together; empty: its text does.")
-    text: Texts = Field(
-        (),
-        description="Columns whose text is hashed; empty: all but the groups' and those computed from them.",
-    )
-
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> Identity:
-        if self.key and self.text:
-            raise ValueError("Expected key or text, got both")
-        return self
-
-
-class Person(Section):
-    """Who stands behind a record, where several records share a person: what is protected, and no split parts.
-
-    The name of a column alone stands for it.
-    """
-
-    column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
-    prefix: str = Field("person", description="Begins every name.")
-    count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
-    when: When = Field({}, description="Options and the value at which persons are protected, and kept together.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"column": value} if isinstance(value, str) else value
 
 
 class Declaration(Section):
@@ -145,6 +63,11 @@ class Declaration(Section):
     groups: dict[str, Group] = Field(
         description="The group z, by name; `group` where there is one. Of several the option `sensitive` takes one; by "
         "default the first.",
+    )
+    intersections: dict[str, Texts] = Field(
+        {},
+        description="Further choices of `sensitive`: names of two groups or more, such as `race_and_sex: [race, sex]`. "
+        "Every combination is a group, named `A & B`.",
     )
     computed_from_group: Texts = Field(
         (),
@@ -186,7 +109,15 @@ class Declaration(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Declaration:
-        checks = (self._tables, self._options, self._conditions, self._columns, self._names, self._header)
+        checks = (
+            self._tables,
+            self._options,
+            self._intersections,
+            self._conditions,
+            self._columns,
+            self._names,
+            self._header,
+        )
         faults = [fault for check in checks for fault in check()]
         if not faults:  # conditions name options
             faults = list(self._choices_without_files())
@@ -228,12 +159,27 @@ class Declaration(Section):
         if self.label.column in {column for column, _ in self.columns}:
             yield f"features: {self.label.column} is the label; a model may not see it"
 
+    def _intersections(self) -> Iterator[str]:
+        for name, of in self.intersections.items():
+            if name in self.groups:
+                yield f"intersections.{name}: this is a group; choose another name"
+            if unknown := [each for each in of if each not in self.groups]:
+                yield f"intersections.{name}: no group {unknown[0]}{nearest(unknown[0], self.groups)}"
+            elif len({self.groups[each].column for each in of}) < max(len(of), 2):
+                yield f"intersections.{name}: expected two groups or more, of a column each, got {', '.join(of)}"
+
     def _names(self) -> Iterator[str]:
-        named = [("identity", column) for column in (*self.identity.key, *self.identity.text)]
-        named += [("person", self.person.column)] if self.person else []
-        for field, column in named:
-            if column in self.kept_out_of_names:
+        told = (*(group.column for group in self.groups.values()), *self.computed_from_group)
+        # The text may hold another group's column: it is left out where that group is in force.
+        first = (*(group.column for group in itertools.islice(self.groups.values(), 1)), *self.computed_from_group)
+        named = [("identity", column, told) for column in self.identity.key]
+        named += [("identity", column, first) for column in self.identity.text]
+        named += [("person", self.person.column, told)] if self.person else []
+        for field, column, kept_out in named:
+            if column in kept_out:
                 yield f"{field}: {column} may be the sensitive attribute, or tells it; leave it out"
+        if self.identity.text and set(self.identity.text) <= set(told):
+            yield "identity.text: expected a column that is no group's"
 
     def _header(self) -> Iterator[str]:
         for column in self.used() if self.header else ():
@@ -258,12 +204,13 @@ class Declaration(Section):
 
     def attribute(self, options: Mapping[str, Any]) -> str:
         """What the chosen group is called."""
-        return _attribute(self.chosen(options), self.groups[self.chosen(options)])
+        return " and ".join(_attribute(name, self.groups[name]) for name in self._crossed(self.chosen(options)))
 
     @property
     def attributes(self) -> str:
         """All of them, in words."""
-        named = ((_attribute(name, group), len(group.names)) for name, group in self.groups.items())
+        choices = [{SENSITIVE: name} for name in (*self.groups, *self.intersections)]
+        named = ((self.attribute(choice), len(self.group_names(choice))) for choice in choices)
         return " or ".join(name if count == 2 else f"{name} ({count})" for name, count in named)
 
     @property
@@ -271,8 +218,8 @@ class Declaration(Section):
         """What is declared, the choice among several groups, and whether a model may see the attribute."""
         options = {name: choice.option for name, choice in self.options.items()}
         if len(self.groups) > 1:
-            first = next(iter(self.groups))
-            options[SENSITIVE] = Option(default=first, allowed=tuple(self.groups), description="The group z.")
+            choices = (*self.groups, *self.intersections)
+            options[SENSITIVE] = Option(default=choices[0], allowed=choices, description="The group z.")
         if self.pictures is not None:
             allowed = tuple(dict.fromkeys((*FEATURES.allowed, self.pictures.features)))
             return options | {"features": replace(FEATURES, default=self.pictures.features, allowed=allowed)}
@@ -285,9 +232,15 @@ class Declaration(Section):
         return options
 
     @property
-    def kept_out_of_names(self) -> tuple[str, ...]:
+    def told_by_groups(self) -> tuple[str, ...]:
         """Every column that may be the attribute, whichever is in force, or that was computed from one."""
         return tuple(dict.fromkeys((*(group.column for group in self.groups.values()), *self.computed_from_group)))
+
+    def text_of_names(self, columns: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of ``columns`` whose text names a record: no group's, or in `identity.text` one not in force."""
+        in_force = {group.column for group in self.chosen_groups(options)}
+        named = self.identity.text or [column for column in columns if column not in self.told_by_groups]
+        return tuple(column for column in named if column not in in_force)
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Every column that has a meaning with ``options``; null: with some."""
@@ -297,19 +250,28 @@ class Declaration(Section):
         trimmed = [column for each in self.trim for column in each.columns]
         named = [*self.identity.key, *self.identity.text, *([self.person.column] if self.person else [])]
         named += [self.pictures.column] if self.pictures else []
-        return tuple(dict.fromkeys((*named, *self.kept_out_of_names, self.label.column, *conditional, *trimmed)))
+        return tuple(dict.fromkeys((*named, *self.told_by_groups, self.label.column, *conditional, *trimmed)))
 
     def chosen(self, options: Mapping[str, Any]) -> str:
         """The name of the group that is in force."""
         return str(options.get(SENSITIVE, next(iter(self.groups))))
 
-    def group(self, options: Mapping[str, Any]) -> Group:
-        """The one that is in force."""
-        return self.groups[self.chosen(options)]
+    def _crossed(self, choice: str) -> tuple[str, ...]:
+        return self.intersections.get(choice, (choice,))
+
+    def chosen_groups(self, options: Mapping[str, Any]) -> tuple[Group, ...]:
+        """The one that is in force, or those whose combinations are."""
+        return tuple(self.groups[name] for name in self._crossed(self.chosen(options)))
+
+    def group_names(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The name of each code, the last group's changing first."""
+        names = (group.names for group in self.chosen_groups(options))
+        return tuple(" & ".join(each) for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
         """The columns that become features; the attribute and what tells it only where they are asked for."""
-        hidden = () if options.get(SENSITIVE_AS_FEATURE) else (self.group(options).column, *self.computed_from_group)
+        attributes = (*(group.column for group in self.chosen_groups(options)), *self.computed_from_group)
+        hidden = () if options.get(SENSITIVE_AS_FEATURE) else attributes
         return tuple(
             (column, feature)
             for column, feature in self.columns

@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.data.dataset import Split
-from fairpate.data.declared.columns import Mask
-from fairpate.data.declared.declaration import Declaration, Person, Rule, Trim
+from fairpate.data.declared.columns import Group, Mask
+from fairpate.data.declared.declaration import Declaration
 from fairpate.data.declared.encode import cells, codes_of, encode, numbers
 from fairpate.data.declared.faults import Faults
 from fairpate.data.declared.feature_codes import feature_codes
 from fairpate.data.declared.own_pictures import LEVEL, PATH, check_paths, folder_table, read_pictures
+from fairpate.data.declared.sections import Person, Rule, Trim
 from fairpate.data.declared.tables import (
     is_vectors,
     keep_rows,
@@ -97,7 +98,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     ``faults`` also tell what was clipped or missing.
     """
     options = request.options
-    group, features = table.group(options), table.visible(options)
+    groups, features = table.chosen_groups(options), table.visible(options)
     if not features and not table.pictures:
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
@@ -118,10 +119,10 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         else:
             block, seen.feature_names = encode(rows.table, features, rows.file, faults)
             seen.x.append(block)
-        label, attribute = (cells(rows.table, each.column, rows.file, faults) for each in (table.label, group))
+        label = cells(rows.table, table.label.column, rows.file, faults)
         seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy())
-        seen.z.append(codes_of(attribute, group, "group").numpy())
-        names = Names.of(_units(table, rows, seen, persons).cast(pa.large_string()))
+        seen.z.append(_crossed_codes(groups, rows, faults))
+        names = Names.of(_units(table, rows, seen, persons, options).cast(pa.large_string()))
         seen.units.append(names.packed)
         seen.size_of[rows.part] += len(names)
         if persons:
@@ -144,7 +145,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
             unit_id=unit_ids,
         ),
         label_names=table.label.names,
-        group_names=group.names,
+        group_names=table.group_names(options),
         sensitive_attribute=table.attribute(options),
         feature_names=seen.feature_names,
         feature_codes=feature_codes(features),
@@ -153,6 +154,15 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=seen.x if seen.x.is_mapped else None,
     )
+
+
+def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntArray:
+    """The group of each row: of several attributes their combination, the last one's code changing first."""
+    codes_N = np.zeros(len(rows.table), dtype=np.int64)
+    for group in groups:
+        own_N = codes_of(cells(rows.table, group.column, rows.file, faults), group, "group").numpy()
+        codes_N = codes_N * len(group.names) + own_N
+    return codes_N
 
 
 def _count_public(table: Declaration, request: Request) -> int:
@@ -252,7 +262,9 @@ def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tup
     return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None) -> pa.Array:
+def _units(
+    table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None, options: Mapping[str, Any]
+) -> pa.Array:
     """What names each row, but for a counter.
 
     Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
@@ -261,10 +273,9 @@ def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None
     identity, prefix = table.identity, table.identity.prefix or table.name
     if identity.key:
         return pc.binary_join_element_wise(prefix, *map(rows.text, identity.key), "-")
-    hidden = table.kept_out_of_names
-    if any(column.startswith(LEVEL) for column in hidden):  # its path tells a picture's folder
-        hidden = (*hidden, PATH)
-    columns = identity.text or tuple(name for name in rows.table.column_names if name not in hidden)
+    columns = table.text_of_names(rows.table.column_names, options)
+    if not identity.text and any(column.startswith(LEVEL) for column in table.told_by_groups):
+        columns = tuple(column for column in columns if column != PATH)  # which tells a picture's folder
     if persons and persons.person.column not in columns:
         columns = (*columns, persons.person.column)
     for column in columns:
