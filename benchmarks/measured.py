@@ -28,6 +28,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results"
 QUOTE = re.compile(r"\[([^\]]*)\]\((results/[\w.-]+\.json)#([^):]+):(\w+)\)")
 NOT_RUN = "not run"
 _SHARES = ("accuracy", "error", "label_accuracy", "majority_accuracy", "unrefused_accuracy", "fnr", "fpr")
+_LEAST_P = 0.001
 _COUNTS = ("answered", "submitted", "rejected", "degenerate")
 
 Cells = dict[str, dict[str, Any]]
@@ -69,13 +70,13 @@ def text(metric: str, measured: Sequence[float]) -> str:
     if not known:
         return "undefined"
     mean, spread = statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-    if metric in _SHARES:
+    if metric in _SHARES or (metric.startswith("accuracy_") and metric != "accuracy_parity"):
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
+    if metric.startswith("p_") or metric == "p":
+        return f"{mean:.3f}" if mean >= _LEAST_P else f"below {_LEAST_P}"
     digits = 0 if metric in _COUNTS or metric.startswith("answered") else 2 if metric.startswith("epsilon") else 3
-    digits = 1 if metric == "seconds" else digits
-    unit = " s" if metric == "seconds" else ""
     shown = f"{mean:.{digits}f}"
-    return f"{shown}{unit}" if spread is None or not round(spread, digits) else f"{shown} ± {spread:.{digits}f}{unit}"
+    return shown if spread is None or not round(spread, digits) else f"{shown} ± {spread:.{digits}f}"
 
 
 def quoted(document: str) -> str:

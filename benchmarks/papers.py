@@ -65,6 +65,8 @@ def main() -> None:
                 continue
             numbers = run_one(cell, options.state / options.config.stem)
             print(f"{names[cell.digest]}, seed {seed}: {numbers.get('failed') or numbers['accuracy']}", flush=True)
+            if "failed" in numbers:
+                continue
             add(found, names[cell.digest], seed, numbers)
             command = f"fairpate compare {options.config}"
             measured.write(options.config.stem, command=command, cells=found)
@@ -187,7 +189,7 @@ def _positive_rates(confusion_GYC: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 def add(cells: measured.Cells, name: str, seed: int, numbers: dict[str, Any]) -> None:
-    """One more seed of a cell: a list for everything that may differ between seeds."""
+    """One more seed of a cell: a list for everything that may differ between seeds, in their order."""
     cell = cells.setdefault(name, {"seeds": []})
     fixed: dict[str, Any] = {field: numbers.pop(field) for field in ("unit", "relation", "delta") if field in numbers}
     if fixed and cell.keys() & fixed.keys() and any(cell.get(field) != value for field, value in fixed.items()):
@@ -197,6 +199,8 @@ def add(cells: measured.Cells, name: str, seed: int, numbers: dict[str, Any]) ->
         cell[field] = [*cell.get(field, [None] * length), _rounded(numbers.get(field))]
     cell |= fixed
     cell["seeds"] = [*cell["seeds"], seed]
+    order = sorted(range(length + 1), key=cell["seeds"].__getitem__)
+    cell |= {name: [values[i] for i in order] for name, values in cell.items() if isinstance(values, list)}
 
 
 def _rounded(value: Any) -> Any:

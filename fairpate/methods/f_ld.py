@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairpate.app.progress import Reporter
 from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, Section
 from fairpate.data import Dataset
 from fairpate.methods.definition import Method, Training, arguments
@@ -248,14 +249,20 @@ class FLd(Method):
 
     def train(self, training: Training) -> Trained:
         """On private records, without noise."""
+        parity = told(parity_of(self.f_ld, training.dataset), self.f_ld, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
-                **arguments(training, groups=True),
-                config=self.f_ld,
-                parity=parity_of(self.f_ld, training.dataset),
-                on_progress=advance,
+                **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
+
+
+def told(parity: MeanParity, config: FldConfig, reporter: Reporter) -> MeanParity:
+    """``parity``, after a warning where it may level down."""
+    warning = parity.levels_down(config.max_multiplier)
+    if warning is not None:
+        reporter.note("warning", warning)
+    return parity
 
 
 def parity_of(config: FldConfig, dataset: Dataset) -> MeanParity:

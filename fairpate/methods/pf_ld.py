@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from fairpate.config import Positive, PrivacyTarget
 from fairpate.methods.definition import PrivateMethod, Training, arguments
-from fairpate.methods.f_ld import Ascent, Descent, FLd, FldConfig, measured_violations, parity_of
+from fairpate.methods.f_ld import Ascent, Descent, FLd, FldConfig, measured_violations, parity_of, told
 from fairpate.methods.mean_parity import UNKNOWN, MeanParity, ValueAlong
 from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.guided_gradients import GuidedGradients
@@ -320,8 +320,9 @@ class PfLd(PrivateMethod):
 
         config, size = self.pf_ld, len(training.dataset.private)
         given = arguments(training, groups=True) | {"config": config, "randomness": self.randomness()}
+        given["parity"] = told(parity_of(config, training.dataset), config, training.reporter)
         with training.reporter.stage(self.method) as advance:
-            given |= {"parity": parity_of(config, training.dataset), "on_progress": advance}
+            given["on_progress"] = advance
             if config.form == "as_in_paper":
                 noise = pf_ld_as_in_paper.published_noise(config, self.target, num_records=size)
                 return pf_ld_as_in_paper.train_as_in_paper(**given, noise=noise, target=self.target)

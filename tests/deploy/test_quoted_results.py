@@ -81,6 +81,8 @@ def test_a_number_that_was_changed_by_hand_is_found() -> None:
         ("epsilon", [2.0, 2.5], "2.25 ± 0.35"),
         ("answered", [10, 21], "16 ± 8"),
         ("answered", [float("nan")], "undefined"),
+        ("p", [0.0001], "below 0.001"),
+        ("p", [0.0312], "0.031"),
     ],
 )
 def test_a_number_is_written_in_its_own_unit(metric: str, values: list[float], words: str) -> None:

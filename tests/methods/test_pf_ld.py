@@ -413,6 +413,21 @@ def test_slopes_are_the_derivatives_of_violations_and_values_have_the_gradient_t
     torch.testing.assert_close(along.gradient(outputs.detach(), targets), by_autograd, atol=1e-6, rtol=1e-5)
 
 
+def test_accuracy_parity_raises_a_groups_loss_from_its_share_on_and_warns_where_it_may() -> None:
+    """The weight of a record's loss is its derivative: 1 / N from the mean, and its slope from the violations."""
+    y = torch.zeros(100, dtype=torch.long)
+    parity, sizes = MeanParity(constraint="accuracy_parity", num_groups=2, num_classes=2), torch.tensor([[30.0, 70.0]])
+    for cap, is_lowered in ((0.29, True), (0.31, False)):
+        corners = [torch.tensor(signs).view(1, 2, 1) * cap for signs in itertools.product((-1.0, 0.0, 1.0), repeat=2)]
+        weights_G = [100 * (1 / 100 + parity.slopes(mu, y, sizes_UG=sizes)).flatten() for mu in corners]
+        lightest = min(float(weight.min()) for weight in weights_G)
+        assert lightest == pytest.approx(1 - cap / 0.3)
+        assert (lightest > 0) == is_lowered
+    assert parity.levels_down(0.5) is None
+    assert "keep max_multiplier below" in str(parity.levels_down(0.51))
+    assert MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2).levels_down(5.0) is None
+
+
 def test_bad_input_names_the_field_and_the_remedy() -> None:
     x, y, z = records(40, groups=2)
     unknown = z.clone()
