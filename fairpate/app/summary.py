@@ -16,6 +16,7 @@ from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
+from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
 from student.predict import load_student
 
 
@@ -55,7 +56,24 @@ def _measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         *baseline_rows(metrics),
         ("coverage", number_text(metrics["coverage"])),
         ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
+        *_other_notions(metrics["gaps"]),
     ]
+
+
+def _other_notions(gaps: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The other notions of fairness, in one line of gaps and one of rates; none of an earlier version's run."""
+    known = [notion for notion in NOTIONS.values() if notion.name != DEFAULT and notion.reading in gaps]
+    of_kind = (("other gaps", False), ("error rates", True))
+    lines = [
+        (name, ", ".join(_measure(notion, gaps) for notion in known if notion.bounds_rate == bounds_rate))
+        for name, bounds_rate in of_kind
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def _measure(notion: Notion, gaps: Mapping[str, Any]) -> str:
+    kind = "rate" if notion.bounds_rate else "gap"
+    return f"{notion.measure.removesuffix(f' {kind}')} {number_text(gaps[notion.reading]['value'])}"
 
 
 def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, str]]:

@@ -106,9 +106,10 @@ def _title(estimator: FairClassifier, measured: Evaluation) -> str:
     if not statement.noise.startswith("os_entropy"):
         cost = f"{cost}, {statement.noise}"
     gap = measured.disparity
-    disparity = "" if gap != gap else f", disparity {gap:.3f}"
+    disparity = "" if gap != gap else f", demographic-parity gap {gap:.3f}"
+    degenerate = "".join(f"\n{words}" for words in measured.degenerate)
     coverage = "" if measured.coverage == 1 else f", coverage {measured.coverage:.0%}"
-    return f"{statement.method}: accuracy {measured.accuracy:.1%}, {cost}{disparity}{coverage}"
+    return f"{statement.method}: accuracy {measured.accuracy:.1%}, {cost}{disparity}{coverage}{degenerate}"
 
 
 def _tested(estimator: FairClassifier, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset]:

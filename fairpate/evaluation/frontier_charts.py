@@ -278,6 +278,7 @@ def _plain_point(
         "undefined": point.num_undefined,
         "seeds": point.seeds,
         "remarks": point.remarks,
+        "degenerate": point.degenerate,
         "settings": {name: _words(value) for name, value in point.settings.items() if name not in common},
         "commands": point.commands if any(point.commands) else [],
     }

@@ -78,13 +78,15 @@ def _slices(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own:
         for marks in _marks(found, own):
             sizes = [(0.62 * size_of(1 - point.value("error"), between)) ** 2 for point in marks.points]
             axes.scatter(*_coordinates(marks.points, scale)[:2], s=sizes, **marks.style(hue))
+        _cross_out(axes, found, scale)
         axes.set_ylim(bottom=0)
         title = f"{panel.data}: accuracy {100 * between[0]:.1f} to {100 * between[1]:.1f} %"
         _finish(axes, title, scale, titles(points[0].notion)["disparity"])
     bar = figure.colorbar(hue, ax=places, shrink=0.7, aspect=28, pad=0.02)
     bar.set_label("coverage", color=_MUTED, fontsize=9)
     bar.ax.tick_params(labelsize=9, labelcolor=_MUTED, color=_LINE)
-    _caption(figure, privacy, points, own, "size: accuracy; pale: dominated")
+    crossed = "; crossed out: degenerate" if any(point.degenerate for point in points) else ""
+    _caption(figure, privacy, points, own, f"size: accuracy; pale: dominated{crossed}")
     return figure
 
 
@@ -178,6 +180,12 @@ def _marks(points: Sequence[Point], own: Mapping[str, Look]) -> list[_Marks]:
         for series, found in by_series(complete).items()
     ]
     return [part for part in parts if part.points]
+
+
+def _cross_out(axes: Any, points: Sequence[Point], scale: EpsilonAxis) -> None:
+    """A cross on what is degenerate, whose gap says nothing."""
+    crossed = [point for point in defined(points, OBJECTIVES)[0] if point.degenerate]
+    axes.scatter(*_coordinates(crossed, scale)[:2], s=90, marker="x", color=_INK, linewidths=1.0, zorder=4)
 
 
 def _coordinates(points: Sequence[Point], scale: EpsilonAxis) -> tuple[list[float], list[float], list[float]]:

@@ -32,6 +32,7 @@ GAPS: Mapping[str, gaps.Metric] = {**{notion.reading: notion.metric for notion i
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _DERIVED = ("majority_class", "majority_accuracy", "degenerate")
 _LEAST_RECORDS = 10  # of a group: fewer may be alike by chance
+_NEARLY_ALL = 0.99
 _ROUNDING = 1e-9
 
 
@@ -145,9 +146,21 @@ class Evaluation:
         if constant is not None:
             answered = "" if self.num_answered == self.num_records else " that it answers"
             return (f"predicts {self.class_names[constant]!r} for every record{answered}",)
+        nearly = self._nearly_constant
+        if nearly is not None:
+            return (nearly, *self._degenerate_groups)
         no_better = self.accuracy <= self.majority_accuracy + _ROUNDING
         worthless = (f"is right no more often than always predicting {self.majority_class!r}",) if no_better else ()
         return (*worthless, *self._degenerate_groups)
+
+    @property
+    def _nearly_constant(self) -> str | None:
+        """Nearly one class for everyone, where true labels are less uneven: such gaps are small for that alone."""
+        predicted_C = np.asarray(self.confusion_GYC).sum(axis=(0, 1))
+        share = float(predicted_C.max() / predicted_C.sum())
+        if share < _NEARLY_ALL or 1 - share > (1 - self.majority_accuracy) / 2:
+            return None
+        return f"predicts {self.class_names[int(predicted_C.argmax())]!r} for {100 * share:.1f} % of the records"
 
     @property
     def _degenerate_groups(self) -> tuple[str, ...]:

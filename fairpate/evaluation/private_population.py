@@ -22,6 +22,7 @@ from fairpate.fairness.rates import FloatArray
 from fairpate.strict_json import strict
 
 FORMAT = "fairpate.private_population/1"
+_ALL = 0.995  # an estimate of a constant is as near to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +106,14 @@ def population_words(found: PrivatePopulation) -> str:
     parity, level = found.gaps["dp_one_vs_rest"], percent(found.level, digits=0)
     gap = "undefined" if math.isnan(parity.value) else f"{decimal(parity.value)} ({range_words(parity, decimal)})"
     accuracies = (f"{percent(g.accuracy.value)} ({range_words(g.accuracy, percent)}) of {g.name}" for g in found.groups)
+    always = [
+        name
+        for place, name in enumerate(found.class_names)
+        if found.groups and all(each.predicted[place].value >= _ALL for each in found.groups)
+    ]
+    named = f" (it predicts {always[0]!r} for nearly every record)" if always else ""
     return (
-        f"Among the private records the demographic-parity gap is {gap}, and the model is right for "
+        f"Among the private records the demographic-parity gap is {gap}{named}, and the model is right for "
         f"{', '.join(accuracies)}; {level} intervals. Estimated from the released table and public records, at "
         "no privacy cost, assuming that private records are predicted like public ones of their group that vote alike."
     )

@@ -171,7 +171,8 @@ def headline_figures(measured: Evaluation, guarantee: Guarantee) -> list[tuple[s
     """
     parity, answered = measured.gaps["dp_one_vs_rest"], counted(measured.num_answered, "answered test record")
     held = f"at δ = {delta_text(guarantee.delta)}; per {guarantee.unit}, {guarantee.relation}"
-    cells = f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}"
+    named = "".join(f"; {words}" for words in measured.degenerate[:1])
+    cells = f"{interval_words(parity)}; smallest cell {count(parity.min_cell_size)}{named}"
     privacy = ("Privacy budget ε", published_epsilon(guarantee), held)
     if not measured.is_measured:
         return [privacy, *((name, "unknown", "no test records") for name in _MEASURED)]

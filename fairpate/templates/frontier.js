@@ -42,7 +42,8 @@
 
   const hover = point =>
     `<b>${escaped(model.series[point.series].name)}</b><br>ε ${point.words[0]}<br>${model.titles[1]} ${point.words[1]}` +
-    `<br>accuracy ${point.words[2]}<br>coverage ${point.words[3]}<extra></extra>`;
+    `<br>accuracy ${point.words[2]}<br>coverage ${point.words[3]}` +
+    point.degenerate.map(words => `<br>${escaped(words)}`).join("") + "<extra></extra>";
 
   function axis(panel, objective) {
     const common = {
@@ -87,6 +88,12 @@
                 color: model.series[series].symbol.endsWith("-open") ? members.map(p => hue(p.values[COVERAGE])) : color("ink") },
       },
     }));
+    const crossed = points.filter(point => point.degenerate.length);
+    if (crossed.length) {
+      traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip",
+        x: crossed.map(p => coordinate(panel, p, across)), y: crossed.map(p => coordinate(panel, p, up)),
+        marker: { symbol: "x-thin", size: crossed.map(p => panel.sizes[p.rank] + 8), line: { width: 1.5, color: color("ink") } } });
+    }
     return draw(holder, traces, layout({ xaxis: axis(panel, across), yaxis: axis(panel, up) }));
   }
 

@@ -104,6 +104,23 @@ def test_degenerate_predictors_are_named(predictions, labels, answered, words) -
     assert measured.degenerate == words
 
 
+def test_a_predictor_that_is_nearly_constant_is_named_unless_the_labels_are_too() -> None:
+    def told(right: int, labels: list[int]) -> tuple[str, ...]:
+        """``right`` of the records of class 1 are found, nobody else is predicted so; both groups have some."""
+        predicted = [0] * 1000
+        for place in range(right):
+            predicted[place] = 1
+        found = evaluation(
+            predictions=predicted, labels_N=labels, groups_N=[0, 1] * 500, answered_N=None, num_replicates=2
+        )
+        return found.degenerate
+
+    uneven, rare = [1] * 240 + [0] * 760, [1] * 12 + [0] * 988
+    assert told(4, uneven) == ("predicts 'no' for 99.6 % of the records",)
+    assert told(11, uneven) == ()
+    assert told(8, rare) == ()  # 0.8 % are predicted so, and 1.2 % are
+
+
 def test_without_an_answer_there_is_no_baseline() -> None:
     nobody = evaluation(answered_N=[False] * 8)
     assert nobody.majority_class is None

@@ -84,9 +84,8 @@ def _are_newer(folder: SweepFolder) -> bool:
 
 
 def _shows(page: Path, notion: NotionName) -> bool:
-    """Whether a page opens with this notion: the first that its reader may choose."""
-    first = page.read_text(encoding="utf-8").partition('<select id="notion">')[2].partition("</option>")[0]
-    return first.endswith(f">{NOTIONS[notion].measure}")
+    """Whether a page opens with this notion."""
+    return f'data-opens="{notion}"' in page.read_text(encoding="utf-8")
 
 
 def summarise_comparison(comparison: Comparison) -> Group:
