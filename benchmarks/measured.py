@@ -27,7 +27,16 @@ from fairpate.strict_json import strict
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 QUOTE = re.compile(r"\[([^\]]*)\]\((results/[\w.-]+\.json)#([^):]+):(\w+)\)")
 NOT_RUN = "not run"
-_SHARES = ("accuracy", "error", "label_accuracy", "majority_accuracy", "unrefused_accuracy", "fnr", "fpr")
+_SHARES = (
+    "accuracy",
+    "error",
+    "error_bound",
+    "label_accuracy",
+    "majority_accuracy",
+    "unrefused_accuracy",
+    "fnr",
+    "fpr",
+)
 _LEAST_P = 0.001
 _COUNTS = ("answered", "submitted", "rejected", "degenerate")
 
