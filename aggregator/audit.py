@@ -84,8 +84,8 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 def rows(place: Place) -> Sequence[Row]:
     """Every reservation in the order it was made. LedgerError as :func:`verify`."""
-    _, state, _ = _read(place)
-    return [_row(charge) for charge in state.charges()]
+    terms, state, _ = _read(place)
+    return [_row(charge) for charge in state.charges(terms.num_classes)]
 
 
 def export(place: Place, out: Path) -> None:
@@ -98,7 +98,7 @@ def export(place: Place, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out}: is there already; remove it, or give another name.")
     terms, state, _ = _read(place)
-    found = [asdict(_row(charge)) for charge in state.charges()]
+    found = [asdict(_row(charge)) for charge in state.charges(terms.num_classes)]
     write = _write_json if out.suffix == ".json" else _write_parquet
     write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found))
     out.chmod(0o600)

@@ -10,7 +10,6 @@ Not known here: what entries mean.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -18,8 +17,9 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from aggregator.files import LedgerError, beside, connect, head_path, ledger_files, open_read_only
 from fairpate.files import write_atomically
@@ -29,8 +29,11 @@ NAMELESS_VERSION, ONE_MECHANISM_VERSION, UNKEYED_VERSION = 4, 3, 2
 """Of earlier versions: whose charges name nobody, whose terms are spelt otherwise too, and whose chain has no key."""
 _GO_ON_AS_THEY_ARE = (SCHEMA_VERSION, NAMELESS_VERSION, ONE_MECHANISM_VERSION)
 HEAD_BYTES = 128
+_BLOCK_BYTES = 64  # of SHA-256
 _BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
 EntryKind = Literal["reserve", "commit", "publish", "limit"]
+Row: TypeAlias = tuple[int, EntryKind, str, str]
+"""Number, kind, text and digest of an entry, as they are stored."""
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -51,18 +54,31 @@ class Chain:
 
     def start(self, terms: str) -> Head:
         """The head of the chain without entries."""
-        return Head(number=0, digest=self._link("", "terms", terms))
+        return Head(number=0, digest=self.link("", "terms", terms))
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """The head once this entry follows."""
-        return Head(number=head.number + 1, digest=self._link(head.digest, kind, text))
+        return Head(number=head.number + 1, digest=self.link(head.digest, kind, text))
 
-    def _link(self, previous: str, kind: str, text: str) -> str:
+    def link(self, previous: str, kind: str, text: str) -> str:
+        """The digest of an entry after one with the digest ``previous``."""
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
         message = f"{previous}\n{kind}\n{text}".encode()
         if self.key is None:
             return hashlib.sha256(message).hexdigest()
-        return hmac.digest(self.key, message, "sha256").hex()
+        # HMAC-SHA256 (RFC 2104) with the key taken in once: half of the time that a long ledger takes to open.
+        inner, outer = self._keyed
+        inner, outer = inner.copy(), outer.copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+    @cached_property
+    def _keyed(self) -> tuple[hashlib._Hash, hashlib._Hash]:
+        assert self.key is not None
+        assert len(self.key) <= _BLOCK_BYTES
+        block = self.key.ljust(_BLOCK_BYTES, b"\0")
+        return hashlib.sha256(bytes(b ^ 0x36 for b in block)), hashlib.sha256(bytes(b ^ 0x5C for b in block))
 
 
 class Header(NamedTuple):
@@ -92,15 +108,14 @@ def known_header(name: str, version: int | None, terms: str, key: str) -> Header
     return Header(version=version, terms=terms, chain=Chain(bytes.fromhex(key)))
 
 
-def verified_entries(
-    rows: Iterable[tuple[int, EntryKind, str, str]], name: str, chain: Chain, head: Head
-) -> Iterator[tuple[Head, EntryKind, str]]:
+def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -> Iterator[Row]:
     """Every entry, its digest checked; LedgerError at the first that does not follow from the one before."""
-    for number, kind, text, digest in rows:
-        head = chain.after(head, kind, text)
-        if (number, digest) != (head.number, head.digest):
-            raise LedgerError(f"{name}: entry {head.number} was changed or removed; restore the ledger from a copy.")
-        yield head, kind, text
+    number, digest = head
+    for row in rows:
+        number, digest = number + 1, chain.link(digest, row[1], row[2])
+        if row[0] != number or row[3] != digest:
+            raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
+        yield row
 
 
 def head_text(head: Head) -> bytes:

@@ -7,6 +7,7 @@ nobody.
 from __future__ import annotations
 
 import base64
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,20 +95,21 @@ class Publication:
 
 @dataclass(kw_only=True)
 class LedgerState:
-    """What the entries of a ledger add up to. By reservation number, but for ``votes``: a block per entry.
+    """What the entries of a ledger add up to. By reservation number, but for ``votes``: blocks, as stored or read.
 
     ``asked``: who asked for which reservations, in order; ``charged_to`` counts reservations by caller.
     """
 
     keys: list[str] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    votes: list[IntArray] = field(default_factory=list)
+    votes: list[str | IntArray] = field(default_factory=list)
     outcomes: list[Outcome | None] = field(default_factory=list)
     outcome_of: dict[str, Outcome] = field(default_factory=dict)
     publications: list[Publication] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     charged_to: Counter[str] = field(default_factory=Counter)
     limits: dict[str, OwnLimit] = field(default_factory=dict)
+    _at_votes: threading.Lock = field(default_factory=threading.Lock)
 
     def apply(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         """Take in one stored entry."""
@@ -117,9 +119,7 @@ class LedgerState:
         elif kind == "reserve":
             keys = payload["keys"].split()
             asked = payload.get("asked") or [["", "", len(keys)]]
-            self.reserve(
-                keys, payload["groups"], _votes_from(payload["votes"], len(keys)), asked, payload.get("at", 0.0)
-            )
+            self.reserve(keys, payload["groups"], payload["votes"], asked, payload.get("at", 0.0))
         elif kind == "limit":
             self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
         else:
@@ -129,11 +129,14 @@ class LedgerState:
         self,
         keys: Sequence[str],
         groups: Sequence[int],
-        votes_QC: IntArray,
+        votes: IntArray | str,
         asked: Sequence[tuple[str, str, int]],
         at_s: float,
     ) -> None:
-        """Further reservations, open as yet. ``asked``: caller, request, and how many of them, in order."""
+        """Further reservations, open as yet, their votes as they are or as stored.
+
+        ``asked``: caller, request, and how many of them, in order.
+        """
         first = len(self.keys)
         for caller, request, count in asked:
             self.asked.append(Asked(first, count, Asker(caller, request), at_s))
@@ -141,7 +144,7 @@ class LedgerState:
             first += count
         self.keys += keys
         self.groups += groups
-        self.votes.append(votes_QC)
+        self.votes.append(votes)
         self.outcomes += [None] * len(keys)
 
     def settle(self, first: int, outcomes: Sequence[Outcome]) -> None:
@@ -150,9 +153,22 @@ class LedgerState:
         self.outcomes[first:last] = outcomes
         self.outcome_of.update(zip(self.keys[first:last], outcomes, strict=True))
 
-    def charges(self) -> tuple[Charge, ...]:
+    def votes_QC(self, num_classes: int) -> IntArray:
+        """The votes of every reservation. Decoded when they are first asked for: few ever ask."""
+        with self._at_votes:
+            count = len(self.votes)
+            if count != 1 or isinstance(self.votes[0], str):
+                blocks = [_votes_from(b, num_classes) if isinstance(b, str) else b for b in self.votes[:count]]
+                joined = np.concatenate([np.zeros((0, num_classes), dtype=np.int64), *blocks])
+                # Only what was there then: the writer may have added a block meanwhile.
+                self.votes[:count] = [joined]
+            first = self.votes[0]
+        assert not isinstance(first, str)
+        return first
+
+    def charges(self, num_classes: int) -> tuple[Charge, ...]:
         """Every reservation and what became of it."""
-        votes = (votes_C for block_QC in self.votes for votes_C in block_QC.tolist())
+        votes = self.votes_QC(num_classes).tolist()
         asked = ((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries))
         columns = zip(self.keys, self.groups, votes, asked, self.outcomes, strict=True)
         return tuple(
@@ -208,5 +224,5 @@ def _votes_text(votes_QC: IntArray) -> str:
     return base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
 
 
-def _votes_from(text: str, num_queries: int) -> IntArray:
-    return np.frombuffer(base64.b64decode(text), dtype="<i4").reshape(num_queries, -1).astype(np.int64)
+def _votes_from(text: str, num_classes: int) -> IntArray:
+    return np.frombuffer(base64.b64decode(text), dtype="<i4").reshape(-1, num_classes).astype(np.int64)

@@ -77,10 +77,10 @@ def _unkeyed_entries(path: Path, noted: Head | None) -> tuple[dict[str, Any], li
         chain = Chain(None)
         rows = database.execute("SELECT number, kind, payload, digest FROM entries ORDER BY number")
         verified = list(verified_entries(rows, str(path), chain, chain.start(terms)))
-    if noted is not None and noted not in [head for head, _, _ in verified]:
+    if noted is not None and noted not in [Head(number, digest) for number, _, _, digest in verified]:
         raise LedgerError(
             f"{path}: holds {len(verified)} entries, and not the number {noted.number} that was written; restore it "
             "from a copy."
         )
     header = Header(version=UNKEYED_VERSION, terms=terms, chain=chain)
-    return current_terms(header), [(kind, text) for _, kind, text in verified]
+    return current_terms(header), [(kind, text) for _, kind, text, _ in verified]

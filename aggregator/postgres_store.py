@@ -20,10 +20,10 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection
 
-from aggregator.chain import SCHEMA_VERSION, Chain, EntryKind, Head, Header, known_header
+from aggregator.chain import SCHEMA_VERSION, Chain, EntryKind, Head, Header, Row, known_header
 from aggregator.files import LedgerError
 from aggregator.postgres import Commits, as_ledger_errors, connect, one, split_place
-from aggregator.stores import Row, Stored, StoreError, shown
+from aggregator.stores import Stored, StoreError, shown
 
 _APPEND: LiteralString = """
     WITH held AS (

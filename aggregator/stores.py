@@ -27,12 +27,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from aggregator.chain import EntryKind, Head, Header
+from aggregator.chain import EntryKind, Head, Header, Row
 from aggregator.files import LedgerError
 
 Place: TypeAlias = Path | str
-Row: TypeAlias = tuple[int, EntryKind, str, str]
-"""Number, kind, text and digest of an entry, as they are stored."""
 _DATABASE = ("postgresql://", "postgres://")
 
 
