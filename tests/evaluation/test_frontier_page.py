@@ -194,6 +194,19 @@ def test_the_reader_chooses_the_notion_and_what_lacks_it_is_said(public, compari
     assert opened["titles"][1] == opened["notions"][0]["measure"] == "equalized-odds gap"
 
 
+def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
+    words = "predicts 'no' for every record"
+    rows = comparison()
+    told = [replace(row, record=replace(row.record, degenerate=(words,))) for row in rows if row.method == "dp_sgd"]
+    page = written([*told, *(row for row in rows if row.method != "dp_sgd")])
+    sentence = f"Degenerate: {words}, with 2 of 2 seeds."
+    for point in model_of(page)["points"]:
+        is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
+        assert point["degenerate"] == ([sentence] if is_named else [])
+    assert "what is crossed out is degenerate" in Nesting(page).words
+    assert "what is crossed out" not in Nesting(written(rows)).words
+
+
 def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):
     rows = comparison()
     records = [row.record for row in rows if row.record is not None and row.method == "dp_sgd"]

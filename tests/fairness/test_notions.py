@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +98,12 @@ def test_what_has_no_record_is_undefined_and_never_zero() -> None:
     apart = values(np.array([0, 1, 0]), np.array([0, 1, 1]), np.array([0, 0, 1]), num_groups=2, num_classes=2)
     assert math.isnan(apart["equal_opportunity"])
     assert apart["equalized_odds"] == 1.0
+
+
+def test_the_documentation_lists_every_notion() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"| `{name}` |" in page
 
 
 def test_the_table_has_a_row_for_each_name_and_a_reading_of_its_own() -> None:
