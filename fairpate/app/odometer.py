@@ -26,8 +26,9 @@ import numpy as np
 
 from fairpate.app.receipt import OdometerError, Release, composed_epsilon, release_values
 from fairpate.evaluation.page import counted, epsilon_text
-from fairpate.privacy.accountant import Event, of_unit
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import event_from
+from fairpate.privacy.within_person import of_a_record
 from fairpate.types import Relation, Unit, UserError
 
 
@@ -200,6 +201,7 @@ _READ = """
 _LIMITS = "SELECT data, unit, epsilon FROM limits"
 _LIMITS_OF = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",)}
+_NEW = np.zeros(0)  # a curve that is to be computed from events
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
@@ -230,7 +232,7 @@ def _as_row(release: Release) -> dict[str, Any]:
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
     """Those that count in a sum of ``unit``, priced for it."""
     return [
-        each if each.unit == unit else replace(each, unit=unit, events=tuple(of_unit(e, unit) for e in each.events))
+        each if each.unit == unit else replace(each, unit=unit, events=tuple(map(of_a_record, each.events)), rdp_A=_NEW)
         for each in releases
         if each.unit == unit or (each.is_private and each.unit in _IMPLYING.get(unit, ()))
     ]

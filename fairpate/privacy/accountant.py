@@ -69,7 +69,7 @@ class Event(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TeacherEvent:
+class TeacherEvent:
     """One ``unit`` touches one teacher, and so moves at most one vote per query."""
 
     unit: Unit = "record"
@@ -78,7 +78,7 @@ class _TeacherEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdChecks(_TeacherEvent):
+class ThresholdChecks(TeacherEvent):
     """``count`` noisy comparisons of the largest vote count with a finite threshold, whatever their outcome."""
 
     noun: ClassVar[str] = "noisy count of teachers who agree"
@@ -90,7 +90,7 @@ class ThresholdChecks(_TeacherEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyArgmaxes(_TeacherEvent):
+class NoisyArgmaxes(TeacherEvent):
     """``count`` noisy argmaxes that ran, whatever became of their labels.
 
     With ``ThresholdChecks``, the realised charges of confident queries: sound as what a filter with a limit fixed in
@@ -106,7 +106,7 @@ class NoisyArgmaxes(_TeacherEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidentGnmaxQueries(_TeacherEvent):
+class ConfidentGnmaxQueries(TeacherEvent):
     """``count`` Confident-GNMax queries submitted, both steps charged for each: holds for any votes."""
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -120,7 +120,7 @@ class ConfidentGnmaxQueries(_TeacherEvent):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ConfidentGnmaxVotes(_TeacherEvent):
+class ConfidentGnmaxVotes(TeacherEvent):
     """Confident-GNMax queries with the votes they drew: every row is one query submitted, answered or not.
 
     Priced at the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole votes, shape (Q, C).
