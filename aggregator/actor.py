@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.api import Backend, ServiceSettings, build_app
+from aggregator.api import Backend, ServiceSettings
 from aggregator.connections import limited_protocol
+from aggregator.gateway import Runs
 from aggregator.observing import log_json_lines, otlp_tracer
 from aggregator.tokens import is_loopback
 from fairpate.types import UsageError, UserError
@@ -43,16 +44,16 @@ class ExposureError(ServiceError, UsageError):
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, backend: Backend, settings: ServiceSettings, *, tracer: Any = None) -> None:
+    def __init__(self, backend: Backend | Runs, settings: ServiceSettings, *, tracer: Any = None) -> None:
         """``tracer`` takes the place of the one that the settings ask for."""
         import uvicorn
 
         listening = bind(settings.host, settings.port)
-        if settings.logs == "json":
-            log_json_lines()
+        if settings.log_file is not None:
+            log_json_lines(settings.log_file)
         if settings.traces and tracer is None:
             tracer = otlp_tracer()
-        self._app = app = build_app(backend, settings, tracer=tracer)
+        self._app = app = backend.app(settings, tracer=tracer)
         limits = settings.limits.within_file_limit()
         # Everything is named that uvicorn would choose by what is installed: limits are limits of this parser.
         config = uvicorn.Config(
@@ -81,7 +82,8 @@ class HttpServer:
 
     def stop(self) -> None:
         """Answer what is under way, then close."""
-        self._app.state.streams.close()
+        if hasattr(self._app.state, "streams"):
+            self._app.state.streams.close()
         self._server.should_exit = True
         self._thread.join(timeout=_STOP_TIMEOUT_S)
 
@@ -102,8 +104,10 @@ def _server(config: Any, listening: socket.socket) -> Any:
 class AggregatorActor:
     """The actor: opens the backend, then serves it until it is stopped."""
 
-    def __init__(self, open_backend: Callable[..., Backend], arguments: tuple[Any, ...], settings: ServiceSettings):
-        self._backend: Backend | None = None
+    def __init__(
+        self, open_backend: Callable[..., Backend | Runs], arguments: tuple[Any, ...], settings: ServiceSettings
+    ):
+        self._backend: Backend | Runs | None = None
         self._server: HttpServer | None = None
         self._failure = ""
         try:
@@ -126,7 +130,7 @@ class AggregatorActor:
             self._backend.close()
 
 
-def _open_patiently(open_backend: Callable[[], Backend]) -> Backend:
+def _open_patiently(open_backend: Callable[[], Backend | Runs]) -> Backend | Runs:
     """The backend; a process that takes the place of one that died tries again while the disk may still come back."""
     import ray
 
@@ -176,7 +180,7 @@ class Service:
 
 def start_service(
     name: str,
-    open_backend: Callable[..., Backend],
+    open_backend: Callable[..., Backend | Runs],
     arguments: tuple[Any, ...],
     settings: ServiceSettings,
     *,

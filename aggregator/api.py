@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Response
 
@@ -41,7 +41,6 @@ from fairpate import __version__
 from fairpate.api_page import HEADERS as PAGE_HEADERS
 from fairpate.api_page import api_page
 
-Logs = Literal["plain", "json"]
 _HISTORY_INTERVAL_S = 5.0
 
 
@@ -65,6 +64,10 @@ class Backend:
     close: Callable[[], None] = lambda: None
     facts: Facts = field(default_factory=Facts)
     last_backup: Callable[[], float | None] = lambda: None
+
+    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
+        """As :func:`build_app`."""
+        return build_app(self, settings, tracer=tracer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ class ServiceSettings:
 
     ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
     ``health_interval_s``: how often readiness is looked at. ``rate``: requests of one caller. ``tls``: files of a
-    certificate; None: plain HTTP. ``logs``: ``json`` writes a line for each request too. ``traces`` sends spans where
+    certificate; None: plain HTTP. ``log_file`` gets a JSON line for each request. ``traces`` sends spans where
     OTEL_EXPORTER_OTLP_* say.
     """
 
@@ -107,7 +110,7 @@ class ServiceSettings:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     rate: RequestRate = field(default_factory=RequestRate)
     tls: TlsFiles | None = None
-    logs: Logs = "plain"
+    log_file: Path | None = None
     traces: bool = False
     answer_step_s: float = 0.01
     health_interval_s: float = 1.0

@@ -89,14 +89,7 @@ class Auth:
 
     def _body_bytes(self, headers: dict[bytes, str]) -> int:
         """The declared length of the body. FaultError if it may not be read."""
-        if b"transfer-encoding" in headers:
-            raise FaultError(411, "Transfer-Encoding", headers[b"transfer-encoding"], "Send Content-Length instead.")
-        if headers.get(b"content-encoding", "identity").lower() != "identity":
-            raise FaultError(415, "Content-Encoding", headers[b"content-encoding"], "Send the body as it is.")
-        length = int(headers.get(b"content-length", "0"))  # the parser saw to it that these are digits
-        if length > self._max_body_bytes:
-            remedy = f"Expected at most {self._max_body_bytes} bytes; send fewer queries at once."
-            raise FaultError(413, "body", f"{length} bytes", remedy)
+        length = declared_length(headers, self._max_body_bytes)
         if length > _LARGE_BODY_BYTES and self._num_large >= _MAX_LARGE_BODIES:
             remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
             raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})
@@ -113,6 +106,18 @@ class Auth:
                 await self._app(scope, _replay(body, receive), send)
         finally:
             self._num_large -= 1
+
+
+def declared_length(headers: dict[bytes, str], most: int) -> int:
+    """How many bytes the body has. FaultError where that is not said, or more than ``most``."""
+    if b"transfer-encoding" in headers:
+        raise FaultError(411, "Transfer-Encoding", headers[b"transfer-encoding"], "Send Content-Length instead.")
+    if headers.get(b"content-encoding", "identity").lower() != "identity":
+        raise FaultError(415, "Content-Encoding", headers[b"content-encoding"], "Send the body as it is.")
+    length = int(headers.get(b"content-length", "0"))  # the parser saw to it that these are digits
+    if length > most:
+        raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer queries at once.")
+    return length
 
 
 async def _read(receive: Receive) -> bytes | None:

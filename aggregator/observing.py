@@ -12,10 +12,12 @@ import contextlib
 import contextvars
 import json
 import logging
+import logging.handlers
 import re
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,9 +50,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_json_lines() -> None:
-    """Let everything that this process logs leave as JSON lines on standard error, one for each request too."""
-    handler = logging.StreamHandler()
+def log_json_lines(path: Path) -> None:
+    """Append everything that this process logs to ``path`` as JSON lines, one for each request too.
+
+    A file that was moved away by a rotation is made again.
+    """
+    handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 

@@ -38,7 +38,7 @@ class PublicPool:
     """N public records that analysts ask by number, and the public words for groups and labels.
 
     ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: how a
-    person writes a record down, where features are those of declared columns.
+    person writes a record down, where features are those of declared columns, or follow from them by ``place``.
     """
 
     features: Features
@@ -47,6 +47,7 @@ class PublicPool:
     group_names: tuple[str, ...]
     label_names: tuple[str, ...]
     form: RecordForm | None = None
+    place: Callable[[npt.NDArray[np.float32]], Features] = lambda features: features
 
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
@@ -81,7 +82,8 @@ class PublicPool:
     def written(self, record: Mapping[str, Any], group: str) -> Question:
         """A record as its form has it. ValueError names a column whose value means nothing."""
         assert self.form is not None
-        return self.posted(self.form.encode(record), group)  # type: ignore[arg-type]  # an array is a sequence
+        features: Any = self.place(self.form.encode(record))
+        return self.posted(features, group)
 
     def number_of(self, key: str) -> int | None:
         """The record with this content hash; None for one that was posted."""

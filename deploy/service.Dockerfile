@@ -13,4 +13,4 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=5m --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8517/livez', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["fairpate", "serve"]
-CMD ["/run/fairpate", "--host", "0.0.0.0", "--json-logs"]
+CMD ["/run/fairpate", "--host", "0.0.0.0", "--log-file", "/proc/1/fd/1"]

@@ -11,35 +11,37 @@ import importlib
 import math
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from aggregator.about import Facts
 from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service
 from aggregator.api import Backend, ServiceSettings, TlsFiles, url_host
+from aggregator.gateway import PREFIX, Runs
 from aggregator.ledger import Ledger
 from aggregator.own_limits import QuotaRule
-from aggregator.questions import PublicPool
 from aggregator.rates import RequestRate
 from aggregator.session import AggregatorSession
 from aggregator.tokens import read_tokens
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
+from fairpate.app.public_pool import public_pool, public_words
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
-from fairpate.config import QueriesConfig, RayConfig
-from fairpate.data import REGISTRY, Dataset, entry_for
-from fairpate.data.declared.form import form_of
+from fairpate.config import RayConfig
 from fairpate.methods.pate import VotingMethod
 from teachers.cluster import start_ray
 
 _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
+_LOOPBACK = "127.0.0.1"
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
     "leave room for new ones, run without a target and with aggregator.budget."
@@ -80,64 +82,81 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),
         close=voters.close,
-        facts=_facts(run, config, dataset),
+        facts=public_words(run, config, dataset),
     )
 
 
-def _facts(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """What the page says of the run, in public words."""
-    declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
-    task = "" if declared is None else declared.task
-    return Facts(
-        run=run.root.name, method=config.title, data=dataset.name, task=task, attribute=dataset.sensitive_attribute
-    )
-
-
-def public_pool(dataset: Dataset, settings: QueriesConfig) -> PublicPool:
-    """Every public record, each content once; the run's own queries come first, in the order they were asked."""
-    public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
-    return PublicPool(
-        features=public.x.numpy(),
-        groups_N=public.z.numpy(),
-        record_ids=public.record_id,
-        group_names=dataset.group_names,
-        label_names=dataset.label_names,
-        form=None if dataset.embedding is not None else form_of(dataset.feature_codes),
-    )
-
-
-def serve_aggregator(
-    root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, say: Callable[[str], None]
+def serve_aggregators(
+    roots: Sequence[Path],
+    settings: ServiceSettings,
+    *,
+    data_dir: Path | None,
+    detach: bool,
+    say: Callable[[str], None],
 ) -> None:
-    """Serve the run in ``root`` until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
+    """Serve these runs until interrupted, or leave the services on the cluster at RAY_ADDRESS (``detach``).
 
-    ``data_dir`` is where the data set's files are now, if not where the run found them.
-    ServiceError, LedgerError or RunDirectoryError where it cannot start or ends for good.
+    Several runs stand behind one address, each under ``/v1/runs/NAME/``. ``data_dir`` is where the data set's files are
+    now, if not where the runs found them. ServiceError, LedgerError or RunDirectoryError where one cannot start or ends
+    for good.
     """
-    check_exposure(settings)
-    run, config = _run_with_votes(root)
-    require_data_by_name(run)
-    with _ray(config.ray, detach=detach):
-        service = start_service(
-            service_name(run),
-            open_backend,
-            (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder()),
-            settings,
-            detached=detach,
-            resources=_this_node() if detach else None,
-        )
-        say(f"{run.root} is served at {service.url} (documentation: {service.url}/docs)")
-        say(f"Its answers enter {run.statement} with `fairpate report {root}`: give it before you publish.")
-        if not config.leaves_room:
-            say(SPENT)
+    for root in roots:
+        check_exposure(_with_tokens_of(RunDirectory(root=root.absolute()), settings))
+    runs = _runs_by_name(roots)
+    alone = len(runs) == 1
+    # Behind a gateway each service is on this node's loopback, and so is the gateway.
+    listen = _with_tokens_of if alone else _behind_gateway
+    behind = {name: listen(run, settings) for name, (run, _) in runs.items()}
+    services: list[Service] = []
+    with _ray(next(iter(runs.values()))[1].ray, detach=detach):
+        try:
+            start = partial(start_service, detached=detach, resources=_this_node() if detach or not alone else None)
+            for name, (run, config) in runs.items():
+                arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder())
+                services.append(start(service_name(run), open_backend, arguments, behind[name]))
+            if not alone:
+                ports = Runs(ports={name: place.port for name, place in behind.items()})
+                # It reads no token, and is open to those alone who have one of a run.
+                front = replace(settings, tokens=next(iter(behind.values())).tokens)
+                services.append(start(gateway_name(runs), _opened, (ports,), front))
+        except BaseException:
+            for service in services:
+                service.stop()
+            raise
+        for name, (run, config) in runs.items():
+            _announce(run, config, settings.url if alone else f"{settings.url}{PREFIX}{name}", say)
         if detach:
-            say(f"It stays on the cluster; end it with `fairpate serve {root} --stop`.")
+            say(f"It stays on the cluster; end it with `fairpate serve {' '.join(map(str, roots))} --stop`.")
             return
-        _watch(service)
+        _watch(services)
+
+
+def _runs_by_name(roots: Sequence[Path]) -> dict[str, tuple[RunDirectory, VotingMethod]]:
+    """RunFolderError besides where two have one name, under which they would be reached."""
+    found: dict[str, tuple[RunDirectory, VotingMethod]] = {}
+    for root in roots:
+        run, config = _run_with_votes(root)
+        require_data_by_name(run)
+        name = run.root.absolute().name
+        if name in found:
+            raise RunFolderError(f"{root}: another run given is called {name} too; rename one of the folders.")
+        found[name] = (run, config)
+    return found
+
+
+def _opened(runs: Runs) -> Runs:
+    """Nothing is to be opened for a gateway."""
+    return runs
+
+
+def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[str], None]) -> None:
+    say(f"{run.root} is served at {url} (documentation: {url}/docs)")
+    say(f"Its answers enter {run.statement} with `fairpate report {run.root}`: give it before you publish.")
+    if not config.leaves_room:
+        say(SPENT)
 
 
 def settings(
-    root: Path | None = None,
     *,
     host: str,
     port: int,
@@ -146,15 +165,14 @@ def settings(
     daily_quota: float,
     rate: float = math.inf,
     tls: tuple[Path | None, Path | None] = (None, None),
-    json_logs: bool = False,
+    log_file: Path | None = None,
     traces: bool = False,
 ) -> ServiceSettings:
-    """Where to listen and for whom: tokens of files or the environment, and the token store of the run in ``root``.
+    """Where to listen and for whom: tokens of files or the environment, beside the token store of each run.
 
     TokenError for a bad one, ValueError for files of TLS that do not go together, and for traces without their package.
     """
-    store = None if root is None else RunDirectory(root=root.absolute()).tokens
-    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file, store=store)
+    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
     return ServiceSettings(
         host=host,
         port=port,
@@ -162,7 +180,7 @@ def settings(
         quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
         rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
         tls=_tls_files(*tls),
-        logs="json" if json_logs else "plain",
+        log_file=_writable(log_file),
         traces=_can_trace(traces),
     )
 
@@ -173,6 +191,16 @@ def _tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:
     if cert is None or key is None:
         raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
     return TlsFiles(cert=cert.absolute(), key=key.absolute())
+
+
+def _writable(log_file: Path | None) -> Path | None:
+    if log_file is not None:
+        try:
+            log_file.open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
+        log_file = log_file.absolute()
+    return log_file
 
 
 def _can_trace(traces: bool) -> bool:
@@ -210,21 +238,45 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
             stop_student()
 
 
-def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
-    """End the service that ``serve_aggregator(detach=True)`` left on the cluster."""
-    run, config = _run_with_votes(root)
-    with _ray(config.ray, detach=True):
-        name = service_name(run)
-        actor = find_service(name)
-        if actor is None:
-            raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
+def stop_aggregators(roots: Sequence[Path], *, say: Callable[[str], None]) -> None:
+    """End the services that ``serve_aggregators(detach=True)`` left on the cluster."""
+    runs = _runs_by_name(roots)
+    with _ray(next(iter(runs.values()))[1].ray, detach=True):
+        for root, (run, _) in zip(roots, runs.values(), strict=True):
+            if not _stop(service_name(run)):
+                raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
+            say(f"{root} is served no more.")
+        if len(runs) > 1:
+            _stop(gateway_name(runs))
+
+
+def _stop(name: str) -> bool:
+    actor = find_service(name)
+    if actor is not None:
         Service(actor=actor, name=name, url="").stop()
-    say(f"{root} is served no more.")
+    return actor is not None
 
 
 def service_name(run: RunDirectory) -> str:
     """One name per ledger: a second service for the same run is refused."""
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
+
+
+def gateway_name(runs: Mapping[str, tuple[RunDirectory, VotingMethod]]) -> str:
+    """One name for these runs together."""
+    names = " ".join(sorted(service_name(run) for run, _ in runs.values()))
+    return f"gateway-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+
+
+def _behind_gateway(run: RunDirectory, settings: ServiceSettings) -> ServiceSettings:
+    """The same on a free port of loopback, where no TLS is needed, and with the token store of the run."""
+    with socket.create_server((_LOOPBACK, 0)) as probe:
+        port = probe.getsockname()[1]
+    return replace(_with_tokens_of(run, settings), host=_LOOPBACK, port=port, tls=None)
+
+
+def _with_tokens_of(run: RunDirectory, settings: ServiceSettings) -> ServiceSettings:
+    return replace(settings, tokens=replace(settings.tokens, store=run.tokens))
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
@@ -250,17 +302,21 @@ def _with_absolute_places(config: VotingMethod, data_dir: Path | None) -> Voting
     return config.model_copy(update={"data": data})
 
 
-def _watch(service: Service) -> None:
+def _watch(services: Sequence[Service]) -> None:
     """Until Ctrl-C or SIGTERM; a restart is waited out, an end for good is an error."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
+        while True:
+            ended = [service for service in services if not service.is_serving(timeout_s=_WATCH_TIMEOUT_S)]
+            if ended:
+                break
             time.sleep(_WATCH_INTERVAL_S)
-        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+        raise ServiceError(f"{ended[0].url}: the HTTP server ended by itself; its log says why. Serve the run again.")
     except KeyboardInterrupt:
         return
     finally:
-        service.stop()
+        for service in services:
+            service.stop()
 
 
 def _this_node() -> dict[str, float]:

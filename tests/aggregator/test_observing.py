@@ -7,7 +7,10 @@ import http.server
 import io
 import json
 import logging
+import pathlib
 import ssl
+import subprocess
+import sys
 import threading
 import time
 
@@ -243,3 +246,24 @@ def test_files_of_tls_that_cannot_be_used_are_refused_when_they_are_given(tmp_pa
     for given in (key, foreign, tmp_path / "missing.pem", cert):
         with pytest.raises(ValueError, match="cannot be used as certificate and key"):
             TlsFiles(cert=cert, key=given)
+
+
+def test_the_log_file_goes_on_after_a_rotation_and_a_restart(path, tmp_path):
+    """In a process of its own, as in production: a process has one log."""
+    script = """
+import sys, httpx, pathlib
+sys.path[:0] = sys.argv[3:]
+from serving import running
+log = pathlib.Path(sys.argv[2])
+with running(pathlib.Path(sys.argv[1]), log_file=log) as url:
+    httpx.get(f"{url}/v1/budget", headers={"X-Request-Id": "before"})
+    log.rename(log.with_suffix(".1"))
+    httpx.get(f"{url}/v1/budget", headers={"X-Request-Id": "after"})
+"""
+    tests, log = pathlib.Path(__file__).parents[1], tmp_path / "service.jsonl"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script, path, log, tests, tests.parent], check=True, timeout=60)  # noqa: S603
+    ours = [json.loads(line) for line in log.read_text().splitlines() if "fairpate.requests" in line]
+    assert [line["request_id"] for line in ours] == ["after"]
+    before = [json.loads(line) for line in log.with_suffix(".1").read_text().splitlines() if "requests" in line]
+    assert [line["request_id"] for line in before if line["logger"] == "fairpate.requests"] == ["after", "before"]

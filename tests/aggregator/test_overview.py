@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 import httpx
+import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,11 @@ from aggregator.history import History, Point
 from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
 from aggregator.outlook import advice, forecast, span
+from aggregator.questions import PublicPool
 from aggregator.session import VotesUnavailableError
+from fairpate.data.declared.columns import Feature
+from fairpate.data.declared.feature_codes import feature_codes
+from fairpate.data.declared.form import form_of
 from fairpate.types import GateRule
 
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
@@ -211,3 +216,19 @@ def test_the_analyst_of_the_tests_is_told_apart(http):
     assert http.get("/v1/about").json()["caller"]["role"] == "analyst"
     assert http.get("/v1/about", headers=AS_OPERATOR).json()["caller"]["role"] == "operator"
     assert ANALYST not in http.get("/v1/about").text
+
+
+def test_a_record_that_is_written_down_goes_where_every_record_went():
+    form = form_of(feature_codes([("age", Feature(bounds=(0, 100)))]))
+    pool = PublicPool(
+        features=np.array([[0.5], [1.0]], dtype=np.float32),
+        groups_N=np.array([0, 1]),
+        record_ids=("a", "b"),
+        group_names=("red", "green"),
+        label_names=("no", "yes"),
+        form=form,
+        place=lambda features: 2 * features,
+    )
+    assert pool.written({"age": 25.0}, "red").query.key == pool.question(0).query.key
+    assert pool.number_of(pool.written({"age": 50.0}, "green").query.key) == 1
+    assert pool.number_of("0" * 64) is None

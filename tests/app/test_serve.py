@@ -26,10 +26,11 @@ from aggregator.session import VotesUnavailableError
 from fairpate.app import serve
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter
+from fairpate.app.public_pool import public_pool
 from fairpate.app.release import ledger_terms
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serve import open_backend, public_pool
+from fairpate.app.serve import open_backend
 from fairpate.app.tables import read_labels, read_votes
 from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
@@ -253,7 +254,7 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     monkeypatch.setattr(serve, "_watch", lambda _: None)
     settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
-    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append)
+    serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append)
     assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
     assert said[2:] == [serve.SPENT]
 

@@ -23,6 +23,7 @@ AllowCode = Annotated[
     typer.Option("--allow-code", help="Let code run that files name (method: module:Class, teachers.model.python)."),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="A run directory, or several.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
 MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
@@ -34,7 +35,7 @@ OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file,
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM; with --tls-key: serve HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its key, PEM, without a password.")]
 Rate = Annotated[float, typer.Option(help="Requests per second of one token; twice as many at once.")]
-JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Write the log as JSON lines, one for each request too.")]
+LogFile = Annotated[Path | None, typer.Option(help="Append the log to it as JSON lines, one for each request too.")]
 Traces = Annotated[bool, typer.Option("--traces", help="Send OpenTelemetry spans where OTEL_EXPORTER_OTLP_* say.")]
 Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]

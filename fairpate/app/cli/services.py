@@ -14,11 +14,11 @@ from fairpate.app.cli.options import (
     AnalystToken,
     DataDir,
     Host,
-    JsonLogs,
+    LogFile,
     OperatorToken,
     Quota,
     Rate,
-    RunFolder,
+    RunFolders,
     TlsCert,
     TlsKey,
     Traces,
@@ -28,7 +28,7 @@ from fairpate.types import UsageError
 
 
 def serve(
-    folder: RunFolder,
+    folders: RunFolders,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8517,
     analyst_token_file: AnalystToken = None,
@@ -37,7 +37,7 @@ def serve(
     rate: Rate = math.inf,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    json_logs: JsonLogs = False,
+    log_file: LogFile = None,
     traces: Traces = False,
     data_dir: DataDir = None,
     student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
@@ -45,28 +45,29 @@ def serve(
     detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
 ) -> None:
-    """Serve a finished run over HTTP: its aggregator, or with --student its published model."""
+    """Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model."""
     from fairpate.app import serve as serving
 
     if stop:
-        serving.stop_aggregator(folder, say=say)
+        serving.stop_aggregators(folders, say=say)
     elif student:
-        serving.serve_student_of(folder, host=host, port=port, num_replicas=replicas, say=say)
+        if len(folders) > 1:
+            raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
+        serving.serve_student_of(folders[0], host=host, port=port, num_replicas=replicas, say=say)
     else:
         files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
         with checked_arguments():
             settings = serving.settings(
-                folder,
                 host=host,
                 port=port,
                 daily_quota=quota,
                 rate=rate,
                 tls=(tls_cert, tls_key),
-                json_logs=json_logs,
+                log_file=log_file,
                 traces=traces,
                 **files,
             )
-        serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, say=say)
+        serving.serve_aggregators(folders, settings, data_dir=data_dir, detach=detach, say=say)
 
 
 class QueryCommand(TyperCommand):

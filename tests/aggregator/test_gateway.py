@@ -1,0 +1,175 @@
+"""Several services behind one address: each answers as it does by itself, and none hears of another."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+import pytest
+from browser import faults, opened_tab
+from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
+
+from aggregator.actor import HttpServer
+from aggregator.api import ServiceSettings
+from aggregator.client import AggregatorClient
+from aggregator.gateway import Runs
+from aggregator.rates import RequestRate
+from aggregator.tokens import read_tokens
+
+OTHER = "another-token-of-the-tests"
+AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
+
+
+@pytest.fixture
+def gateway(tmp_path):
+    """The address in front of the runs ``one`` and ``two``, and their servers."""
+    servers, backends = {}, []
+    for name, tokens in (
+        ("one", tokens_of_both_roles()),
+        ("two", read_tokens({"FAIRPATE_ANALYST_TOKEN": f"{ANALYST}\n{OTHER}"})),
+    ):
+        backend = open_backend(tmp_path / f"{name}.sqlite", count_votes=lambda q, s=name: table_votes(q, salt=len(s)))
+        settings = ServiceSettings(port=free_port(), tokens=tokens, rate=RequestRate(per_s=1000, burst=1000))
+        servers[name] = (HttpServer(backend, settings), settings)
+        backends.append(backend)
+    front = ServiceSettings(port=free_port())
+    ports = {name: settings.port for name, (_, settings) in servers.items()}
+    server = HttpServer(Runs(ports=ports), front)
+    yield front.url, servers
+    for each, _ in servers.values():
+        each.stop()
+    server.stop()
+    for backend in backends:
+        backend.close()
+
+
+def test_each_run_answers_under_its_own_path_as_it_does_by_itself(gateway):
+    url, servers = gateway
+    _, alone = servers["one"]
+    through, direct = f"{url}/v1/runs/one", alone.url
+    asked = httpx.post(f"{through}/v1/queries", json=ids(range(20)), headers=AS_ANALYST)
+    again = httpx.post(f"{direct}/v1/queries", json=ids(range(20)), headers=AS_ANALYST)
+    assert asked.json() == again.json()
+    for path in ("/v1/statement", "/v1/nothing", "/v1/queries/xyz", "/docs", "/"):
+        there, here = (httpx.get(base + path, headers=AS_ANALYST) for base in (through, direct))
+        assert (there.status_code, there.text) == (here.status_code, here.text)
+        assert there.headers.get("content-security-policy") == here.headers.get("content-security-policy")
+    assert httpx.get(f"{url}/v1/runs/two/v1/budget", headers=AS_ANALYST).json()["queries_submitted"] == 0
+
+
+def test_the_client_of_one_service_is_the_client_of_one_run(gateway):
+    url, _ = gateway
+    with AggregatorClient(f"{url}/v1/runs/two", token=ANALYST) as client:
+        client.ask([1, 2, 3])
+        assert client.budget().queries_submitted == 3
+
+
+def test_tokens_are_those_of_the_run_and_a_list_shows_only_what_knows_them(gateway):
+    url, _ = gateway
+    for token, expected in ((OTHER, ["two"]), (ANALYST, ["one", "two"]), ("unknown", [])):
+        headers = {"Authorization": f"Bearer {token}"}
+        assert [run["name"] for run in httpx.get(f"{url}/v1/runs", headers=headers).json()["runs"]] == expected
+        assert (httpx.get(f"{url}/v1/runs/one/v1/budget", headers=headers).status_code == 200) == ("one" in expected)
+    assert "one" not in httpx.get(url).text.split()
+
+
+@pytest.mark.parametrize("path", ["/v1/runs/three/", "/v1/runs/..%2fone/v1/budget", "/v1/runs/%00/", "/v1/other"])
+def test_what_is_no_run_is_explained(gateway, path):
+    url, _ = gateway
+    answer = httpx.get(url + path, headers=AS_ANALYST)
+    assert answer.status_code == 404
+    assert answer.json()["errors"][0]["remedy"]
+
+
+def test_a_run_that_is_gone_is_503_and_the_other_goes_on(gateway):
+    url, servers = gateway
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    servers["one"][0].stop()
+    gone = httpx.get(f"{url}/v1/runs/one/v1/budget", headers=AS_ANALYST)
+    assert (gone.status_code, gone.headers["Retry-After"]) == (503, "2")
+    assert httpx.get(f"{url}/v1/runs/two/v1/budget", headers=AS_ANALYST).status_code == 200
+    assert httpx.get(f"{url}/readyz").status_code == 503
+    assert httpx.get(f"{url}/livez").status_code == 200
+
+
+def test_bodies_and_headers_keep_their_limits(gateway):
+    url, _ = gateway
+    there = f"{url}/v1/runs/one/v1/queries"
+    assert httpx.post(there, content=iter([b"{}"]), headers=AS_ANALYST).status_code == 411
+    assert httpx.post(there, content=b" " * (1 << 20) * 3, headers=AS_ANALYST).status_code == 413
+    assert httpx.post(there, content=b"{", headers=AS_ANALYST).status_code == 422
+    answer = httpx.get(f"{url}/v1/runs/one/v1/budget", headers={**AS_ANALYST, "X-Request-Id": "night-7"})
+    assert answer.headers.get_list("x-request-id") == ["night-7"]
+
+
+def test_strangers_are_told_apart_by_their_own_address_and_cannot_make_one_up(gateway):
+    url, _ = gateway
+    there, forged = f"{url}/v1/runs/one/v1/budget", [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(40)]
+    first, second = (httpx.Client(transport=httpx.HTTPTransport(local_address=f"127.0.0.{n}")) for n in (2, 3))
+    with first, second:
+        assert [first.get(there, headers=header).status_code for header in forged][-1] == 429
+        assert second.get(there).status_code == 401
+        assert first.get(there, headers=AS_ANALYST).status_code == 200
+
+
+def test_live_states_pass_and_a_view_that_leaves_is_noticed(gateway):
+    url, _ = gateway
+    for _ in range(20):  # more than one caller may hold at once
+        with httpx.stream("GET", f"{url}/v1/runs/one/v1/events", headers=AS_ANALYST) as events:
+            if events.status_code == 503:
+                time.sleep(0.3)
+                continue
+            assert next(events.iter_lines()) == "event: state"
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        with httpx.stream("GET", f"{url}/v1/runs/one/v1/events", headers=AS_ANALYST) as events:
+            if events.status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail("places stay taken by views that left")
+
+
+def test_slow_voters_of_one_run_do_not_hold_up_another(tmp_path):
+    waiting = threading.Event()
+
+    def slow(questions):
+        waiting.wait(20)
+        return table_votes(questions)
+
+    servers, backends = [], []
+    for name, votes in (("slow", slow), ("quick", table_votes)):
+        backend = open_backend(tmp_path / f"{name}.sqlite", count_votes=votes)
+        backends.append(backend)
+        servers.append((name, HttpServer(backend, settings := ServiceSettings(port=free_port())), settings.port))
+    front = ServiceSettings(port=free_port())
+    gateway = HttpServer(Runs(ports={name: port for name, _, port in servers}), front)
+    try:
+        asking = threading.Thread(
+            target=lambda: httpx.post(f"{front.url}/v1/runs/slow/v1/queries", json=ids([1]), timeout=60)
+        )
+        asking.start()
+        assert httpx.post(f"{front.url}/v1/runs/quick/v1/queries", json=ids([1]), timeout=5).status_code == 200
+        waiting.set()
+        asking.join(20)
+    finally:
+        for _, server, _ in servers:
+            server.stop()
+        gateway.stop()
+        for backend in backends:
+            backend.close()
+
+
+def test_the_page_of_a_run_works_under_its_path(gateway, tmp_path):
+    url, _ = gateway
+    with opened_tab(tmp_path / "profile") as tab:
+        tab.open(f"{url}/v1/runs/one", width=390, height=800)
+        assert tab.run("location.pathname") == "/v1/runs/one/"
+        tab.run(f"byId('token').value = {ANALYST!r}; byId('access').requestSubmit()")
+        assert tab.until("!byId('main').hidden && /left/.test(byId('left').textContent)", seconds=20)
+        assert faults(tab) == []
+
+
+def test_a_name_that_is_no_plain_word_is_refused():
+    with pytest.raises(ValueError, match="rename the run's folder"):
+        Runs(ports={"a b": 1})
