@@ -79,10 +79,12 @@ def text(metric: str, measured: Sequence[float]) -> str:
     if not known:
         return "undefined"
     mean, spread = statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-    if metric in _SHARES or (metric.startswith("accuracy_") and metric != "accuracy_parity"):
+    if metric in _SHARES or (metric.startswith(("accuracy_", "clipped_")) and metric != "accuracy_parity"):
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
     if metric.startswith("p_") or metric == "p":
         return f"{mean:.3f}" if mean >= _LEAST_P else f"below {_LEAST_P}"
+    if metric.startswith("ratio"):
+        return f"{statistics.median(known):.2f}x"
     digits = 0 if metric in _COUNTS or metric.startswith("answered") else 2 if metric.startswith("epsilon") else 3
     shown = f"{mean:.{digits}f}"
     return shown if spread is None or not round(spread, digits) else f"{shown} ± {spread:.{digits}f}"
