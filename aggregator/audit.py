@@ -82,9 +82,9 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     )
 
 
-def rows(place: Place) -> Sequence[Row]:
+def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Row]:
     """Every reservation in the order it was made. LedgerError as :func:`verify`."""
-    terms, state, _ = _read(place)
+    terms, state, _ = _read(place, anchor)
     return [_row(charge) for charge in state.charges(terms.num_classes)]
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,7 +183,9 @@ def complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     unfinished.replace(path)
 
 
-def write_unfinished(path: Path, terms: str, key: bytes, entries: Sequence[tuple[str, str]]) -> Head:
+def write_unfinished(
+    path: Path, terms: str, key: bytes, entries: Iterable[tuple[str, str]], *, version: int = SCHEMA_VERSION
+) -> Head:
     """A whole ledger with these entries (kind and payload) under a name that nobody opens; returns its head."""
     # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
@@ -197,7 +199,7 @@ def write_unfinished(path: Path, terms: str, key: bytes, entries: Sequence[tuple
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
         database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
-        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (version, terms, key.hex()))
         for kind, text in entries:
             head = chain.after(head, kind, text)
             database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, LiteralString
 
@@ -139,7 +139,7 @@ def read_database(place: str) -> Iterator[Stored]:
             yield Stored(header=header, noted=(last,), rows=rows)
 
 
-def write_database(place: str, header: Header, rows: list[Row], head: Head) -> None:
+def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
     """Put a whole ledger there, in one transaction. LedgerError where one of this name is."""
     url, name = split_place(place)
     assert header.chain.key is not None

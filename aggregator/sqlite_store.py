@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,20 +18,26 @@ from aggregator.chain import (
     UNKEYED_VERSION,
     EntryKind,
     Head,
+    Header,
+    Row,
     complete_or_create,
     head_text,
     noted_head,
     read_header,
     schema_version,
+    write_head,
+    write_unfinished,
 )
 from aggregator.files import (
     LedgerError,
     OpenFiles,
     abandon,
+    beside,
     connect,
     folder_held,
     head_path,
     identity,
+    ledger_files,
     lock,
     open_read_only,
 )
@@ -139,3 +145,20 @@ def read_file(path: Path) -> Iterator[Stored]:
             yield Stored(header=header, noted=(noted,), rows=database.execute(ENTRIES))
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+
+
+def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
+    """Put a whole ledger and its head there, or nothing. LedgerError where a file of one is."""
+    with folder_held(path, create=True):
+        left = ledger_files(path)
+        if left:
+            raise LedgerError(f"{left[0]}: is there; give another place, or move it aside.")
+        assert header.chain.key is not None
+        unfinished = beside(path, ".new")
+        entries = [(kind, text) for _, kind, text, _ in rows]
+        written = write_unfinished(unfinished, header.terms, header.chain.key, entries, version=header.version)
+        if written != head:
+            raise LedgerError(f"{path}: what was to be written there is no whole ledger.")
+        # The head comes first: a ledger without one is refused.
+        write_head(path, head)
+        unfinished.replace(path)

@@ -20,7 +20,7 @@ A place is the path of a SQLite file (:mod:`aggregator.sqlite_store`), or ``post
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -111,6 +111,19 @@ def reading(place: Place) -> Iterator[Stored]:
 
         with read_file(Path(place)) as stored:
             yield stored
+
+
+def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
+    """Put a whole ledger at ``place``, or nothing. LedgerError where one is."""
+    last = Head(rows[-1][0], rows[-1][3]) if rows else header.chain.start(header.terms)
+    if is_database(place):
+        from aggregator.postgres_store import write_database
+
+        write_database(str(place), header, rows, last)
+    else:
+        from aggregator.sqlite_store import write_file
+
+        write_file(Path(place), header, rows, last)
 
 
 def is_database(place: Place) -> bool:

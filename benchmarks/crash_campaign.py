@@ -1,16 +1,20 @@
 """Kill -9 the aggregator under load, again and again, and check after each time what must never happen.
 
-    python benchmarks/crash_campaign.py [--kills 200] [--seed 0] [--json]
+    python benchmarks/crash_campaign.py [--kills 200] [--seed 0] [--database] [--json]
 
-A service on loopback with a durable ledger and noise from the operating system answers several clients that ask single
-queries and batches, repeats included. It is killed at random instants from outside, while it starts as well, and at
-named points inside: before and after the reservation, between draw and commit, between commit and answer. A witness
-file notes every draw before it is made. After every kill the ledger is read, and the campaign ends with an error if
+With --database the ledger lies in a PostgreSQL server of its own, which is killed too, and services are paused, deposed
+and continued. A service on loopback with a durable ledger, its anchor, and noise from the operating system answers
+several clients that ask single queries and batches, repeats included. It is killed at random instants from outside,
+while it starts as well, and at named points inside: before and after the reservation, between draw and commit, between
+commit and answer. A witness file notes every draw before it is made. After every kill the ledger is read, and the
+campaign ends with an error if
 
 - a query ever had two different answers, or two outcomes,
 - an answer that a client received is not in the ledger, with its charge,
 - a query was drawn more often than it was charged,
 - a copy of the ledger from which files were removed or cut short opens and lacks anything,
+- the ledger as it was after the last kill opens beside the anchor of now, and lacks an answer that left since,
+- a service that was deposed while it was paused answers a new query after it continues,
 - the ledger does not verify, or the service does not answer again within the time limit.
 
 The operating system survives a kill, so what is tested is the order of writes and not the disk's own guarantees.
@@ -19,6 +23,7 @@ The operating system survives a kill, so what is tested is the order of writes a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -37,22 +42,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
+from local_postgres import Server
 
-from aggregator import audit
+from aggregator import audit, postgres_store
 from aggregator.actor import HttpServer
+from aggregator.anchors import FileAnchor
 from aggregator.api import Backend, ServiceSettings
+from aggregator.chain import Head, Header, Row
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.files import LedgerError, ledger_files
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
 from aggregator.questions import PublicPool, Question
 from aggregator.session import AggregatorSession
+from aggregator.stores import Place, Stored, reading, write_store
 from aggregator.terms import LedgerTerms
+from aggregator.wire import Reply
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
 
 NUM_TEACHERS, NUM_CLASSES, POOL_SIZE, NUM_CLIENTS = 60, 3, 20_000, 4
-RESTART_LIMIT_S = 20.0
+RESTART_LIMIT_S = 60.0
+_SERVER, _DEPOSED = "the database, at a random instant", "after it was paused, deposed and continued"
 POINTS = ("before the reservation", "after the reservation", "between draw and commit", "between commit and answer")
 TERMS = LedgerTerms(
     mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
@@ -67,6 +79,16 @@ TERMS = LedgerTerms(
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
+@dataclass(kw_only=True)
+class Copy:
+    """A whole ledger as it once was, and how many outcomes it held."""
+
+    header: Header
+    rows: list[Row]
+    head: Head
+    outcomes: int
+
+
 class BrokenGuaranteeError(Exception):
     """What must never happen did."""
 
@@ -77,16 +99,25 @@ class Campaign:
 
     folder: Path
     port: int
+    server: Server | None = None
     heard: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     restarts_s: list[float] = field(default_factory=list)
     points: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    older: Copy | None = None
+    made: bool = False
 
     @property
-    def ledger(self) -> Path:
+    def ledger(self) -> Place:
         """The ledger under attack."""
-        return self.folder / "ledger.sqlite"
+        return self.folder / "ledger" / "ledger.sqlite" if self.server is None else self.server.url("attacked")
+
+    @property
+    def anchor(self) -> Path | None:
+        """Its anchor, once there is one."""
+        path = self.folder / "anchor"
+        return path if path.exists() else None
 
     @property
     def draws(self) -> Counter[str]:
@@ -101,9 +132,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the instants and the queries")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--database", action="store_true", help="a ledger in PostgreSQL instead of a file")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(folder=Path(folder), port=free_port())
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        Path(folder).chmod(0o755)  # the server is another user
+        server = stack.enter_context(Server(Path(folder) / "server")) if arguments.database else None
+        campaign = Campaign(folder=Path(folder), port=free_port(), server=server)
         run(campaign, kills=arguments.kills, generator=random.Random(arguments.seed))
         told = summary(campaign)
     print(json.dumps(told) if arguments.json else "\n".join(f"{name:32} {value}" for name, value in told.items()))
@@ -111,12 +145,16 @@ def main() -> None:
 
 def run(campaign: Campaign, *, kills: int, generator: random.Random) -> None:
     """Start, load, kill and check, ``kills`` times; then once without a kill."""
+    points = ["a random instant", "a random instant", "while it starts", *POINTS]
+    if campaign.server is not None:
+        points += [_SERVER, _SERVER, _DEPOSED, _DEPOSED]
     for number in range(kills):
-        point = generator.choice(["a random instant", "a random instant", "while it starts", *POINTS])
+        point = generator.choice(points if campaign.made else points[:1])
         campaign.points[point] += 1
         _one_life(campaign, point, generator.randrange(2**32))
         check(campaign)
         check_losses(campaign, generator)
+        check_rollback(campaign)
         if number % 25 == 24:
             print(f"{number + 1} kills, {len(campaign.heard)} answers heard", flush=True)
     _one_life(campaign, "", generator.randrange(2**32))
@@ -127,11 +165,7 @@ def _one_life(campaign: Campaign, point: str, seed: int) -> None:
     """One process of the service, from its start to its end, under load."""
     generator = random.Random(seed)
     die_at = (POINTS.index(point), generator.randrange(1, 40)) if point in POINTS else None
-    server: Any = _PROCESSES.Process(
-        target=serve, args=(campaign.folder, campaign.port, die_at, not campaign.heard), daemon=True
-    )
-    started_s = time.monotonic()
-    server.start()
+    started_s, server = time.monotonic(), _start(campaign, campaign.port, die_at)
     if point == "while it starts":
         time.sleep(generator.uniform(0, 0.3))
     else:
@@ -145,6 +179,7 @@ def _one_life(campaign: Campaign, point: str, seed: int) -> None:
             client.start()
         if die_at is None:
             time.sleep(generator.uniform(0.01, 0.5))
+            _disturb(campaign, point, server, generator.randrange(2**32))
         else:
             server.join(timeout=RESTART_LIMIT_S)
         stop.set()
@@ -159,8 +194,53 @@ def _one_life(campaign: Campaign, point: str, seed: int) -> None:
             client.join()
 
 
-def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float) -> None:
-    with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as client:
+def _start(campaign: Campaign, port: int, die_at: tuple[int, int] | None = None, *, epoch_alone: bool = False) -> Any:
+    if isinstance(campaign.ledger, Path):
+        campaign.ledger.parent.mkdir(exist_ok=True)
+    arguments = (campaign.folder, campaign.ledger, campaign.anchor, port, die_at, not campaign.heard, epoch_alone)
+    process: Any = _PROCESSES.Process(target=serve, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def _disturb(campaign: Campaign, point: str, server: Any, seed: int) -> None:
+    """What happens besides to the service under load, before it is killed itself."""
+    if point == _DEPOSED:
+        _depose(campaign, server, seed)
+    elif point == _SERVER:
+        assert campaign.server is not None
+        campaign.server.kill()
+        campaign.server.start()
+
+
+def _depose(campaign: Campaign, paused: Any, seed: int) -> None:
+    """Pause the service, let another take over and answer, and hear what the first says when it continues."""
+    os.kill(paused.pid, signal.SIGSTOP)
+    started_s, port = time.monotonic(), free_port()
+    other = _start(campaign, port, epoch_alone=True)
+    try:
+        _wait_until_healthy(campaign, other, started_s, port=port)
+        stop = threading.Event()
+        client = threading.Thread(target=ask_on, args=(campaign, seed, stop), kwargs={"port": port})
+        client.start()
+        os.kill(paused.pid, signal.SIGCONT)
+        time.sleep(0.2)
+        fresh = random.Random(seed).sample(range(POOL_SIZE), 5)
+        with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as deposed:
+            for number in fresh:
+                with contextlib.suppress(QueryError):
+                    (reply,) = deposed.ask([number]).replies
+                    hear(campaign, reply)
+                    campaign.losses["told by a deposed service, from what it had stored"] += 1
+        stop.set()
+        client.join()
+    finally:
+        other.kill()
+        other.join()
+
+
+def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float, *, port: int | None = None) -> None:
+    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", retry=RetryRule(attempts=1)) as client:
         while True:
             try:
                 client.budget()
@@ -172,10 +252,10 @@ def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float) -> No
     campaign.restarts_s.append(time.monotonic() - started_s)
 
 
-def ask_on(campaign: Campaign, seed: int, stop: threading.Event) -> None:
+def ask_on(campaign: Campaign, seed: int, stop: threading.Event, *, port: int | None = None) -> None:
     """A client: single queries and batches, new and repeated, until the service is gone."""
     generator = random.Random(seed)
-    with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as client:
+    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", retry=RetryRule(attempts=1)) as client:
         while not stop.is_set():
             size = generator.choice([1, 1, 1, 8, 64])
             numbers = [min(int(generator.expovariate(1 / 4000)), POOL_SIZE - 1) for _ in range(size)]
@@ -184,15 +264,31 @@ def ask_on(campaign: Campaign, seed: int, stop: threading.Event) -> None:
             except QueryError:
                 return
             for reply in replies:
-                said = (reply.status, reply.label)
-                if campaign.heard.setdefault(reply.key, said) != said:
-                    campaign.broken.append(f"{reply.key} had two answers")
+                hear(campaign, reply)
 
 
-def serve(folder: Path, port: int, die_at: tuple[int, int] | None, may_create: bool) -> None:
-    """The service, in a process that is going to be killed."""
+def hear(campaign: Campaign, reply: Reply) -> None:
+    """Note an answer; the same query never has another."""
+    said = (reply.status, reply.label)
+    if campaign.heard.setdefault(reply.key, said) != said:
+        campaign.broken.append(f"{reply.key} had two answers")
+
+
+def serve(
+    folder: Path,
+    place: Place,
+    anchor: Path | None,
+    port: int,
+    die_at: tuple[int, int] | None,
+    may_create: bool,
+    epoch_alone: bool,
+) -> None:
+    """The service, in a process that is going to be killed; ``epoch_alone``: the connection of the other is left."""
+    if epoch_alone:
+        postgres_store._TAKE_OVER_S = 0.1
+        postgres_store._end_holder = lambda *_: None
     _arrange(folder / "witness", die_at)
-    ledger = Ledger(folder / "ledger.sqlite", TERMS, create=may_create)
+    ledger = Ledger(place, TERMS, create=may_create, anchor=anchor, take_over=True)
     backend = Backend(
         ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
     )
@@ -256,11 +352,13 @@ def check(campaign: Campaign) -> None:
     """Read the ledger as the kill left it, and hold it against what clients heard and the witness saw."""
     if campaign.broken:
         raise BrokenGuaranteeError("; ".join(campaign.broken))
-    if not campaign.ledger.exists():
-        if campaign.heard:
-            raise BrokenGuaranteeError("The ledger is gone.")
+    try:
+        rows = audit.rows(campaign.ledger, anchor=campaign.anchor)
+    except LedgerError as error:
+        if campaign.heard or campaign.made:
+            raise BrokenGuaranteeError(f"The ledger is gone or damaged: {error}") from error
         return
-    rows = audit.rows(campaign.ledger)
+    campaign.made = True
     settled = _settled(rows)
     for key, said in campaign.heard.items():
         if settled.get(key) != said:
@@ -273,7 +371,7 @@ def check(campaign: Campaign) -> None:
 
 def check_losses(campaign: Campaign, generator: random.Random) -> None:
     """Take files from a copy of what the kill left: it is refused, or it still holds every charge and every answer."""
-    if not campaign.ledger.exists():
+    if not isinstance(campaign.ledger, Path) or not campaign.ledger.exists():
         return
     copy = campaign.folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -291,13 +389,61 @@ def check_losses(campaign: Campaign, generator: random.Random) -> None:
         with Ledger(copy / campaign.ledger.name, TERMS, create=False):
             pass
     except LedgerError:
-        campaign.losses["refused"] += 1
+        campaign.losses["files taken, and refused"] += 1
         return
-    campaign.losses["nothing lost"] += 1
+    campaign.losses["files taken, and nothing lost"] += 1
     if audit.rows(copy / campaign.ledger.name) != before:
         raise BrokenGuaranteeError(
             f"Without {[file.name for file in lost]} the ledger opens and has forgotten charges."
         )
+
+
+def check_rollback(campaign: Campaign) -> None:
+    """Open the ledger of the last time beside the anchor of now: refused, unless nothing has left since."""
+    if campaign.anchor is None:
+        with contextlib.suppress(LedgerError), reading(campaign.ledger) as found:
+            campaign.older = _copy(found)
+            FileAnchor(campaign.folder / "anchor").make(campaign.older.head)
+        return
+    older = campaign.older
+    with reading(campaign.ledger) as found:
+        campaign.older = _copy(found)
+    assert older is not None
+    place: Place = campaign.folder / f"older-{sum(campaign.points.values())}.sqlite"
+    if campaign.server is not None:
+        place = campaign.server.url(f"older-{sum(campaign.points.values())}")
+    write_store(place, older.header, older.rows)
+    try:
+        with Ledger(place, TERMS, create=False, anchor=campaign.anchor):
+            campaign.losses["rolled back, and nothing was lost"] += 1
+            if campaign.older.outcomes > older.outcomes:
+                raise BrokenGuaranteeError("A ledger that was rolled back opens beside its anchor.")
+    except LedgerError:
+        campaign.losses["rolled back, and refused"] += 1
+    finally:
+        _forget(place)
+
+
+def _forget(place: Place) -> None:
+    if isinstance(place, Path):
+        for file in ledger_files(place):
+            file.unlink()
+        return
+    url, _, name = place.partition("#")
+    with psycopg.connect(url) as connection:
+        connection.execute("DELETE FROM fairpate_entries WHERE ledger = %s", (name,))
+        connection.execute("DELETE FROM fairpate_ledgers WHERE name = %s", (name,))
+
+
+def _copy(found: Stored) -> Copy:
+    rows = list(found.rows)
+    start = found.header.chain.start(found.header.terms)
+    return Copy(
+        header=found.header,
+        rows=rows,
+        head=Head(rows[-1][0], rows[-1][3]) if rows else start,
+        outcomes=sum(kind == "commit" for _, kind, _, _ in rows),
+    )
 
 
 def _settled(rows: Sequence[audit.Row]) -> dict[str, tuple[str, int | None]]:
@@ -321,7 +467,7 @@ def summary(campaign: Campaign) -> dict[str, Any]:
         "left open, and charged": sum(row.verdict == "open" for row in rows),
         "restart, median seconds": round(statistics.median(campaign.restarts_s), 3),
         "restart, longest seconds": round(max(campaign.restarts_s), 3),
-        **{f"files taken: {found}": count for found, count in sorted(campaign.losses.items())},
+        **dict(sorted(campaign.losses.items())),
         "guarantees broken": len(campaign.broken),
     }
 

@@ -1,6 +1,7 @@
 """Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +28,22 @@ def ray_session() -> Iterator[None]:
     """Ray, started by the first test that asks for it and shut down with the session."""
     with start_ray(RayConfig()):
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of the session, started by the first test that asks for it."""
+    pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
+    sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+    from local_postgres import Server, programs
+
+    if programs() is None:
+        pytest.skip("PostgreSQL is not installed")
+    # Not below pytest's own folder, which another user may not enter.
+    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with Server(Path(folder) / "server") as server:
+            yield server
 
 
 @cache

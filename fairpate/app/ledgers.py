@@ -16,35 +16,56 @@ from rich.table import Table
 
 from aggregator import audit
 from aggregator.files import ledger_files
+from aggregator.ledger import read_ledger
+from aggregator.stores import shown
+from fairpate.app import ledger_copies
+from fairpate.app.ledger_copies import labels_held
+from fairpate.app.ledger_place import LedgerPlace, has_ledger, place_of
 from fairpate.app.odometer import Odometer
 from fairpate.app.receipt import OdometerError
-from fairpate.app.rundir import RunDirectory, RunFolderError
+from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.terminal import facts
 from fairpate.evaluation.page import epsilon_text
+from fairpate.methods.pate import VotingMethod
 
 
-def ledger_path(path: Path) -> Path:
+def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
     """The ledger of a run directory, or the file itself. RunFolderError where nothing of a ledger is."""
-    ledger = RunDirectory(root=path).ledger if path.is_dir() else path
-    if not ledger_files(ledger):
-        raise RunFolderError(f"{ledger}: no ledger; give a ledger file, or a run of a method that asks teachers.")
-    return ledger
+    run = RunDirectory(root=path) if path.is_dir() else None
+    if run is not None and has_ledger(run):
+        return run, place_of(run)
+    if run is None and ledger_files(path):
+        return None, LedgerPlace(ledger=path)
+    raise RunFolderError(f"{path}: no ledger; give a ledger file, or a run of a method that asks teachers.")
 
 
 def describe_verified(path: Path) -> Table:
-    """The summary of a ledger whose chain holds. LedgerError if it does not."""
-    summary = dataclasses.asdict(audit.verify(ledger_path(path)))
+    """The summary of a ledger whose chain holds, and whether it holds what its run released. LedgerError if not."""
+    run, place = ledger_of(path)
+    summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
+    if run is not None and run.config.exists():
+        config = open_run_directory(run.root)[1]
+        if isinstance(config, VotingMethod):
+            outcome = read_ledger(place.ledger)[2].outcome_of.get
+            summary["released_labels"] = labels_held(run, config, outcome)
+    if place.anchor is not None:
+        summary["anchor"] = shown(place.anchor)
     return facts((name.replace("_", " "), str(value)) for name, value in summary.items())
 
 
 def export(path: Path, out: Path) -> None:
     """Write every entry to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
-    audit.export(ledger_path(path), out)
+    audit.export(ledger_of(path)[1].ledger, out)
+
+
+def back_up(path: Path, out: Path) -> int:
+    """Copy a ledger, verified, to a file; returns how many entries it has."""
+    return ledger_copies.back_up(*ledger_of(path), out)
 
 
 def last_charges(path: Path, count: int) -> Table:
     """The last ``count`` charges."""
-    rows: Sequence[Any] = list(audit.rows(ledger_path(path)))[-count:]
+    rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
     names = [field.name for field in dataclasses.fields(rows[0])] if rows else []
     table = Table(*names, box=SIMPLE_HEAD)
     for row in islice(rows, count):

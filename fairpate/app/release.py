@@ -7,7 +7,7 @@ and stated with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.budget import (
@@ -22,6 +22,7 @@ from aggregator.mechanism import Mechanism, Outcome
 from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries, query_key, sanitised_epsilon
 from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
+from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
@@ -345,22 +346,31 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
 
 
 def open_ledger(
-    run: RunDirectory, terms: LedgerTerms, queries: Split, *, create: bool, meter: LedgerMeter | None
+    run: RunDirectory,
+    terms: LedgerTerms,
+    queries: Split,
+    *,
+    create: bool,
+    meter: LedgerMeter | None,
+    take_over: bool = False,
 ) -> Ledger:
     """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
 
     With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
-    charges. RunDirectoryError for a ledger that lacks something, LedgerError as :class:`Ledger`.
+    charges; ``take_over`` ends another writer, where that can be. RunDirectoryError for a ledger that lacks something,
+    LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
-    if released and not run.ledger.exists():
+    place = place_of(run)
+    if released and place.is_in_folder and not run.ledger.exists():
         raise RunDirectoryError(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
             "start a new run folder."
         )
     # Once something was released, a missing ledger is never made again: its charges would be forgotten.
-    ledger = Ledger(run.ledger, terms, create=create and not released)
+    may_create = create and not released and place.is_in_folder
+    ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         _check_released(run, ledger, queries)
         if meter is not None:
@@ -373,17 +383,24 @@ def open_ledger(
 
 def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
     """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
-    key_of = dict(zip(queries.record_id, _keys(queries), strict=True))
-    lost = [record_id for record_id, answer in _released(run) if not _knows(ledger, key_of.get(record_id), answer)]
+    _, lost = missing_labels(run, queries, ledger.outcome)
     stated = 0
     if run.statement.exists():
         stated = read_json(run.statement)["queries"]["submitted"]
     if lost or ledger.num_outcomes < stated:
-        lacks = f"{len(lost)} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
+        lacks = f"{lost} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
         raise RunDirectoryError(
-            f"{run.ledger}: lacks {lacks} that were released; restore the ledger's files and the public records of "
+            f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records of "
             "this run from one copy, or start a new run folder."
         )
+
+
+def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
+    """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
+    key_of = dict(zip(queries.record_id, _keys(queries), strict=True))
+    released = _released(run)
+    lost = [answer for record_id, answer in released if outcome(key_of.get(record_id, "")) != answer]
+    return len(released), len(lost)
 
 
 def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
@@ -396,10 +413,6 @@ def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
         for label, row in zip(labelled.labels.tolist(), counts, strict=True)
     ]
     return list(zip(labelled.record_ids, answers, strict=True))
-
-
-def _knows(ledger: Ledger, key: str | None, answer: Outcome) -> bool:
-    return key is not None and ledger.outcome(key) == answer
 
 
 def _keys(queries: Split) -> list[str]:

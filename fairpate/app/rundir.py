@@ -90,6 +90,16 @@ class RunDirectory:
         return self.private / "ledger.sqlite"
 
     @property
+    def ledger_place(self) -> Path:
+        """Where the ledger lies, if not there, and its anchor, if it has one."""
+        return self.private / "ledger.json"
+
+    @property
+    def ledger_backup(self) -> Path:
+        """Written to whenever the ledger was copied."""
+        return self.private / "ledger.backup"
+
+    @property
     def tokens(self) -> Path:
         """Who may ask the run's service."""
         return self.private / "tokens.json"
@@ -186,7 +196,9 @@ class RunDirectory:
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool) -> None:
         """RunDirectoryError if a stage that costs something is still to be done; ledger and votes where they are."""
-        of_votes = (*([self.votes] if with_votes else []), *([self.ledger] if with_ledger else []))
+        ledger = self.ledger if self.ledger.exists() else self.ledger_place  # what of them is there
+        ledger = ledger if ledger.exists() else self.ledger
+        of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
         for path in (*of_votes, self.statement, self.student, self.metrics):
             if not path.is_file():
                 raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")

@@ -27,6 +27,8 @@ from aggregator.own_limits import QuotaRule
 from aggregator.rates import RequestRate
 from aggregator.session import AggregatorSession
 from aggregator.tokens import read_tokens
+from fairpate.app.ledger_copies import last_backup_s
+from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.public_pool import public_pool, public_words
@@ -48,10 +50,11 @@ SPENT = (
 )
 
 
-def open_backend(root: Path, config: VotingMethod, state: Path | None = None) -> Backend:
+def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
     """Dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
-    ``state`` is the operator's folder, where the odometer lies; None: this process's own.
+    ``state`` is the operator's folder, where the odometer lies; None: this process's own. ``take_over`` ends another
+    writer of the ledger, where that can be.
     """
     run = RunDirectory(root=root)
     named = load_for(run, config.data)
@@ -60,14 +63,14 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
     terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
 
-    def open_books() -> tuple[Ledger, AggregatorSession]:
+    def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
         ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
-        ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter)
+        ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
-        ledger, session = open_books()
+        ledger, session = open_books(take_over=take_over)
     except BaseException:
         voters.close()
         raise
@@ -82,6 +85,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None) ->
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),
         close=voters.close,
+        last_backup=lambda: last_backup_s(run),
         facts=public_words(run, config, dataset),
     )
 
@@ -93,11 +97,13 @@ def serve_aggregators(
     data_dir: Path | None,
     detach: bool,
     say: Callable[[str], None],
+    take_over: bool = False,
 ) -> None:
     """Serve these runs until interrupted, or leave the services on the cluster at RAY_ADDRESS (``detach``).
 
     Several runs stand behind one address, each under ``/v1/runs/NAME/``. ``data_dir`` is where the data set's files are
-    now, if not where the runs found them. ServiceError, LedgerError or RunDirectoryError where one cannot start or ends
+    now, if not where the runs found them. ``take_over``: from a service elsewhere whose process hangs, or whose node is
+    lost; of a ledger in a database alone. ServiceError, LedgerError or RunDirectoryError where one cannot start or ends
     for good.
     """
     for root in roots:
@@ -110,15 +116,17 @@ def serve_aggregators(
     services: list[Service] = []
     with _ray(next(iter(runs.values()))[1].ray, detach=detach):
         try:
-            start = partial(start_service, detached=detach, resources=_this_node() if detach or not alone else None)
+            start = partial(start_service, detached=detach)
             for name, (run, config) in runs.items():
-                arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder())
-                services.append(start(service_name(run), open_backend, arguments, behind[name]))
+                arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over)
+                here = not alone or (detach and place_of(run).is_in_folder)
+                where = _this_node() if here else None
+                services.append(start(service_name(run), open_backend, arguments, behind[name], resources=where))
             if not alone:
                 ports = Runs(ports={name: place.port for name, place in behind.items()})
                 # It reads no token, and is open to those alone who have one of a run.
                 front = replace(settings, tokens=next(iter(behind.values())).tokens)
-                services.append(start(gateway_name(runs), _opened, (ports,), front))
+                services.append(start(gateway_name(runs), _opened, (ports,), front, resources=_this_node()))
         except BaseException:
             for service in services:
                 service.stop()

@@ -1,14 +1,8 @@
 import contextlib
-import sys
-import tempfile
-from pathlib import Path
 
 import httpx
 import pytest
 from serving import ANALYST, running, tokens_of_both_roles
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from local_postgres import Server, programs
 
 
 @pytest.fixture
@@ -30,16 +24,3 @@ def http(service):
     url = service(tokens=tokens_of_both_roles())
     with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def postgres():
-    """A PostgreSQL server of the session."""
-    pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-    if programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    # Not below pytest's own folder, which another user may not enter.
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        with Server(Path(folder) / "server") as server:
-            yield server

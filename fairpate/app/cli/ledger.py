@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fairpate.app.cli.options import DatasetName, RunOrLedger
+from fairpate.app.cli.options import DatasetName, RunFolder, RunOrLedger
 from fairpate.app.terminal import terminal
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file
@@ -21,6 +21,44 @@ def verify_ledger(path: RunOrLedger) -> None:
     from fairpate.app.ledgers import describe_verified
 
     terminal().print(describe_verified(path))
+
+
+@app.command("backup")
+def back_up_ledger(
+    path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A new .sqlite file; its .head lies beside it.")]
+) -> None:
+    """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
+    check_output_file(out, "out", suffixes=(".sqlite",))
+    from fairpate.app.ledgers import back_up
+
+    typer.echo(f"{out}: {back_up(path, out)} entries")
+
+
+@app.command("restore")
+def restore_ledger(
+    copy: Annotated[Path, typer.Argument(help="A copy of `fairpate ledger backup`.")],
+    folder: RunFolder,
+    to: Annotated[
+        str | None, typer.Option(help="postgresql://HOST/DATABASE#NAME, to go on there; without: where it was.")
+    ] = None,
+) -> None:
+    """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
+    from fairpate.app.ledger_copies import restore
+    from fairpate.app.rundir import run_at
+
+    typer.echo(f"The ledger of {folder} is {restore(run_at(folder), copy, to=to)}")
+
+
+@app.command("anchor")
+def anchor_ledger(
+    folder: RunFolder,
+    place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
+) -> None:
+    """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
+    from fairpate.app.ledger_place import add_anchor
+    from fairpate.app.rundir import run_at
+
+    typer.echo(f"The last entry of {folder} is noted at {add_anchor(run_at(folder), place)}")
 
 
 @app.command("export")

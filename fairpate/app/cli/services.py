@@ -43,6 +43,9 @@ def serve(
     student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the student.")] = 2,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="End another writer of a ledger in a database, which hangs or is lost.")
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
 ) -> None:
     """Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model."""
@@ -67,7 +70,7 @@ def serve(
                 traces=traces,
                 **files,
             )
-        serving.serve_aggregators(folders, settings, data_dir=data_dir, detach=detach, say=say)
+        serving.serve_aggregators(folders, settings, data_dir=data_dir, detach=detach, say=say, take_over=take_over)
 
 
 class QueryCommand(TyperCommand):

@@ -1,0 +1,175 @@
+"""Backing a run's ledger up, putting a copy back, moving it into a database: no charge is ever forgotten by it."""
+
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from small_runs import open_terms, run
+
+from aggregator import audit
+from aggregator.entries import Asker
+from aggregator.files import LedgerError, head_path, ledger_files
+from aggregator.ledger import Ledger
+from aggregator.mechanism import Outcome
+from fairpate.app.ledger_copies import last_backup_s, restore
+from fairpate.app.ledger_place import place_of
+from fairpate.app.ledgers import back_up
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import read_labels
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A finished run in a folder of the test, and its configuration."""
+    folder, config = finished
+    root = shutil.copytree(folder.root, tmp_path / "run")
+    return RunDirectory(root=root), config.model_copy(update={"out": root})
+
+
+@pytest.fixture
+def terms(finished):
+    """What the run's ledger is a ledger of."""
+    return open_terms(finished[0])
+
+
+def charge(folder, key, terms):
+    """One more answered query, as a service charges it."""
+    place = place_of(folder)
+    with Ledger(place.ledger, terms, create=False, anchor=place.anchor) as ledger:
+        votes = np.zeros((1, ledger.terms.num_classes), dtype=np.int64)
+        votes[0, 0] = ledger.terms.num_teachers
+        ledger.commit(ledger.reserve([key], [0], votes, [Asker("alice", "r")]), [Outcome(verdict="answer", label=0)])
+
+
+def entries_of(folder):
+    return audit.verify(place_of(folder).ledger).entries
+
+
+def test_a_copy_is_taken_while_a_service_writes_and_verifies(fairpate, copied, tmp_path, terms):
+    folder, _ = copied
+    out = tmp_path / "copy.sqlite"
+    assert last_backup_s(folder) is None
+    with Ledger(folder.ledger, terms, create=False):
+        code, told, _ = fairpate("ledger", "backup", str(folder.root), str(out))
+    assert (code, told) == (0, f"{out}: {entries_of(folder)} entries\n")
+    assert audit.verify(out) == audit.verify(folder.ledger)
+    assert out.stat().st_mode & 0o077 == head_path(out).stat().st_mode & 0o077 == 0
+    assert last_backup_s(folder) is not None
+    code, _, error = fairpate("ledger", "backup", str(folder.root), str(out))
+    assert (code, "is there already" in error) == (2, True)
+
+
+def test_verify_compares_the_released_labels_with_the_ledger(fairpate, copied, terms):
+    folder, _ = copied
+    number = len(read_labels(folder.labels).labels)
+    assert f"all {number} are in it" in fairpate("ledger", "verify", str(folder.root))[1]
+    for file in ledger_files(folder.ledger):
+        file.unlink()
+    Ledger(folder.ledger, terms).close()  # whole in itself, and empty
+    code, _, error = fairpate("ledger", "verify", str(folder.root))
+    assert code == 1
+    assert f"{number} of {number} released labels are not in the ledger" in error
+
+
+@pytest.mark.parametrize("lost", ["nothing", "database", "all files"])
+def test_a_copy_of_now_is_put_back_and_the_run_goes_on_with_the_same_labels(fairpate, copied, tmp_path, lost):
+    folder, config = copied
+    out, before = tmp_path / "copy.sqlite", folder.labels.read_bytes()
+    back_up(folder.root, out)
+    if lost != "nothing":
+        folder.ledger.unlink()
+    if lost == "all files":
+        head_path(folder.ledger).unlink()
+    assert fairpate("ledger", "restore", str(out), str(folder.root))[0] == 0
+    assert entries_of(folder) == audit.verify(out).entries
+    assert len(list(folder.private.glob("ledger.replaced-1.*"))) == {"nothing": 2, "database": 1}.get(lost, 0)
+    run(config)
+    assert folder.labels.read_bytes() == before
+
+
+def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied, tmp_path, terms):
+    folder, _ = copied
+    out = tmp_path / "copy.sqlite"
+    back_up(folder.root, out)
+    charge(folder, "later", terms)
+    with pytest.raises(LedgerError, match="charges would be forgotten"):
+        restore(folder, out, to=None)
+    folder.ledger.unlink()
+    with pytest.raises(LedgerError, match="charges would be forgotten"):
+        restore(folder, out, to=None)
+
+
+def test_an_older_copy_is_refused_by_the_anchor_where_all_files_are_lost(fairpate, copied, tmp_path, terms):
+    folder, _ = copied
+    out, anchor = tmp_path / "copy.sqlite", tmp_path / "elsewhere"
+    assert fairpate("ledger", "anchor", str(folder.root), str(anchor))[0] == 0
+    back_up(folder.root, out)
+    charge(folder, "later", terms)
+    for file in ledger_files(folder.ledger):
+        file.unlink()
+    with pytest.raises(LedgerError, match="not the number"):
+        restore(folder, out, to=None)
+    code, _, error = fairpate("ledger", "anchor", str(folder.root), str(tmp_path / "other"))
+    assert (code, "has an anchor already" in error) == (2, True)
+
+
+def test_an_anchor_in_the_run_s_own_folder_is_refused(fairpate, copied):
+    folder, _ = copied
+    code, _, error = fairpate("ledger", "anchor", str(folder.root), str(folder.private / "anchor"))
+    assert (code, "give a place elsewhere" in error) == (2, True)
+    assert not folder.ledger_place.exists()
+
+
+def test_an_empty_or_damaged_copy_is_refused(copied, tmp_path, terms):
+    folder, _ = copied
+    out = tmp_path / "copy.sqlite"
+    back_up(folder.root, out)
+    with sqlite3.connect(out) as database:
+        database.execute("UPDATE entries SET payload = replace(payload, '0', '1') WHERE number = 2")
+    database.close()
+    with pytest.raises(LedgerError, match="entry 2 was changed"):
+        restore(folder, out, to=None)
+    for file in (*ledger_files(out), *ledger_files(folder.ledger)):
+        file.unlink()
+    Ledger(out, terms).close()
+    with pytest.raises(Exception, match="were stated"):
+        restore(folder, out, to=None)
+
+
+def test_a_ledger_that_is_written_is_not_replaced(copied, tmp_path, terms):
+    folder, _ = copied
+    out = tmp_path / "copy.sqlite"
+    back_up(folder.root, out)
+    with (
+        Ledger(folder.ledger, terms, create=False),
+        pytest.raises(LedgerError, match="another process writes"),
+    ):
+        restore(folder, out, to=None)
+
+
+def test_a_ledger_moves_into_a_database_goes_on_there_and_comes_back(fairpate, copied, tmp_path, postgres, terms):
+    folder, config = copied
+    first, second = tmp_path / "first.sqlite", tmp_path / "second.sqlite"
+    place, labels = postgres.url("moved"), folder.labels.read_bytes()
+    assert fairpate("ledger", "backup", str(folder.root), str(first))[0] == 0
+    assert fairpate("ledger", "restore", str(first), str(folder.root), "--to", place)[0] == 0
+    assert not folder.ledger.exists()
+    assert place_of(folder).ledger == place
+    run(config)
+    assert folder.labels.read_bytes() == labels
+    charge(folder, "later", terms)
+    assert "released labels" in fairpate("ledger", "verify", str(folder.root))[1]
+    with pytest.raises(LedgerError, match="charges would be forgotten"):
+        restore(folder, first, to=str(folder.ledger))
+    with (
+        Ledger(place, terms, create=False),
+        pytest.raises(LedgerError, match="another process writes"),
+    ):
+        back_up(folder.root, second)
+        restore(folder, second, to=str(folder.ledger))
+    restore(folder, second, to=str(folder.ledger))
+    assert place_of(folder).ledger == folder.ledger.absolute()
+    with Ledger(folder.ledger, terms, create=False) as ledger:
+        assert ledger.outcome("later") == Outcome(verdict="answer", label=0)
+        assert ledger.charged_to("alice") == 1
