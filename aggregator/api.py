@@ -31,7 +31,7 @@ from aggregator.own_limits import QuotaRule, Quotas
 from aggregator.own_routes import add_own_routes
 from aggregator.page_routes import add_overview_routes, add_page_routes
 from aggregator.questions import CountVotes, PublicPool
-from aggregator.rates import RequestRate
+from aggregator.rates import STRANGERS, RequestRate
 from aggregator.responses import add_error_bodies, json_response
 from aggregator.session import AggregatorSession
 from aggregator.token_store import LiveTokens
@@ -98,7 +98,8 @@ class ServiceSettings:
     """How a service is reached.
 
     ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
-    ``health_interval_s``: how often readiness is looked at. ``rate``: requests of one caller. ``tls``: files of a
+    ``health_interval_s``: how often readiness is looked at. ``rate``: requests of one caller;
+    ``strangers``: of one address without a known token. ``tls``: files of a
     certificate; None: plain HTTP. ``log_file`` gets a JSON line for each request. ``traces`` sends spans where
     OTEL_EXPORTER_OTLP_* say.
     """
@@ -109,6 +110,7 @@ class ServiceSettings:
     quota: QuotaRule = field(default_factory=QuotaRule)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     rate: RequestRate = field(default_factory=RequestRate)
+    strangers: RequestRate = STRANGERS
     tls: TlsFiles | None = None
     log_file: Path | None = None
     traces: bool = False
@@ -173,7 +175,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 431)},
+        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 429, 431)},
     )
     add_analyst_routes(app, backend.pool, writer, batcher, counters, health)
     add_operator_routes(app, backend.pool, writer, overview)
@@ -186,7 +188,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     _declare_tokens(app)
     _add_documentation(app)
     max_bytes = wire.max_body_bytes(backend.pool)
-    app.add_middleware(Auth, tokens=tokens, max_body_bytes=max_bytes, rate=settings.rate)
+    app.add_middleware(Auth, tokens=tokens, max_body_bytes=max_bytes, rate=settings.rate, strangers=settings.strangers)
     app.add_middleware(metrics.CountRequests, counters=counters)
     app.add_middleware(Observed, tracer=tracer)
     return app

@@ -17,7 +17,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aggregator.errors import FaultError
-from aggregator.rates import STRANGERS, Buckets, RequestRate
+from aggregator.rates import Buckets, RequestRate
 from aggregator.token_store import LiveTokens
 from aggregator.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller
 
@@ -25,16 +25,17 @@ _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
 _LARGE_BYTES_PER_S = 10e6
 OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
-_PROBES = ("/livez", "/readyz", "/healthz")
 OPERATOR_PREFIX = "/v1/operator/"
 
 
 class Auth:
     """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
 
-    def __init__(self, app: ASGIApp, *, tokens: LiveTokens, max_body_bytes: int, rate: RequestRate) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tokens: LiveTokens, max_body_bytes: int, rate: RequestRate, strangers: RequestRate
+    ) -> None:
         self._app = app
-        self._rates, self._strangers = Buckets(rate), Buckets(STRANGERS)
+        self._rates, self._strangers = Buckets(rate), Buckets(strangers)
         self._tokens = tokens
         self._max_body_bytes = max_body_bytes
         self._num_large = 0
@@ -63,10 +64,9 @@ class Auth:
         if not self._tokens.needs_token:
             _check_host(headers.get(b"host", ""))
         caller = self._caller(headers.get(b"authorization", ""))
-        if path not in _PROBES:
-            self._slow_down(caller, scope)
         if path in OPEN_PATHS:
             return caller or LOCAL_ANALYST
+        self._slow_down(caller, scope)
         if caller is None:
             raise FaultError(401, "Authorization", "(not shown)", "Send a bearer token of this service.")
         if path.startswith(OPERATOR_PREFIX) and caller.role != "operator":

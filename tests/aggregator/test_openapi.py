@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from serving import OPERATOR, running, tokens_of_both_roles
 
+from aggregator.rates import RequestRate
+
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
 WITH_INPUT += ("POST /v1/answers",)
 WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics", "POST /v1/operator/publication")
@@ -19,7 +21,9 @@ CASES += [(route, GenerationMode.POSITIVE) for route in WITHOUT]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("ledger") / "ledger.sqlite", tokens=tokens_of_both_roles()) as url:
+    with running(
+        tmp_path_factory.mktemp("ledger") / "ledger.sqlite", tokens=tokens_of_both_roles(), strangers=RequestRate()
+    ) as url:
         yield url
 
 
