@@ -185,7 +185,8 @@ def _marks(points: Sequence[Point], own: Mapping[str, Look]) -> list[_Marks]:
 def _cross_out(axes: Any, points: Sequence[Point], scale: EpsilonAxis) -> None:
     """A cross on what is degenerate, whose gap says nothing."""
     crossed = [point for point in defined(points, OBJECTIVES)[0] if point.degenerate]
-    axes.scatter(*_coordinates(crossed, scale)[:2], s=90, marker="x", color=_INK, linewidths=1.0, zorder=4)
+    if crossed:
+        axes.scatter(*_coordinates(crossed, scale)[:2], s=90, marker="x", color=_INK, linewidths=1.0, zorder=4)
 
 
 def _coordinates(points: Sequence[Point], scale: EpsilonAxis) -> tuple[list[float], list[float], list[float]]:
