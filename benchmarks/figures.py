@@ -281,8 +281,8 @@ PICTURES: dict[str, list[Panel]] = {
         odds("credit_default", "0.5"),
         odds("parkinsons_row", "0.5"),
         odds("adult", "3", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8188)]),
+        odds("parkinsons_row", "3"),
         faces("fermi_faces", "DP-FERMI, Figure 5: one hidden layer on gradients"),
-        faces("fermi_faces_cnn", "DP-FERMI, Figure 5: a small CNN, one seed"),
     ],
     "paper-pf-ld": [
         over_epsilon("demographic_parity", "parity", "violation"),

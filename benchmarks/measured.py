@@ -83,6 +83,8 @@ def text(metric: str, measured: Sequence[float]) -> str:
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
     if metric.startswith("p_") or metric == "p":
         return f"{mean:.3f}" if mean >= _LEAST_P else f"below {_LEAST_P}"
+    if metric == "seconds":
+        return f"{statistics.median(known):.1f} s"
     if metric.startswith("ratio"):
         return f"{statistics.median(known):.2f}x"
     digits = 0 if metric in _COUNTS or metric.startswith("answered") else 2 if metric.startswith("epsilon") else 3
