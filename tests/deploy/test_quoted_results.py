@@ -12,6 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import measured  # noqa: E402
 import papers  # noqa: E402
+import significance  # noqa: E402
 
 from fairpate.app.compare.cells import cells_of, load_sweep  # noqa: E402
 
@@ -88,3 +89,26 @@ def test_a_number_that_was_changed_by_hand_is_found() -> None:
 )
 def test_a_number_is_written_in_its_own_unit(metric: str, values: list[float], words: str) -> None:
     assert measured.text(metric, values) == words
+
+
+def test_seeds_that_come_in_any_order_are_kept_in_theirs() -> None:
+    cells: measured.Cells = {}
+    papers.add(cells, "a", 1, {"unit": "record", "accuracy": 0.5, "fnr": float("nan")})
+    papers.add(cells, "a", 0, {"unit": "record", "accuracy": 0.4, "answered": 7})
+    assert cells["a"]["seeds"] == [0, 1]
+    assert cells["a"]["accuracy"] == [0.4, 0.5]
+    assert cells["a"]["answered"] == [7, None]
+    with pytest.raises(ValueError, match="differs from what other seeds guarantee"):
+        papers.add(cells, "a", 2, {"unit": "person", "accuracy": 0.4})
+
+
+def test_two_methods_are_compared_on_the_seeds_that_both_ran() -> None:
+    """Differences 1, 2, 3: t = 2 sqrt(3) with two degrees of freedom, p = 1 - t / sqrt(2 + t^2)."""
+    one, other = {"seeds": [0, 1, 2, 5], "odds": [1, 3, 5, 9]}, {"seeds": [2, 1, 0], "odds": [2, 1, 0]}
+    found = significance.compared(one, other, "odds")
+    assert found is not None
+    assert (found["seeds"], found["difference"]) == ([0, 1, 2], [1, 2, 3])
+    t = 2 * 3**0.5
+    assert found["p"] == pytest.approx(1 - t / (2 + t**2) ** 0.5)
+    assert found["p_wilcoxon"] == pytest.approx(0.25)  # all of 2^3 signs but two are less extreme
+    assert significance.compared(one, {"seeds": [0, 1], "odds": [0, 0]}, "odds") is None
