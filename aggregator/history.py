@@ -42,6 +42,13 @@ class History:
         self._open: list[int] = []
         self._seen, self._spacing_s = 0, _FIRST_SPACING_S
 
+    def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
+        """Take in what was charged before, at the times that the ledger knows."""
+        known = [asked for asked in ledger.asked if asked.at_s and asked.first < num_charges]
+        for asked in known[:: max(1, len(known) // (_MOST_POINTS // 2))]:
+            self.look(ledger, asked.first, now_s=asked.at_s)
+        self.look(ledger, num_charges, now_s=now_s)
+
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
         """Take in the first ``num_charges`` charges as they are now."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self._open]
@@ -75,6 +82,7 @@ class History:
         return found
 
     def _note(self, now_s: float) -> None:
+        now_s = max(now_s, self.points[-1].at_s if self.points else now_s)  # a clock may be set back
         groups = self.by_group()
         answered_G = tuple(counts["answer"] for counts in groups)
         refused_G = tuple(sum(counts[kind] for kind in ("confidence", "fairness", "free")) for counts in groups)

@@ -201,6 +201,11 @@ class Ledger:
         """How many queries ``caller`` was charged with."""
         return self._state.charged_to[caller]
 
+    @property
+    def charged_by_caller(self) -> dict[str, int]:
+        """How many queries each caller was charged with; the empty name is the run itself."""
+        return dict(self._state.charged_to)
+
     def limit_of(self, caller: str) -> OwnLimit:
         """What ``caller`` may spend of what all share."""
         return self._state.limits.get(caller, NO_LIMIT)

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from aggregator.stores import Place
 from aggregator.writer import Writer
 from fairpate.strict_json import strict
 from fairpate.types import UserError
+
+_MOST_CALLERS = 20
 
 
 class Overview:
@@ -47,7 +49,8 @@ class Overview:
         self._history = History(num_groups=terms.num_groups, num_classes=terms.num_classes)
         # A ledger is verified entry by entry when it is opened.
         self._chain = {"at_s": self._started_s, "entries": writer.books.ledger.head.number, "fault": ""}
-        self._note()
+        snapshot = writer.snapshot
+        self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
     async def watch(self, interval_s: float) -> None:
         """Note again and again what was charged, so that there is a history."""
@@ -93,6 +96,7 @@ class Overview:
             "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
             "points": [_point(point) for point in history.points],
             "groups": self._groups(),
+            "callers": _callers(snapshot.books.ledger.charged_by_caller),
             "open_reservations": history.num_open,
             "latency": self._counters.latency(),
             "disk_free_bytes": _free_bytes(snapshot.books.ledger.place),
@@ -117,6 +121,12 @@ class Overview:
     def _groups(self) -> list[dict[str, Any]]:
         columns = zip(self._pool.group_names, self._history.by_group(), self._history.by_class(), strict=True)
         return [{"group": name, **counts, "answers": answers} for name, counts, answers in columns]
+
+
+def _callers(charged: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Those who spent most, the most first."""
+    most = sorted(charged.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
+    return [{"name": name or "the run itself", "queries": queries} for name, queries in most]
 
 
 def _point(point: Any) -> dict[str, Any]:

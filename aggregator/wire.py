@@ -276,6 +276,13 @@ class GroupCounts(_Body):
     answers: list[int] = Field(description="Answers of each class.")
 
 
+class Spender(_Body):
+    """How many queries were charged to one caller."""
+
+    name: str
+    queries: int
+
+
 class PointInTime(_Body):
     """Cumulative charges at one time, in seconds since 1970; answered and refused by group."""
 
@@ -318,6 +325,7 @@ class Overview(_Body):
     epsilon_sanitised: float | None
     points: list[PointInTime]
     groups: list[GroupCounts]
+    callers: list[Spender] = Field(description="Those who spent most, the most first.")
     open_reservations: int
     latency: Latency
     disk_free_bytes: int | None

@@ -7,7 +7,7 @@ const MOST_QUERIES = 1024, MOST_SHOWN = 500;
 const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30000;
 const byId = (id) => document.getElementById(id);
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-let about = null, statement = null, budget = null, answers = [], visit = null;
+let about = null, statement = null, me = null, budget = null, answers = [], visit = null;
 
 // ---- talking to the service
 
@@ -214,7 +214,15 @@ function showState(state) {
   document.documentElement.dataset.drawn = 1;
 }
 
-const own = () => "";
+// What a caller may spend by itself, beside what all share.
+function own() {
+  const parts = [];
+  if (me.left !== null) parts.push(`Of your own limit ${queries(me.left.queries)} are left.`);
+  if (me.limit.per_day !== null) parts.push(`You may ask ${queries(me.limit.per_day)} a day.`);
+  if (me.spent.queries) parts.push(`You were charged with ${queries(me.spent.queries)}.`);
+  if (me.expires_s !== null) parts.push(`Your token ends ${time(me.expires_s)}.`);
+  return parts.join(" ");
+}
 
 // ---- asking
 
@@ -277,6 +285,7 @@ async function submit(event) {
     const left = became("over_budget");
     const rest = left ? `, ${count(left)} not asked: the budget has no room` : "";
     say("told", `${count(became("answered"))} of ${queries(told.replies.length)} answered${rest}.`);
+    me = await ask("v1/me");
     await showCost();
   } catch (trouble) {
     say("told", `Not asked. ${trouble.message}`);
@@ -358,7 +367,7 @@ function showBurnDown({ points, queries_left: left, lasts_s: lasts, at_s: now })
     chart(words, [{ kind: "", points: before }, { kind: "ahead", points: ahead }], { from, to, top, widest: 960 }));
 }
 
-function showOutcomes({ points, groups }) {
+function showOutcomes({ points, groups, callers }) {
   const from = points[0].at_s, to = points.at(-1).at_s;
   const top = Math.max(1, ...points.at(-1).answered, ...points.at(-1).refused);
   const charts = groups.map((group, g) => {
@@ -372,6 +381,8 @@ function showOutcomes({ points, groups }) {
   byId("outcomes").replaceChildren(element("div", { class: "charts" }, ...charts));
   const outcomes = ["answered", "not confident", "fairness gate", "refused before the vote", "open"];
   const head = [about.attribute, ...outcomes, ...statement.label_names.map((name) => `as ${name}`)];
+  const spenders = callers.map(({ name, queries: spent }) => [name, spent]);
+  byId("callers").replaceChildren(table(["caller", "queries"], spenders));
   byId("groups").replaceChildren(table(head, groups.map((group) =>
     [group.group, group.answer, group.confidence, group.fairness, group.free, group.open, ...group.answers])));
 }
@@ -427,7 +438,8 @@ async function enter() {
   const { signal } = visit;
   for (let wait = FIRST_PAUSE_MS; !signal.aborted; wait = Math.min(2 * wait, LONGEST_PAUSE_MS)) {
     try {
-      [about, statement] = [await ask("v1/about", { signal }), await ask("v1/statement", { signal })];
+      about = await ask("v1/about", { signal });
+      [statement, me] = [await ask("v1/statement", { signal }), await ask("v1/me", { signal })];
       break;
     } catch (trouble) {
       if (trouble.status === 401) return leave("This token is wrong. Ask the operator for yours.");

@@ -48,7 +48,10 @@ def lines():
     requests.setLevel(logging.NOTSET)
 
 
-def spans_of(exporter):
+def spans_of(exporter, *, count):
+    deadline_s = time.monotonic() + 10
+    while len(exporter.get_finished_spans()) < count and time.monotonic() < deadline_s:
+        time.sleep(0.01)  # a span ends a moment after its reply
     return [
         {"name": span.name, "parent": span.parent and f"{span.parent.trace_id:032x}", **dict(span.attributes)}
         for span in exporter.get_finished_spans()
@@ -78,7 +81,7 @@ def test_logs_and_traces_are_the_same_with_other_votes(tmp_path, lines):
                 client.get(path, headers={"X-Request-Id": "read"})
         seen = [{name: value for name, value in line.items() if name != "time"} for line in lines()[begun:]]
         assert len(seen) == 40 + len(paths)
-        for each in (*seen, *(spans := spans_of(exporter))):
+        for each in (*seen, *(spans := spans_of(exporter, count=len(seen)))):
             for name in ("caller", "fairpate.caller"):
                 each.pop(name, None)  # a token without a name gets one at random
         return kinds, seen, spans
@@ -136,7 +139,7 @@ def test_a_span_goes_on_with_the_caller_s_trace(service):
     url = service(tracer=tracer_to(SimpleSpanProcessor(exporter)))
     trace = "0af7651916cd43dd8448eb211c80319c"
     httpx.get(f"{url}/v1/budget", headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
-    (span,) = spans_of(exporter)
+    (span,) = spans_of(exporter, count=1)
     assert (span["name"], span["parent"]) == ("GET /v1/budget", trace)
 
 

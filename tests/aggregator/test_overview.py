@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes
+from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.about import gate_words
 from aggregator.history import History, Point
@@ -65,6 +65,22 @@ def test_a_history_stays_short_and_keeps_its_ends(path):
     assert (history.points[0].at_s, history.points[-1].at_s) == (0, 2999)
     gaps = [after.at_s - before.at_s for before, after in zip(history.points, history.points[1:], strict=False)]
     assert max(gaps) <= 2 * Counter(gaps).most_common(1)[0][0] + 1
+
+
+def test_a_history_begins_before_a_restart_with_the_times_that_the_ledger_knows(path):
+    with running(path, tokens=tokens_of_both_roles()) as url:
+        for numbers in (range(10), range(10, 30)):
+            httpx.post(f"{url}/v1/queries", json=ids(numbers), headers={"Authorization": f"Bearer {ANALYST}"})
+            time.sleep(1.1)
+    with running(path, tokens=tokens_of_both_roles()) as url:
+        seen = httpx.get(f"{url}/v1/operator/overview", headers=AS_OPERATOR).json()
+    charges = [point["charges"] for point in seen["points"]]
+    assert charges[0] == 0
+    assert 10 in charges
+    assert charges[-1] == 30
+    assert [point["at_s"] for point in seen["points"]] == sorted(point["at_s"] for point in seen["points"])
+    assert seen["started_s"] > seen["points"][0]["at_s"]
+    assert [caller["queries"] for caller in seen["callers"]] == [30]
 
 
 def test_a_forecast_is_the_rest_over_the_pace():

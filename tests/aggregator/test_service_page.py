@@ -103,6 +103,7 @@ def test_an_analyst_reads_asks_and_downloads_on_a_desk_and_on_a_phone(tab, serve
         assert tab.run("byId('operator').hidden")
         looks(tab, tmp_path / f"analyst-{width}.png", width)
         assert faults(tab) == []
+    assert tab.until("/You were charged with 20 queries/.test(byId('own').textContent)", seconds=10)
     told = {name: text(tab, name) for name in ("about", "answers", "guarantee")}
     assert all(word in told["about"] for word in ("adult", "income above 50,000 dollars", "women, men", "60 teachers"))
     assert HOSTILE in told["about"]
@@ -140,6 +141,7 @@ def test_the_operator_sees_what_to_do_and_how_long_the_budget_lasts(tab, serve, 
         looks(tab, tmp_path / f"operator-{width}.png", width)
         assert faults(tab) == []
     assert "women" in text(tab, "groups")
+    assert "operator-1" in text(tab, "callers")
     assert "not confident" in text(tab, "groups")
 
 
