@@ -128,14 +128,14 @@ class PostgresStore:
 
 
 @contextmanager
-def read_database(place: str) -> Iterator[Stored]:
+def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
     """What the database holds, in one snapshot. LedgerError where there is no such ledger."""
     url, name = split_place(place)
     with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         last, header = _header(connection, shown(place), name)
         # Closed first: nothing can be done with a connection while rows are on their way.
-        with closing(_rows(connection, name)) as rows:
+        with closing(_rows(connection, name, after)) as rows:
             yield Stored(header=header, noted=(last,), rows=rows)
 
 
@@ -169,11 +169,12 @@ def _header(connection: Connection[Any], place: str, name: str) -> tuple[Head, H
     return Head(number, digest), known_header(place, version, terms, key)
 
 
-def _rows(connection: Connection[Any], name: str) -> Generator[Row]:
+def _rows(connection: Connection[Any], name: str, after: int = 0) -> Generator[Row]:
     statement: LiteralString = (
-        "COPY (SELECT number, kind, payload, digest FROM fairpate_entries WHERE ledger = %s ORDER BY number) TO STDOUT"
+        "COPY (SELECT number, kind, payload, digest FROM fairpate_entries WHERE ledger = %s "
+        "AND number > %s ORDER BY number) TO STDOUT"
     )
-    with connection.cursor().copy(statement, (name,)) as copy:
+    with connection.cursor().copy(statement, (name, after)) as copy:
         copy.set_types(["int8", "text", "text", "text"])
         yield from copy.rows()
 

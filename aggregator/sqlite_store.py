@@ -46,7 +46,7 @@ from aggregator.stores import Stored
 
 MIN_FREE_BYTES = 2**20
 """Room for the largest transaction: a disk with less is as good as full."""
-ENTRIES = "SELECT number, kind, payload, digest FROM entries ORDER BY number"
+_ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number"
 
 
 class SqliteStore:
@@ -134,7 +134,7 @@ class SqliteStore:
 
 
 @contextmanager
-def read_file(path: Path) -> Iterator[Stored]:
+def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
     """What the files hold. The head is read first: a writer that goes on only adds to what it names."""
     noted = noted_head(path)
     try:
@@ -142,7 +142,7 @@ def read_file(path: Path) -> Iterator[Stored]:
             # One snapshot for header and entries, whatever a writer appends meanwhile.
             database.execute("BEGIN")
             header = read_header(database, path)
-            yield Stored(header=header, noted=(noted,), rows=database.execute(ENTRIES))
+            yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
 

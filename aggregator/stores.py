@@ -99,17 +99,20 @@ def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> St
 
 
 @contextmanager
-def reading(place: Place) -> Iterator[Stored]:
-    """What a ledger holds, whatever a writer appends meanwhile; nothing is written. LedgerError where there is none."""
+def reading(place: Place, *, after: int = 0) -> Iterator[Stored]:
+    """What a ledger holds after entry number ``after``, whatever a writer appends meanwhile; nothing is written.
+
+    LedgerError where there is none.
+    """
     if is_database(place):
         from aggregator.postgres_store import read_database
 
-        with read_database(str(place)) as stored:
+        with read_database(str(place), after=after) as stored:
             yield stored
     else:
         from aggregator.sqlite_store import read_file
 
-        with read_file(Path(place)) as stored:
+        with read_file(Path(place), after=after) as stored:
             yield stored
 
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from local_postgres import Server, programs
+
 from fairpate.config import RayConfig
 from teachers.cluster import start_ray
 
@@ -34,9 +37,6 @@ def ray_session() -> Iterator[None]:
 def postgres() -> Iterator[Any]:
     """A PostgreSQL server of the session, started by the first test that asks for it."""
     pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-    sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-    from local_postgres import Server, programs
-
     if programs() is None:
         pytest.skip("PostgreSQL is not installed")
     # Not below pytest's own folder, which another user may not enter.

@@ -6,7 +6,8 @@ Sums of a data set are of releases under one unit and one relation; those under 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from aggregator import audit
+from aggregator import audit, audit_log
 from aggregator.files import ledger_files
 from aggregator.ledger import read_ledger
 from aggregator.stores import shown
@@ -61,6 +62,22 @@ def export(path: Path, out: Path) -> None:
 def back_up(path: Path, out: Path) -> int:
     """Copy a ledger, verified, to a file; returns how many entries it has."""
     return ledger_copies.back_up(*ledger_of(path), out)
+
+
+def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
+    """Write the audit log to ``out``, going on where it ends, or yield its lines; ``follow``: and every new one."""
+    place = ledger_of(path)[1].ledger
+    last = audit_log.START if out is None else audit_log.last_of(out)
+    lines = audit_log.follow(place, last) if follow else audit_log.lines_after(place, last)
+    if out is None:
+        yield from (line for _, line in lines)
+        return
+    descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open(descriptor, "a", encoding="utf-8") as file:  # noqa: PTH123 - of the descriptor, with its rights
+        for _, line in lines:
+            file.write(line + "\n")
+            if follow:
+                file.flush()
 
 
 def last_charges(path: Path, count: int) -> Table:

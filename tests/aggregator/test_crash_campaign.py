@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from local_postgres import programs
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
@@ -17,22 +18,22 @@ from aggregator.mechanism import Outcome
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"
 
 
+@pytest.mark.parametrize("back_end", ["file", pytest.param("database", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_again_and_again_no_guarantee_is_broken(kills):
-    found = subprocess.run(  # noqa: S603
-        [sys.executable, CAMPAIGN, "--kills", str(kills), "--seed", "1", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def test_killed_again_and_again_no_guarantee_is_broken(kills, back_end):
+    command = [sys.executable, CAMPAIGN, "--kills", str(kills), "--seed", "1", "--json"]
+    if back_end == "database":
+        if programs() is None:
+            pytest.skip("PostgreSQL is not installed")
+        command.append("--database")
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
     assert (told["kills"], told["guarantees broken"]) == (kills, 0)
     assert told["answers heard"] > 10 * kills
     if kills == 20:
         assert told["left open, and charged"] > 0
-        assert told["files taken: refused"] > 5
+        assert told["rolled back, and refused"] > 5
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def campaign(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "crash_campaign", module)
     spec.loader.exec_module(module)
     state = module.Campaign(folder=tmp_path, port=0)
+    state.ledger.parent.mkdir()
     with Ledger(state.ledger, module.TERMS) as ledger:
         ledger.commit(ledger.reserve(["key"], [0], np.array([[60, 0, 0]])), [Outcome(verdict="answer", label=0)])
     state.heard["key"] = ("answered", 0)
@@ -71,8 +73,8 @@ def test_a_broken_promise_is_seen(campaign):
 def test_a_charge_that_is_forgotten_without_its_log_is_seen(campaign, monkeypatch):
     module, state = campaign
     module.check_losses(state, random.Random(1))
-    assert state.losses["refused"] == 1
+    assert state.losses["files taken, and refused"] == 1
     monkeypatch.setattr(module, "Ledger", lambda *_, **__: contextlib.nullcontext())  # opens whatever is missing
-    monkeypatch.setattr(module.audit, "rows", lambda path: ["charge"] if path == state.ledger else [])
+    monkeypatch.setattr(module.audit, "rows", lambda path, **_: ["charge"] if path == state.ledger else [])
     with pytest.raises(module.BrokenGuaranteeError, match="forgotten charges"):
         module.check_losses(state, random.Random(1))

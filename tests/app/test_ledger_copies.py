@@ -173,3 +173,16 @@ def test_a_ledger_moves_into_a_database_goes_on_there_and_comes_back(fairpate, c
     with Ledger(folder.ledger, terms, create=False) as ledger:
         assert ledger.outcome("later") == Outcome(verdict="answer", label=0)
         assert ledger.charged_to("alice") == 1
+
+
+def test_the_audit_log_is_printed_or_gone_on_with_in_a_file(fairpate, copied, tmp_path, terms):
+    folder, _ = copied
+    log = tmp_path / "audit.jsonl"
+    assert fairpate("ledger", "audit", str(folder.root), "--out", str(log))[0] == 0
+    first = log.read_text()
+    charge(folder, "later", terms)
+    assert fairpate("ledger", "audit", str(folder.root), "--out", str(log))[0] == 0
+    printed = fairpate("ledger", "audit", str(folder.root))[1]
+    assert log.read_text() == printed
+    assert printed.startswith(first)
+    assert (printed.count('"later"'), log.stat().st_mode & 0o077) == (1, 0)

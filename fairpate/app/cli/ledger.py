@@ -23,6 +23,21 @@ def verify_ledger(path: RunOrLedger) -> None:
     terminal().print(describe_verified(path))
 
 
+@app.command("audit")
+def audit_ledger(
+    path: RunOrLedger,
+    follow: Annotated[bool, typer.Option("--follow", help="Then go on with every new entry.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A file that is gone on with; without: standard output.")] = None,
+) -> None:
+    """Print who was charged with what, when, and whose limits changed, as JSON lines. Nothing depends on votes."""
+    if out is not None:
+        check_output_file(out, "--out")
+    from fairpate.app.ledgers import audit_lines
+
+    for line in audit_lines(path, follow=follow, out=out):
+        typer.echo(line)
+
+
 @app.command("backup")
 def back_up_ledger(
     path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A new .sqlite file; its .head lies beside it.")]
