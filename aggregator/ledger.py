@@ -96,6 +96,8 @@ class Ledger:
             # Before `begin`, which may write: a ledger of something else stays as it was.
             check_terms(stored, self.terms)
             self._store.begin(self._head)
+            if self._anchor is not None:  # a crash may have come between an outcome and its note; now it may leave
+                self._anchor.note(self._head)
             self._is_open = True
         except (sqlite3.Error, OSError) as error:
             self.close()

@@ -81,6 +81,8 @@ class SqliteStore:
         if identity(self._path) != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
         self._files = OpenFiles(self._path, self._head_file)
+        if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
+            self._note(head)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
         """One transaction, then the head."""
@@ -88,9 +90,15 @@ class SqliteStore:
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
         self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-        os.pwrite(self._head_file, head_text(head), 0)
         if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
-            os.fdatasync(self._head_file)
+            self._note(head)
+        else:
+            os.pwrite(self._head_file, head_text(head), 0)
+
+    def _note(self, head: Head) -> None:
+        assert self._head_file is not None
+        os.pwrite(self._head_file, head_text(head), 0)
+        os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
         """What was done to one of the files. SQLite writes into a file that was unlinked without an error."""

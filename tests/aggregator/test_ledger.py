@@ -9,6 +9,7 @@ import stat
 import numpy as np
 import pytest
 
+from aggregator.chain import noted_head
 from aggregator.files import LedgerError, ledger_files
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
@@ -149,8 +150,9 @@ def test_an_outcome_whose_note_cannot_be_written_is_not_given(path, monkeypatch)
             ledger.commit(reserved, [ANSWER])
         assert ledger.outcome("key") is None
     monkeypatch.undo()
-    with Ledger(path, TERMS) as ledger:  # it was durable, and may be given now
+    with Ledger(path, TERMS) as ledger:  # it was durable, and may be given now: its note comes first
         assert ledger.outcome("key") == ANSWER
+        assert noted_head(path) == ledger.head
 
 
 def test_a_damaged_file_is_named(path):

@@ -261,6 +261,18 @@ def test_a_lost_reservation_is_none_of_an_anchor_s_and_a_lost_limit_is(place, an
         Ledger(place, TERMS, create=False, anchor=anchor)
 
 
+def test_an_answer_whose_note_a_crash_prevented_is_noted_before_it_is_given(place, anchor):
+    anchored(place, anchor)
+    bring_back = snapshot(place)
+    with Ledger(place, TERMS, create=False) as ledger:  # as if it died between the entry and the anchor
+        answer(ledger, "second")
+    with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
+        assert ledger.outcome("second") == ANSWER  # and given from now on
+    bring_back()
+    with pytest.raises(LedgerError, match="not the number"):
+        Ledger(place, TERMS, create=False, anchor=anchor)
+
+
 def test_an_anchor_that_is_gone_or_of_another_ledger_ends_the_writing_and_the_opening(place, anchor):
     anchored(place, anchor)
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
