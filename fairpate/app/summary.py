@@ -56,14 +56,15 @@ def _measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         *baseline_rows(metrics),
         ("coverage", number_text(metrics["coverage"])),
         ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
-        *_other_notions(metrics["gaps"]),
+        *_other_notions(metrics),
     ]
 
 
-def _other_notions(gaps: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _other_notions(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The other notions of fairness, in one line of gaps and one of rates; none of an earlier version's run."""
+    gaps, of_worst = metrics["gaps"], " (worst class)" if len(metrics["class_names"]) > 2 else ""
     known = [notion for notion in NOTIONS.values() if notion.name != DEFAULT and notion.reading in gaps]
-    of_kind = (("other gaps", False), ("error rates", True))
+    of_kind = (("other gaps", False), (f"errors{of_worst}", True))
     lines = [
         (name, ", ".join(_measure(notion, gaps) for notion in known if notion.bounds_rate == bounds_rate))
         for name, bounds_rate in of_kind
