@@ -396,6 +396,11 @@ class RayConfig(Section):
     num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
     torch_threads: Count = Field(1, description="Threads of one actor, or of this process where it is its own pool.")
+    read_shards: bool = Field(
+        False,
+        description="Workers read the shards that they train on from the data set's files, which every node must have, "
+        "instead of getting them from this process.",
+    )
     max_restarts: CountOrZero = Field(3, description="Times one block may be lost with its actor before the run fails.")
     wait_for_nodes_s: NotNegative = Field(
         0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."

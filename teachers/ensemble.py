@@ -85,6 +85,7 @@ class _Lessons:
     spec: TeacherSpec
     engine: Engine
     storage: Storage | None
+    read: Callable[[], Split] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,8 @@ class _TrainedBlock(NamedTuple):
 
 
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
+Given = list[ArrayShard] | list[IntArray]
+"""Of a block's teachers: their records, or the rows of them in what a worker reads itself."""
 
 
 def train_ensemble(
@@ -115,11 +118,13 @@ def train_ensemble(
     checkpoint_dir: Path | Storage,
     pool: Pool | None = None,
     on_progress: Progress | None = None,
+    read: Callable[[], Split] | None = None,
 ) -> Ensemble:
     """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not hold yet.
 
     ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored ones too.
-    ValueError for labels outside ``range(num_classes)``.
+    ``read`` gives ``private`` again, wherever it is called: workers then read their shards and none is sent to them.
+    ValueError for labels outside ``range(num_classes)``; PoolError where a worker reads other records.
     """
     _check_labels(private.y, num_classes)
     workers = pool or InProcessPool()
@@ -150,10 +155,17 @@ def train_ensemble(
     report = TeacherCounter(blocks, on_progress)
     missing = missing_blocks(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
+
+    def given(teachers: tuple[int, ...]) -> Given:
+        if read is not None:
+            return [rows[teacher] for teacher in teachers]
+        return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
+
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
-    items = ((blocks[i], [(s.x.numpy(), s.y.numpy()) for s in shards(blocks[i].teacher_indices)]) for i in missing)
+    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
+    lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     num_diverged = 0
-    for number, done in workers.run(_train_block, _Lessons(spec=spec, engine=engine, storage=storage), items):
+    for number, done in workers.run(_train_block, lessons, items):
         if done.weights is not None:
             save_block(blocks[missing[number]].checkpoint, done.weights)
         num_diverged += done.num_diverged
@@ -204,10 +216,26 @@ def _trimmed(rows: list[IntArray], record_ids: Sequence[str], max_size: int, key
     return trim_shards(rows, record_ids, max_size, key)
 
 
-def _train_block(lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str) -> _TrainedBlock:
-    block, arrays = item
-    # Copied, because arrays out of Ray's store are read-only.
-    shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in arrays]
+def _shards_of(block: Block, given: Any, lessons: _Lessons) -> list[Shard]:
+    """The records that a block learns from: those that came, or the rows of what this process reads."""
+    if lessons.read is None:
+        # Copied, because arrays out of Ray's store are read-only.
+        return [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
+    private = lessons.read()
+    index = [torch.tensor(rows) for rows in given]
+    is_there = all(int(rows.max(initial=-1)) < len(private) for rows in given)
+    shards = [Shard(x=private.x[rows], y=private.y[rows]) for rows in index] if is_there else []
+    if not is_there or block_path("", shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
+        raise PoolError(
+            "ray.read_shards: a worker reads other private records than the run does; give every node the same files, "
+            "or set it to false."
+        )
+    return shards
+
+
+def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> _TrainedBlock:
+    block, given = item
+    shards = _shards_of(block, given, lessons)
     diverged: list[int] = []
     trained = train_teachers(
         shards,

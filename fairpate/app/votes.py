@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from aggregator.session import VotesUnavailableError
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.config import ConfigError, RayConfig, TeachersConfig
-from fairpate.data import Dataset, Split
+from fairpate.config import ConfigError, DataConfig, RayConfig, TeachersConfig
+from fairpate.data import Dataset, Split, load_dataset
 from fairpate.storage import Storage
 from fairpate.types import IntArray, VoteBatch
 from teachers.cluster import open_pool
@@ -68,10 +69,37 @@ def collect_vote_batch(
                 checkpoint_dir=checkpoint_dir,
                 pool=workers,
                 on_progress=advance,
+                read=_reader(dataset, ray),
             )
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
     return _batch(queries, votes_QC, ensemble.digest)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Private records of the data set that ``config`` (JSON) names; a process reads them once."""
+
+    config: str
+
+    def __call__(self) -> Split:
+        return _private(self.config)
+
+
+@lru_cache(maxsize=1)
+def _private(config: str) -> Split:
+    return load_dataset(DataConfig.model_validate_json(config)).private
+
+
+def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
+    if not ray.read_shards or ray.num_actors == 0:
+        return None
+    if dataset.source is None:
+        raise ConfigError(
+            "ray.read_shards: these records are not what files alone hold (they came from Python, or a run's folder "
+            "keeps how they are seen), so no worker can read them; set it to false."
+        )
+    return _Read(dataset.source.model_dump_json())
 
 
 def _batch(queries: Split, votes_QC: IntArray, ensemble: str) -> VoteBatch:
@@ -138,6 +166,7 @@ def standing_teachers(
             seed=seed,
             checkpoint_dir=checkpoint_dir,
             pool=pool,
+            read=_reader(dataset, ray),
         )
     voters = Voters(ensemble, ray)
     return StandingVoters(

@@ -18,6 +18,7 @@ from fairpate.data.spill import run_of
 from fairpate.types import Unit
 
 if TYPE_CHECKING:
+    from fairpate.config import DataConfig
     from fairpate.data.declared.feature_codes import FeatureCode
     from fairpate.data.embedding import Embedding
 
@@ -99,7 +100,8 @@ class Dataset:
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
     the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, and each record is protected by itself all the same.
+    ``records_alone``: the source names persons, and each record is protected by itself all the same. ``source``: what
+    gives the same data set again, on any machine that has its files; null where it came from Python.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Dataset:
     embedding: Embedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
     records_alone: bool = False
+    source: DataConfig | None = None
 
     @property
     def unit(self) -> Unit:

@@ -152,7 +152,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     """The data set as ``embedding`` sees it."""
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
-    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, **splits)
+    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, source=None, **splits)
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ and to public ones only where an embedding is asked for.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def load_dataset(config: DataConfig) -> Dataset:
     damaged, a column or category is unknown, or a split lacks a group.
     """
     entry = entry_for(config)
-    return dataset_of(entry.load(request_of(config, entry)), config, entry)
+    return replace(dataset_of(entry.load(request_of(config, entry)), config, entry), source=config)
 
 
 def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Dataset:

@@ -185,7 +185,8 @@ def attribute_questions(dataset: Dataset) -> Dataset:
         record_id=private.record_id,
         unit_id=private.unit_id,
     )
-    return replace(dataset, private=split, public=split, label_names=dataset.group_names, group_names=("everyone",))
+    labels = dataset.group_names
+    return replace(dataset, private=split, public=split, label_names=labels, group_names=("everyone",), source=None)
 
 
 def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
