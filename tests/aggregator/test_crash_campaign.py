@@ -76,5 +76,5 @@ def test_a_charge_that_is_forgotten_without_its_log_is_seen(campaign, monkeypatc
     assert state.losses["files taken, and refused"] == 1
     monkeypatch.setattr(module, "Ledger", lambda *_, **__: contextlib.nullcontext())  # opens whatever is missing
     monkeypatch.setattr(module.audit, "rows", lambda path, **_: ["charge"] if path == state.ledger else [])
-    with pytest.raises(module.BrokenGuaranteeError, match="forgotten charges"):
+    with pytest.raises(module.BrokenGuaranteeError, match="the ledger opens"):
         module.check_losses(state, random.Random(1))
