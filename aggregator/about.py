@@ -39,6 +39,7 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Calle
         "is_private": "not private" not in terms.noise,
         "may_publish": terms.publication is not None,
         "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
+        "takes_posted": pool.takes_posted,
         "caller": {"name": caller.name, "role": caller.role},
     }
 

@@ -39,6 +39,7 @@ class PublicPool:
 
     ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: how a
     person writes a record down, where features are those of declared columns, or follow from them by ``place``.
+    ``takes_posted``: whether anybody could vote on a record that is not in the pool.
     """
 
     features: Features
@@ -47,6 +48,7 @@ class PublicPool:
     group_names: tuple[str, ...]
     label_names: tuple[str, ...]
     form: RecordForm | None = None
+    takes_posted: bool = True
     place: Callable[[npt.NDArray[np.float32]], Features] = lambda features: features
 
     def __post_init__(self) -> None:

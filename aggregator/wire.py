@@ -184,6 +184,7 @@ class About(_Body):
     is_private: bool
     may_publish: bool
     form: list[FormField] | None
+    takes_posted: bool = Field(description="Whether records beside the pool's can be asked.")
     caller: Caller
 
 
@@ -357,13 +358,15 @@ def bodies_for(pool: PublicPool) -> Bodies:
     by_features: Any = create_model(
         "QueryByFeatures", __base__=_Body, features=(_features_type(pool), ...), group=(group, ...)
     )
-    kinds = [Annotated[by_id, Tag("id")], Annotated[by_features, Tag("features")]]
-    if pool.form is not None:
+    kinds = [Annotated[by_id, Tag("id")]]
+    if pool.takes_posted:
+        kinds.append(Annotated[by_features, Tag("features")])
+    if pool.takes_posted and pool.form is not None:
         columns: Any = _record_type(pool.form)
         by_record: Any = create_model("QueryByRecord", __base__=_Body, record=(columns, ...), group=(group, ...))
         kinds.append(Annotated[by_record, Tag("record")])
-    kind_of = _kind_of_query if pool.form is None else _kind_with_form
-    query: Any = Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
+    kind_of = _kind_of_query if len(kinds) < 3 else _kind_with_form
+    query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
     several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=_Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=_Body, count=(_whole_number(ge=0, le=MAX_COUNT), ...))

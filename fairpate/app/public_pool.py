@@ -19,8 +19,11 @@ from fairpate.data.embedding import Embedding
 from fairpate.methods.pate import VotingMethod
 
 
-def public_pool(dataset: Dataset, settings: QueriesConfig) -> PublicPool:
-    """Every public record, each content once; the run's own queries come first, in the order they were asked."""
+def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool = True) -> PublicPool:
+    """Every public record, each content once; the run's own queries come first, in the order they were asked.
+
+    ``takes_posted``: whether the voters can vote on other records too.
+    """
     public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
     return PublicPool(
         features=public.x.numpy(),
@@ -28,6 +31,7 @@ def public_pool(dataset: Dataset, settings: QueriesConfig) -> PublicPool:
         record_ids=public.record_id,
         group_names=dataset.group_names,
         label_names=dataset.label_names,
+        takes_posted=takes_posted,
         form=form_of(dataset.feature_codes),
         place=_placed_by(dataset.embedding),
     )

@@ -194,12 +194,13 @@ class RunDirectory:
         """Versions, machine and revision."""
         return self.root / "environment.json"
 
-    def require_finished(self, *, with_ledger: bool, with_votes: bool) -> None:
-        """RunDirectoryError if a stage that costs something is still to be done; ledger and votes where they are."""
+    def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
+        """RunDirectoryError if a stage that costs something is still to be done; each where there is one."""
         ledger = self.ledger if self.ledger.exists() else self.ledger_place  # what of them is there
         ledger = ledger if ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
-        for path in (*of_votes, self.statement, self.student, self.metrics):
+        of_student = (self.student, self.metrics) if with_student else ()
+        for path in (*of_votes, self.statement, *of_student):
             if not path.is_file():
                 raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
 

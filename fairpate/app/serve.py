@@ -34,9 +34,12 @@ from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.public_pool import public_pool, public_words
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
 from fairpate.app.run import finished_run
-from fairpate.app.rundir import RunDirectory, RunFolderError
+from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
+from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig
+from fairpate.data import Dataset
+from fairpate.methods.own_votes import OwnVotes
 from fairpate.methods.pate import VotingMethod
 from teachers.cluster import start_ray
 
@@ -57,9 +60,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     writer of the ledger, where that can be.
     """
     run = RunDirectory(root=root)
-    named = load_for(run, config.data)
-    record_data(run, named, given_from_python=False)
-    dataset = config.queried(named)
+    dataset = _queried(run, config)
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
     terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
 
@@ -75,7 +76,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         voters.close()
         raise
     state_for_service(run, terms)
-    public = public_pool(dataset, plan.settings)
+    public = public_pool(dataset, plan.settings, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
         session=session,
@@ -88,6 +89,15 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         last_backup=lambda: last_backup_s(run),
         facts=public_words(run, config, dataset),
     )
+
+
+def _queried(run: RunDirectory, config: VotingMethod) -> Dataset:
+    """What voters are asked about: the data set of the run, or what is in its file of votes."""
+    if isinstance(config, OwnVotes):
+        return read_votes_file(config.votes).dataset
+    named = load_for(run, config.data)
+    record_data(run, named, given_from_python=False)
+    return config.queried(named)
 
 
 def serve_aggregators(
@@ -144,7 +154,8 @@ def _runs_by_name(roots: Sequence[Path]) -> dict[str, tuple[RunDirectory, Voting
     found: dict[str, tuple[RunDirectory, VotingMethod]] = {}
     for root in roots:
         run, config = _run_with_votes(root)
-        require_data_by_name(run)
+        if not isinstance(config, OwnVotes):
+            require_data_by_name(run)
         name = run.root.absolute().name
         if name in found:
             raise RunFolderError(f"{root}: another run given is called {name} too; rename one of the folders.")
@@ -289,14 +300,18 @@ def _with_tokens_of(run: RunDirectory, settings: ServiceSettings) -> ServiceSett
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     """RunFolderError for a run of a method that asks no teachers, or keeps none."""
-    run, config = finished_run(root)
+    run, config = open_run_directory(root)
+    if isinstance(config, OwnVotes) and not config.votes.features:
+        run.require_finished(with_ledger=True, with_votes=False, with_student=False)
+    else:
+        run, config = finished_run(root)
     if not isinstance(config, VotingMethod):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
         raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
     if not config.keeps_teachers:
+        lost = "file of votes is gone" if isinstance(config, OwnVotes) else "teachers were not kept"
         raise RunFolderError(
-            f"{root}: a run of {config.method} whose teachers were not kept, so none can be asked; serve its model "
-            "with --student."
+            f"{root}: a run of {config.method} whose {lost}, so none can be asked; serve its model with --student."
         )
     return run, config
 

@@ -20,6 +20,8 @@ from typing import ClassVar
 from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_of
 from aggregator.session import Ballot
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.votes import StandingVoters
 from fairpate.app.votes_file import VotesConfig, read_votes_file
 from fairpate.config import ConfigError, GatedAggregatorConfig, PublicationConfig
 from fairpate.data import Dataset, Split
@@ -59,7 +61,12 @@ class OwnVotes(VotingMethod):
 
     @property
     def keeps_teachers(self) -> bool:
-        """They are elsewhere."""
+        """They are elsewhere; what stays are their votes, in the file."""
+        return self.votes.path is not None and self.votes.path.is_file()
+
+    @property
+    def votes_on_anything(self) -> bool:
+        """Only on what is in the file."""
         return False
 
     @property
@@ -109,6 +116,18 @@ class OwnVotes(VotingMethod):
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         yield votes.take([row_of[name] for name in queries.record_id])
+
+    def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
+        """The votes of the file, as often as they are asked for."""
+        votes = read_votes_file(self.votes).votes
+        row_of = {name: row for row, name in enumerate(votes.record_ids)}
+        return StandingVoters(
+            ensemble=votes.ensemble,
+            count_votes=lambda questions: votes.counts([row_of[each.query.record_id] for each in questions]),
+            try_vote=lambda _: None,
+            are_answering=lambda: True,
+            close=lambda: None,
+        )
 
     def release(self, training: Training) -> Labels:
         """With what the operator attests."""

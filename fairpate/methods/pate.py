@@ -105,6 +105,11 @@ class VotingMethod(Method):
         return True
 
     @property
+    def votes_on_anything(self) -> bool:
+        """Whether voters that stay can vote on records that are not in the pool."""
+        return True
+
+    @property
     def leaves_room(self) -> bool:
         """Whether a service may find room for queries that the run did not ask: a target is planned for the run's."""
         return self.target.epsilon is None

@@ -170,7 +170,8 @@ function showAbout() {
   say("features-note", `Nested lists of ${shape} numbers.`);
   say("group-label", `Group (${about.attribute})`);
   byId("group").replaceChildren(...statement.group_names.map((name) => element("option", { value: name }, name)));
-  byId("by-form").hidden = about.form === null;
+  byId("by-form").hidden = about.form === null || !about.takes_posted;
+  byId("by-features").hidden = !about.takes_posted;
   byId("columns").replaceChildren(...(about.form ?? []).map(column));
   choose();
   byId("publication").hidden = !(about.may_publish && about.caller.role === "operator");

@@ -5,18 +5,26 @@ import math
 import re
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import binom, norm
+from serving import free_port, ids
 from small_runs import open_terms, read_json
 
+from aggregator.actor import HttpServer
+from aggregator.api import ServiceSettings
 from aggregator.budget import mechanism_within
 from aggregator.mechanisms import mechanism_of
+from fairpate.app.aggregate import aggregate as aggregate_votes
 from fairpate.app.odometer import Odometer
+from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.serve import _run_with_votes, open_backend
+from fairpate.app.tables import read_labels
 from fairpate.app.votes_file import VotesConfig, VotesFileError, read_votes_file
 from fairpate.types import MechanismParameters
 from student.predict import load_student
@@ -213,9 +221,11 @@ def test_a_student_learns_and_every_page_says_what_is_attested(tmp_path, fairpat
         text = page.read_text(encoding="utf-8")
         assert "The operator attests that each hospital touches one vote of a query at most" in text
         assert "teachers trained on disjoint shards" not in " ".join(text.split())
+    path.rename(moved := path.with_name("moved.csv"))
     code, _, errors = fairpate("serve", run.root)
     assert code == 2
-    assert "not kept" in errors
+    assert "whose file of votes is gone" in errors
+    moved.rename(path)
     assert fairpate("ledger", "limit", "votes", "--epsilon", "10", "--unit", "hospital")[0] == 0
     code, _, errors = aggregate(fairpate, path, tmp_path / "another", "--epsilon", "40")
     assert code == 1
@@ -295,3 +305,34 @@ def test_the_method_by_its_name_takes_the_records_of_the_file_and_no_others(tmp_
     code, _, errors = fairpate("run", "--method", "own_votes", "--out", tmp_path / "other")
     assert code == 2
     assert "give path, unit and classes" in errors
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_a_service_answers_what_is_in_the_file_and_nothing_else(state, tmp_path, features):
+    """Labels of the run again for free, further records of the file charged, and no record that nobody voted on."""
+    columns = {name: values for name, values in table().items() if features or name not in ("age", "size")}
+    votes = {"path": str(written(tmp_path, columns)), "unit": "hospital", "classes": list(CLASSES)}
+    votes["features"] = ["age", "size"] if features else []
+    noise = "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}"
+    run = aggregate_votes(
+        {"votes": votes, "out": str(tmp_path / "run")}, [noise, "aggregator.num_queries=25"], Reporter(quiet=True)
+    )
+    (found, config), released = _run_with_votes(run.root), read_labels(run.labels)
+    backend = open_backend(found.root, config)
+    server = HttpServer(backend, settings := ServiceSettings(port=free_port(), answer_step_s=0))
+    try:
+        with httpx.Client(base_url=settings.url) as http:
+            asked = http.post("/v1/queries", json=ids(range(25))).json()["replies"]
+            assert http.get("/v1/budget").json()["queries_submitted"] == 25
+            labels = {name: reply["label"] for name, reply in zip(backend.pool.record_ids, asked, strict=False)}
+            answered = {name: label for name, label in labels.items() if label is not None}
+            assert answered == dict(zip(released.record_ids, released.labels.tolist(), strict=True))
+            assert http.post("/v1/queries", json=ids(range(25, 30))).status_code == 200
+            assert http.get("/v1/budget").json()["queries_submitted"] == 30
+            posted = {"features": backend.pool.features[0].tolist(), "group": "F"}
+            assert http.post("/v1/queries", json={"queries": [posted]}).status_code == 422
+            assert http.get("/readyz").status_code == 200
+            assert http.get("/v1/about").json()["takes_posted"] is False
+    finally:
+        server.stop()
+        backend.close()
