@@ -62,15 +62,20 @@ def write_card(
     """
     run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
-    paths = run.public / "card.html", run.public / "card.json"
+    write_json(run.card, card_values(card))
+    write_text(run.card_page, card_page(card))
+    return run.card_page, run.card
+
+
+def card_values(card: Card) -> dict[str, Any]:
+    """What ``card.json`` holds."""
     derived = {name: getattr(card, name) for name in ("publishable", "not_publishable", "limits")}
     protects = {"protects": card.privacy.protects}
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
-    write_json(paths[1], strict({"format": FORMAT, **plain, **derived, **protects}))
-    write_text(paths[0], card_page(card))
-    return paths
+    values: dict[str, Any] = strict({"format": FORMAT, **plain, **derived, **protects})
+    return values
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
@@ -83,14 +88,19 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             )
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
+    require_student_of(run, trained_on, load_student(run.student).card)
+    return card_of(run, method=config["method"], data=_data(trained_on, config["data"]), use=use)
+
+
+def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse) -> Card:
+    """The card that follows from statement, metrics and student of ``run``, and what else is to be said."""
     statement, metrics = read_statement(run), read_json(run.metrics)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     student = load_student(run.student).card
-    require_student_of(run, trained_on, student)
     return Card(
         model=CardModel(
-            method=config["method"],
+            method=method,
             architecture=student.model.name,
             input_shape=student.input_shape,
             classes=student.label_names,
@@ -102,7 +112,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             num_training_labels=student.num_training_labels,
         ),
         privacy=guarantee_of(statement),
-        data=_data(trained_on, config["data"]),
+        data=data,
         use=use,
         evaluation=Evaluation.from_json(metrics),
         refusals=None if refusals is None else _refusals(refusals, unrefused),

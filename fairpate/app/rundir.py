@@ -155,6 +155,16 @@ class RunDirectory:
         return self.public / "private_population.json"
 
     @property
+    def card(self) -> Path:
+        """What the student guarantees and how it treats groups."""
+        return self.public / "card.json"
+
+    @property
+    def card_page(self) -> Path:
+        """The same as a page."""
+        return self.card.with_name("card.html")
+
+    @property
     def public_report(self) -> Path:
         """The page for everybody."""
         return self.public / "report.html"

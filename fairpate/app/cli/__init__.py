@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fairpate import __version__
-from fairpate.app.cli import choices, data, ledger, runs, services, tokens, votes
+from fairpate.app.cli import bundles, choices, data, ledger, runs, services, tokens, votes
 from fairpate.app.cli.endings import exit_with_code
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app.command()(choices.specify)
 app.command()(choices.plan)
 app.command()(runs.card)
 app.command()(runs.report)
+app.command()(bundles.bundle)
+app.command()(bundles.verify)
 app.command()(services.serve)
 app.command(cls=services.QueryCommand)(services.query)
 

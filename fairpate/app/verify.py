@@ -1,0 +1,321 @@
+"""Checks a bundle: its files against its head, epsilon against the events, and card and student against the statement.
+
+Epsilon is recomputed by :mod:`fairpate.privacy.independent`, which shares nothing with the accountant that priced the
+run. Whatever differs is named; what cannot be checked is said, and never passes silently. The files come from others,
+so nothing in them is trusted: names are those of a bundle, code is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairpate.app.bundle import (
+    CLAIM,
+    EVENTS,
+    HEAD,
+    OPTIONAL,
+    README,
+    REQUIRED,
+    VERSIONS,
+    events_of,
+    head_of,
+)
+from fairpate.app.card import card_of, card_values
+from fairpate.app.released import read_release
+from fairpate.app.rundir import RunDirectory, environment, read_json, read_statement
+from fairpate.app.tables import read_labels
+from fairpate.data.files import sha256_of
+from fairpate.evaluation.card_page import CardData, IntendedUse, card_page
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.event_values import event_from, event_json
+from fairpate.privacy.independent import guarantee_of, recomputed_epsilon
+from fairpate.privacy.worst_pairs import NotRecomputedError
+from fairpate.types import PrivacyStatement, UsageError, UserError
+from student.predict import load_student
+
+TOLERANCE = 1e-3
+"""Of the stated epsilon: what grids and rounding of two accountants may differ by."""
+_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
+_MOST_BYTES = 2**34
+_MOST_TEXT = 2**26
+
+
+class BundleError(UsageError):
+    """A path that holds no bundle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a bundle's check found: ``differs`` is empty where all that can be checked holds.
+
+    ``recomputed`` is None where there was no independent price; ``not_checked`` says what no one can tell from here.
+    """
+
+    digest: str
+    stated: float | None
+    recomputed: float | None
+    delta: float | None
+    unit: str
+    relation: str
+    checked: tuple[str, ...]
+    differs: tuple[str, ...]
+    not_checked: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differs
+
+    @property
+    def words(self) -> str:
+        """The verdict as one line."""
+        if not self.holds or self.recomputed is None or self.stated is None:
+            return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
+        return (
+            f"holds: recomputed epsilon {self.recomputed:.4f} <= stated {self.stated:.4f} at delta {self.delta:g}, "
+            f"unit: {self.unit}, relation: {self.relation}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpacked(RunDirectory):
+    """A bundle's folder, whose files lie where they are."""
+
+    @property
+    def public(self) -> Path:
+        """All of it."""
+        return self.root
+
+
+def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
+    """Check the bundle at ``path``, a zip file or the folder that it was unpacked to.
+
+    ``head``: the digest that the operator published elsewhere. BundleError where no bundle is.
+    """
+    with _unpacked(path) as bundle:
+        found = _Check(bundle)
+        for check in (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card):
+            found.run(check)
+        digest = str(found.head.get("digest", ""))
+        if head is not None and head != digest:
+            found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")
+        statement = found.statement
+        return Verdict(
+            digest=digest,
+            stated=None if statement is None else statement.epsilon,
+            recomputed=found.recomputed,
+            delta=None if statement is None else statement.delta,
+            unit="" if statement is None else statement.unit,
+            relation="" if statement is None else statement.relation,
+            checked=tuple(found.checked),
+            differs=tuple(found.differs),
+            not_checked=tuple(found.not_checked),
+        )
+
+
+class _Check:
+    """One pass over a bundle; every check adds what it found."""
+
+    def __init__(self, bundle: RunDirectory) -> None:
+        self.bundle = bundle
+        self.checked: list[str] = []
+        self.differs: list[str] = []
+        self.not_checked: list[str] = []
+        self.recomputed: float | None = None
+        self.head: dict[str, Any] = {}
+        self.statement: PrivacyStatement | None = None
+
+    def run(self, check: Callable[[], str | None]) -> None:
+        """One check. Files that make no sense differ too; whatever rests on a statement waits for one."""
+        if self.statement is None and check not in (self.files, self.claim):
+            return
+        before = len(self.differs)
+        try:
+            done = check()
+        except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.differs.append(f"{check.__name__}: cannot be checked ({reason})")
+            return
+        if done and len(self.differs) == before:
+            self.checked.append(done)
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.differs.append(otherwise)
+
+    @property
+    def said(self) -> PrivacyStatement:
+        assert self.statement is not None
+        return self.statement
+
+    def files(self) -> str:
+        """Every file against the head, and no other file."""
+        self.head = _json(self.bundle, HEAD)
+        listed = self.head["files"]
+        present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
+        for name in sorted(present - set(listed)):
+            self.differs.append(f"{name}: not in {HEAD}")
+        for name in sorted(set(listed) - present):
+            self.differs.append(f"{name}: missing, {HEAD} lists it")
+        for name in sorted(present & set(listed) & _NAMES):
+            same = sha256_of(self.bundle.public / name) == listed[name]
+            self.require(same, f"{name}: not the file of {HEAD} (its SHA-256 differs)")
+        for name in sorted({*REQUIRED, EVENTS, VERSIONS, README} - set(listed)):
+            self.differs.append(f"{name}: missing from {HEAD}")
+        return f"{len(listed)} files are those of {HEAD}"
+
+    def claim(self) -> str:
+        """The statement is one, of a private run, and what the head says it is."""
+        statement = read_statement(self.bundle)
+        expected = head_of(statement, self.head.get("files", {}))
+        for name in CLAIM:
+            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
+            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
+        self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} protects nobody")
+        record = _json(self.bundle, "record.json")
+        for name in ("method", "unit", "relation", "delta", "epsilon"):
+            stated, recorded = getattr(statement, name), record[name]
+            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.statement = statement
+        return f"{HEAD} and record.json claim what the statement claims"
+
+    def epsilon(self) -> str | None:
+        """The events' price by the independent accountant, and what they are defined for."""
+        statement = self.said
+        events = events_of(statement)
+        self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
+        self.require(bool(events), "statement.json: no events, so nothing is priced")
+        try:
+            for event in events:
+                self._require_guarantee(event, guarantee_of(event))
+            recomputed = recomputed_epsilon(events, delta=statement.delta)
+        except NotRecomputedError as error:
+            self.differs.append(f"epsilon: not recomputed, priced by this package's accountant alone ({error})")
+            return None
+        self.recomputed = recomputed
+        stated = math.inf if statement.epsilon is None else statement.epsilon
+        self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
+        within = recomputed <= stated * (1 + TOLERANCE)
+        self.require(within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {statement.delta:g}")
+        return "epsilon recomputed from the statement's events by an accountant of its own"
+
+    def _require_guarantee(self, event: Mapping[str, Any], defined: tuple[Any, Any]) -> None:
+        for name, value in zip(("unit", "relation"), defined, strict=True):
+            for said in {getattr(self.said, name), event[name]} - {value}:
+                self.differs.append(f"statement.json: {name} {said!r}, {event['kind']} is defined for {value!r}")
+
+    def queries(self) -> str | None:
+        """As many queries priced as were submitted, as many labels as were answered."""
+        statement, queries = self.said, self.said.queries
+        earlier = statement.epsilon_with_earlier
+        if statement.earlier_releases:
+            self.not_checked.append(f"epsilon_with_earlier {earlier}: the events of earlier releases are not here")
+        if queries is None:
+            return None
+        if queries.epsilon_sanitised is not None:
+            self.not_checked.append("epsilon_sanitised: it depends on the votes")
+        priced = sum(event.get("count", 0) for event in statement.events)
+        self.require(priced >= queries.submitted, f"events: {priced} queries priced, {queries.submitted} submitted")
+        ended = queries.answered + queries.rejected_confidence + queries.rejected_fairness + queries.refused_free
+        self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")
+        if self.bundle.labels.is_file():
+            labels = len(read_labels(self.bundle.labels).labels)
+            self.require(labels <= queries.answered, f"labels.parquet: {labels} labels, {queries.answered} answered")
+        return f"{queries.submitted} queries submitted, {priced} priced"
+
+    def student(self) -> str:
+        """The student is readable, whole, and the one that card and graph were made of."""
+        card = load_student(self.bundle.student).card
+        digest = sha256_of(self.bundle.student)
+        carded = _json(self.bundle, "card.json")["model"]["sha256"]
+        self.require(carded == digest, "student.safetensors: not the student of card.json")
+        if self.bundle.graph.is_file():
+            described = _json(self.bundle, "model.json")
+            same = described["student_sha256"] == digest and described["sha256"] == sha256_of(self.bundle.graph)
+            self.require(same, "model.onnx: not made of this student")
+        if self.bundle.labels.is_file() and card.num_training_labels is not None:
+            labels = len(read_labels(self.bundle.labels).labels)
+            enough = card.num_training_labels <= labels
+            self.require(enough, f"student.safetensors: learned {card.num_training_labels} labels, {labels} are here")
+        return f"the student {digest[:12]} is that of card and head"
+
+    def release(self) -> str | None:
+        """What the student learned from was released under events of this statement."""
+        if not self.bundle.released.is_file():
+            return None
+        released, _ = read_release(self.bundle.released)
+        stated = [event_json(event_from(event, self.said.unit)) for event in self.said.events]
+        left_out = [event for event in map(event_json, released.events) if event not in stated]
+        self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
+        return "the release's events are in the statement"
+
+    def card(self) -> str:
+        """Card and page are what follows from statement, metrics and student."""
+        given = _json(self.bundle, "card.json")
+        fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
+        card = card_of(self.bundle, method=self.said.method, data=CardData(**fields), use=IntendedUse(**given["use"]))
+        expected = json.loads(json.dumps(card_values(card)))
+        for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
+            for name in _differing(given.get(section), expected[section]):
+                self.differs.append(f"card.json: {section}{name} is not what statement and metrics say")
+        if card_page(card).encode() == self.bundle.card_page.read_bytes() and given == expected:
+            return "card and page say what statement, metrics and student say"
+        versions = _json(self.bundle, VERSIONS)
+        here = environment()
+        if {name: versions.get(name) for name in ("fairpate", "revision")}.items() <= here.items():
+            self.differs.append("card: card.json or card.html is not the card of statement, metrics and student")
+        else:
+            self.not_checked.append("words and layout of the card, which another version wrote; its numbers were")
+        return "the card's numbers are those of statement, metrics and student"
+
+
+def _differing(given: Any, expected: Any) -> list[str]:
+    """Where two values differ; of objects, the fields that both have."""
+    if isinstance(given, dict) and isinstance(expected, dict):
+        return [f".{name}" for name in sorted(given.keys() & expected.keys()) if given[name] != expected[name]]
+    return [] if given == expected else [""]
+
+
+def _json(bundle: RunDirectory, name: str) -> Any:
+    path = bundle.public / name
+    if path.stat().st_size > _MOST_TEXT:
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes")
+    return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[RunDirectory]:
+    """The bundle as a folder; BundleError where there is none."""
+    if path.is_dir():
+        if not (path / HEAD).is_file():
+            raise BundleError(f"{path}: no bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
+        yield Unpacked(root=path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as bundle:
+                _extract(bundle, Path(folder))
+        except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
+            raise BundleError(f"{path}: no bundle ({error}); give a file of `fairpate bundle`.") from error
+        yield Unpacked(root=Path(folder))
+
+
+def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
+    """Entries with the names of a bundle; anything else, and more bytes than a bundle has, is an error."""
+    names = bundle.namelist()
+    if HEAD not in names or len(set(names)) < len(names):
+        raise ValueError(f"no {HEAD}, or a name twice")
+    if unknown := sorted(set(names) - _NAMES - {HEAD}):
+        raise ValueError(f"unknown entry {unknown[0]!r}")
+    if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES} bytes")
+    bundle.extractall(folder)

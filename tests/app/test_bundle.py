@@ -1,0 +1,289 @@
+"""A bundle holds what was published and nothing else, and its check refuses whatever does not fit."""
+
+import hashlib
+import json
+import shutil
+import warnings
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import QUIET
+
+from fairpate.app.bundle import HEAD, head_of, write_bundle
+from fairpate.app.card import write_card
+from fairpate.app.run import run_method
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
+from fairpate.app.verify import Unpacked, Verdict, verify_bundle
+from fairpate.methods.load import configured
+
+DP_SGD = {
+    "student": {"model": {"name": "mlp", "hidden": [16]}},
+    "dp_sgd": {"epochs": 1, "batch_size": 200},
+    "target": {"epsilon": 2, "accounting": "rdp"},
+    "data": {"embedding": {"num_components": 8, "pixels": 8, "steps": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> dict[str, RunDirectory]:
+    """A private training, and a private run of teachers."""
+    root = tmp_path_factory.mktemp("bundles")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FAIRPATE_STATE", str(root / "state"))
+        return {
+            "trained": run_method(configured(DP_SGD, [f"out={root / 'trained'}"], method="dp_sgd"), QUIET),
+            "asked": run_method(small_config(root / "asked", "noise=os_entropy"), QUIET),
+        }
+
+
+@pytest.fixture(scope="module")
+def bundles(runs: dict[str, RunDirectory]) -> dict[str, Path]:
+    return {name: write_bundle(run.root)[0] for name, run in runs.items()}
+
+
+@pytest.fixture
+def unpacked(bundles: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    for name, path in bundles.items():
+        zipfile.ZipFile(path).extractall(tmp_path / name)
+    return {name: tmp_path / name for name in bundles}
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | changes))
+
+
+def bind_again(folder: Path) -> None:
+    """What somebody does who changes files and makes a consistent head for them."""
+    names = [path.name for path in folder.iterdir() if path.name != HEAD]
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    head = head_of(read_statement(Unpacked(root=folder)), digests)
+    (folder / HEAD).write_text(json.dumps(head))
+
+
+def state(folder: Path, **changes: Any) -> None:
+    """Another statement, and all that repeats it; card and head made for it."""
+    edit(folder / "statement.json", **changes)
+    edit(folder / "record.json", **{name: changes[name] for name in changes if name in ("epsilon", "delta", "unit")})
+    if "events" in changes:
+        (folder / "events.json").write_text(json.dumps(changes["events"]))
+    bind_again(folder)
+
+
+def event(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    return [json.loads((folder / "events.json").read_text())[0] | changes]
+
+
+def refused(verdict: Verdict, *words: str) -> None:
+    assert not verdict.holds
+    assert verdict.words.startswith("refused")
+    for word in words:
+        assert any(word in line for line in verdict.differs), (word, verdict.differs)
+
+
+@pytest.mark.parametrize("name", ["trained", "asked"])
+def test_a_bundle_holds_as_a_file_and_as_a_folder(
+    name: str, runs: dict[str, RunDirectory], bundles: dict[str, Path], unpacked: dict[str, Path]
+) -> None:
+    verdict = verify_bundle(bundles[name])
+    statement = read_statement(runs[name])
+    assert verdict.holds, verdict.differs
+    assert (verdict.stated, verdict.delta, verdict.unit) == (statement.epsilon, statement.delta, "record")
+    assert verdict.recomputed is not None
+    assert statement.epsilon is not None
+    assert 0.7 * statement.epsilon < verdict.recomputed < 1.001 * statement.epsilon
+    assert verdict.words.startswith("holds: recomputed epsilon ")
+    assert verify_bundle(unpacked[name]) == verdict
+
+
+def test_equal_runs_give_equal_bytes_and_nothing_private_enters(
+    runs: dict[str, RunDirectory], bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, run in runs.items():
+        copy = Path(shutil.copytree(run.root, tmp_path / name))
+        shutil.rmtree(copy / "private")
+        (copy / "public" / "notes.txt").write_text("of the operator")
+        path, digest = write_bundle(copy, tmp_path / f"{name}.zip")
+        assert path.read_bytes() == bundles[name].read_bytes()
+        with zipfile.ZipFile(path) as bundle:
+            names = bundle.namelist()
+            assert json.loads(bundle.read(HEAD))["digest"] == digest
+            texts = [bundle.read(each) for each in names]
+        assert names == sorted(names)
+        assert "notes.txt" not in names
+        assert ("labels.parquet" in names) == (name == "asked")
+        assert ("embedding.safetensors" in names) == (name == "trained")
+        assert not any(str(run.root).encode() in text for text in texts)
+
+
+def test_a_card_that_is_there_is_kept_and_one_of_another_statement_is_made_again(
+    runs: dict[str, RunDirectory], tmp_path: Path
+) -> None:
+    run = replace(runs["trained"], root=Path(shutil.copytree(runs["trained"].root, tmp_path / "run")))
+    write_card(run.root, intended_use="teaching", contact="me")
+    before = run.card.read_bytes()
+    assert verify_bundle(write_bundle(run.root)[0]).holds
+    assert run.card.read_bytes() == before
+    card = json.loads(before)
+    run.card.write_text(json.dumps(card | {"privacy": card["privacy"] | {"epsilon": 0.1}}))
+    assert verify_bundle(write_bundle(run.root)[0]).holds
+    assert run.card.read_bytes() == before
+
+
+def test_one_byte_of_any_file_is_noticed(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["asked"]
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        at = len(whole) // 2
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        refused(verify_bundle(folder), path.name)
+        path.unlink()
+        if path.name == HEAD:
+            with pytest.raises(Exception, match="no bundle"):
+                verify_bundle(folder)
+        else:
+            refused(verify_bundle(folder), f"{path.name}: missing")
+        path.write_bytes(whole)
+    (folder / "more.txt").write_text("more")
+    refused(verify_bundle(folder), "more.txt: not in")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"delta": 1e-8}, "epsilon: recomputed"),
+        ({"epsilon": 0.5}, "epsilon: recomputed"),
+        ({"epsilon": None}, "nothing is guaranteed"),
+        ({"unit": "person"}, "unit 'person'"),
+        ({"relation": "replace one"}, "relation 'replace one'"),
+        ({"noise": "seeded: not private"}, "protects nobody"),
+        ({"events": []}, "no events"),
+    ],
+)
+def test_a_statement_that_claims_too_much_is_refused_whatever_its_head(
+    changes: dict[str, Any], word: str, unpacked: dict[str, Path]
+) -> None:
+    folder = unpacked["trained"]
+    state(folder, **changes)
+    refused(verify_bundle(folder), word, "card")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"count": 60}, "epsilon: recomputed"),
+        ({"noise_multiplier": 0.5}, "epsilon: recomputed"),
+        ({"sampling_rate": 0.9}, "epsilon: recomputed"),
+        ({"noise_multiplier": "none"}, "could not convert"),
+        ({"kind": "NoisySums"}, "not recomputed"),
+        ({"kind": "VoteTables"}, "noise_stddev_votes"),
+    ],
+)
+def test_events_that_cost_more_or_are_not_known_are_refused(
+    changes: dict[str, Any], word: str, unpacked: dict[str, Path]
+) -> None:
+    folder = unpacked["trained"]
+    state(folder, events=event(folder, **changes))
+    refused(verify_bundle(folder), word)
+
+
+def test_fewer_queries_than_were_submitted_and_more_labels_than_answers_are_noticed(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["asked"]
+    statement = json.loads((folder / "statement.json").read_text())
+    state(folder, events=event(folder, count=10))
+    refused(verify_bundle(folder), f"10 queries priced, {statement['queries']['submitted']} submitted")
+    state(folder, events=statement["events"], queries=statement["queries"] | {"answered": 3})
+    refused(verify_bundle(folder), "3 answered")
+
+
+def test_the_student_of_another_run_is_noticed(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    shutil.copy(unpacked["asked"] / "student.safetensors", folder / "student.safetensors")
+    bind_again(folder)
+    refused(verify_bundle(folder), "not the student of card.json")
+
+
+def test_a_page_or_a_record_that_says_something_else_is_noticed(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    page = (folder / "card.html").read_text()
+    (folder / "card.html").write_text(page.replace("2.00", "0.20"))
+    bind_again(folder)
+    refused(verify_bundle(folder), "card.html")
+    (folder / "card.html").write_text(page)
+    edit(folder / "record.json", epsilon=0.2)
+    bind_again(folder)
+    refused(verify_bundle(folder), "record.json: epsilon")
+
+
+def test_a_card_of_another_version_is_compared_by_its_numbers(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    (folder / "card.html").write_text("another layout")
+    edit(folder / "versions.json", fairpate="0.0.1")
+    bind_again(folder)
+    verdict = verify_bundle(folder)
+    assert verdict.holds
+    assert any("another version" in line for line in verdict.not_checked)
+    card = json.loads((folder / "card.json").read_text())
+    edit(folder / "card.json", privacy=card["privacy"] | {"epsilon": 0.2})
+    bind_again(folder)
+    refused(verify_bundle(folder), "card.json: privacy.epsilon")
+
+
+def test_a_head_that_was_made_again_is_not_the_published_one(
+    bundles: dict[str, Path], unpacked: dict[str, Path]
+) -> None:
+    folder = unpacked["trained"]
+    digest = verify_bundle(bundles["trained"]).digest
+    assert verify_bundle(folder, head=digest).holds
+    edit(folder / "versions.json", python="4.0")
+    bind_again(folder)
+    assert verify_bundle(folder).holds  # consistent in itself
+    refused(verify_bundle(folder, head=digest), "the published one is")
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "why"),
+    [
+        ("sgd", ["sgd.epochs=1"], "without privacy publishes nothing"),
+        ("dp_sgd", ["noise=seeded"], "protects nobody"),
+    ],
+)
+def test_what_may_not_be_published_gives_no_bundle(method: str, overrides: list[str], why: str, tmp_path: Path) -> None:
+    values = DP_SGD if method == "dp_sgd" else {}
+    run = run_method(configured(values, [*overrides, f"out={tmp_path / 'run'}"], method=method), QUIET)
+    with pytest.raises(RunDirectoryError, match=why):
+        write_bundle(run.root)
+    assert not (run.root / "bundle.zip").exists()
+
+
+def test_a_hostile_archive_is_no_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("../outside.txt", "/etc/outside", "folder/head.json", HEAD):
+        path = tmp_path / "hostile.zip"
+        shutil.copy(bundles["trained"], path)
+        with zipfile.ZipFile(path, "a") as bundle, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bundle.writestr(name, b"{}")
+        with pytest.raises(Exception, match="no bundle"):
+            verify_bundle(path)
+    (tmp_path / "text.zip").write_text("no zip")
+    for path in (tmp_path / "text.zip", tmp_path / "nowhere.zip", tmp_path):
+        with pytest.raises(Exception, match="no bundle"):
+            verify_bundle(path)
+
+
+def test_the_commands(fairpate: Any, runs: dict[str, RunDirectory], tmp_path: Path) -> None:
+    code, out, _ = fairpate("bundle", runs["trained"].root, "--out", tmp_path / "b.zip")
+    path, digest = out.split()
+    assert code == 0
+    code, out, _ = fairpate("verify", path, "--head", digest)
+    assert (code, out.splitlines()[-1][:25]) == (0, "holds: recomputed epsilon")
+    code, out, _ = fairpate("verify", path, "--head", "0" * 64, "--json")
+    told = json.loads(out)
+    assert (code, told["holds"], told["stated"], len(told["differs"])) == (1, False, told["stated"], 1)
+    code, _, err = fairpate("verify", tmp_path)
+    assert code == 2
+    assert "no bundle" in err
+    assert fairpate("bundle", runs["trained"].root, "--out", tmp_path / "b.tar")[0] == 2
