@@ -79,9 +79,10 @@ class Verdict:
         """The verdict as one line."""
         if not self.holds or self.recomputed is None or self.stated is None:
             return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
+        compared = "<=" if self.recomputed <= self.stated else f"within {TOLERANCE:.1%} of"
         return (
-            f"holds: recomputed epsilon {self.recomputed:.4f} <= stated {self.stated:.4f} at delta {self.delta:g}, "
-            f"unit: {self.unit}, relation: {self.relation}"
+            f"holds: recomputed epsilon {self.recomputed:.4f} {compared} stated {self.stated:.4f} at delta "
+            f"{self.delta:g}, unit: {self.unit}, relation: {self.relation}"
         )
 
 
@@ -216,9 +217,10 @@ class _Check:
     def queries(self) -> str | None:
         """As many queries priced as were submitted, as many labels as were answered."""
         statement, queries = self.said, self.said.queries
-        earlier = statement.epsilon_with_earlier
         if statement.earlier_releases:
-            self.not_checked.append(f"epsilon_with_earlier {earlier}: the events of earlier releases are not here")
+            together = statement.epsilon_with_earlier
+            total = "infinite" if together is None else f"{together:.4g}"
+            self.not_checked.append(f"epsilon_with_earlier, {total}: the events of earlier releases are not here")
         if queries is None:
             return None
         if queries.epsilon_sanitised is not None:

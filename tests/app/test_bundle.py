@@ -287,3 +287,8 @@ def test_the_commands(fairpate: Any, runs: dict[str, RunDirectory], tmp_path: Pa
     assert code == 2
     assert "no bundle" in err
     assert fairpate("bundle", runs["trained"].root, "--out", tmp_path / "b.tar")[0] == 2
+
+
+def test_a_verdict_never_claims_an_order_that_rounding_decides(bundles: dict[str, Path]) -> None:
+    verdict = verify_bundle(bundles["trained"])
+    assert "within 0.1% of stated 2.0000" in replace(verdict, recomputed=2.0004, stated=2.0).words
