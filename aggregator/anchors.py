@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Protocol
 from aggregator.chain import HEAD_BYTES, Head, head_text, parse_head
 from aggregator.files import LedgerError
 from aggregator.stores import Place, StoreError, is_database, shown
+
+_LOCK_S = 5.0
 
 
 class Anchor(Protocol):
@@ -115,10 +118,23 @@ class FileAnchor:
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._lock(descriptor)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        """Held for a moment by whoever notes. A writer that was paused in it would hold up its successor for ever."""
+        deadline_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline_s:
+                    raise StoreError(f"{self._path}: the anchor is held by a process that hangs; end it") from error
+                time.sleep(0.01)
+            else:
+                return
 
     def _read(self, descriptor: int) -> Head:
         try:

@@ -1,5 +1,6 @@
 """What every back end keeps (aggregator.stores), tried on each; and what a database does besides."""
 
+import fcntl
 import multiprocessing
 import os
 import re
@@ -283,6 +284,16 @@ def test_an_anchor_that_is_gone_or_of_another_ledger_ends_the_writing_and_the_op
         assert ledger.outcome("key") is None
     with pytest.raises(LedgerError, match="anchor"):
         Ledger(place, TERMS, create=False, anchor=anchor)
+
+
+def test_an_anchor_that_a_paused_process_holds_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    anchored(tmp_path / "ledger.sqlite", tmp_path / "anchor")
+    monkeypatch.setattr("aggregator.anchors._LOCK_S", 0.1)
+    with (tmp_path / "anchor").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LedgerError, match="a process that hangs; end it"):
+            Ledger(tmp_path / "ledger.sqlite", TERMS, create=False, anchor=tmp_path / "anchor")
+    Ledger(tmp_path / "ledger.sqlite", TERMS, create=False, anchor=tmp_path / "anchor").close()
 
 
 def test_an_anchor_never_goes_back(place, anchor):
