@@ -75,6 +75,8 @@ def values(cells: Mapping[str, Mapping[str, Any]], cell: str, metric: str) -> li
 
 def text(metric: str, measured: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, in the metric's own unit; the value alone where there is one seed."""
+    if metric == "seeds":
+        return str(len(measured))
     known = [value for value in measured if math.isfinite(value)]
     if not known:
         return "undefined"

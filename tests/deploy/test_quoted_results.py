@@ -83,6 +83,7 @@ def test_a_number_that_was_changed_by_hand_is_found() -> None:
         ("answered", [10, 21], "16 ± 8"),
         ("answered", [float("nan")], "undefined"),
         ("p", [0.0001], "below 0.001"),
+        ("seeds", [0, 1, 7], "3"),
         ("ratio_pf_ld", [2.0, 2.5, 9.0], "2.50x"),
         ("p", [0.0312], "0.031"),
     ],
