@@ -78,6 +78,9 @@ BY_CURVES = [
 ]
 
 
+NOT_RECOMPUTED = {"RecordWithinPerson"}  # of sums over releases alone: no statement of a run holds one
+
+
 @pytest.mark.parametrize("events", WITH_DISTRIBUTION, ids=lambda events: type(events[0]).__name__)
 def test_both_accountants_agree_on_loss_distributions(events: list[Any]) -> None:
     assert recomputed(*events) == pytest.approx(accountant.epsilon_pld(events, target_delta=DELTA), rel=5e-4)
@@ -89,11 +92,11 @@ def test_where_only_curves_price_a_run_the_second_is_a_little_tighter(events: li
     assert 0.9 * by_curves < recomputed(*events) <= by_curves * (1 + 1e-6)
 
 
-def test_every_kind_that_a_statement_can_hold_is_recomputed_and_tested() -> None:
+def test_every_kind_of_event_is_recomputed_and_tested_or_said_not_to_be() -> None:
     stated = {name for name, kind in event_kinds().items() if kind.__module__.startswith("fairpate.")}
     stated = {name for name in stated if not event_kinds()[name].data_dependent}
-    assert stated == set(KINDS)
-    assert stated == {type(event).__name__ for events in (*WITH_DISTRIBUTION, *BY_CURVES) for event in events}
+    assert stated - NOT_RECOMPUTED == set(KINDS)
+    assert set(KINDS) == {type(event).__name__ for events in (*WITH_DISTRIBUTION, *BY_CURVES) for event in events}
 
 
 @pytest.mark.parametrize("events", [*WITH_DISTRIBUTION, *BY_CURVES], ids=lambda events: type(events[-1]).__name__)
@@ -168,6 +171,7 @@ def test_what_has_no_noise_has_no_epsilon() -> None:
     [
         ({"kind": "NoisySums", "count": 2}, "NoisySums"),
         ({"count": 2}, "None"),
+        ({"kind": "RecordWithinPerson", "by_person": {}}, "RecordWithinPerson"),
         (told(VoteTables(count=1, noise_stddev_votes=1e7))[0], "above 1e"),
     ],
 )
