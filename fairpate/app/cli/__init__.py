@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fairpate import __version__
-from fairpate.app.cli import bundles, choices, data, ledger, runs, services, tokens, votes
+from fairpate.app.cli import bundles, choices, data, ledger, machine, runs, services, tokens, votes
 from fairpate.app.cli.endings import exit_with_code
 
 app = typer.Typer(
@@ -26,6 +26,9 @@ app.command()(bundles.bundle)
 app.command()(bundles.verify)
 app.command()(services.serve)
 app.command(cls=services.QueryCommand)(services.query)
+
+
+app.command()(machine.doctor)
 
 
 @app.command()

@@ -1,0 +1,98 @@
+"""What this machine offers a run: versions, processors, Ray, places on disk and optional extras, with remedies.
+
+Nothing is started or written, and nothing private is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from fairpate.app.odometer import state_folder
+from fairpate.app.rundir import environment
+from fairpate.files import PlaceError, check_output_folder
+
+_EXTRAS = {
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "postgresql": ("psycopg",),
+    "serve": ("ray.serve",),
+    "traces": ("opentelemetry.sdk", "opentelemetry.exporter"),
+}
+_LITTLE_DISK = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line: ``level`` ``fix`` says that something does not work as it is, and ``value`` what to do."""
+
+    name: str
+    value: str
+    level: Literal["ok", "fix"] = "ok"
+
+
+def findings() -> list[Finding]:
+    """All lines, in the order they are printed."""
+    return [*_versions(), *_processors(), *_places(), *_extras()]
+
+
+def _versions() -> Iterator[Finding]:
+    found = environment()
+    yield Finding(name="fairpate", value=" ".join(filter(None, (found["fairpate"], found["revision"]))))
+    yield Finding(name="python", value=found["python"])
+    yield Finding(name="platform", value=found["platform"])
+    yield from (Finding(name=name, value=version) for name, version in found["libraries"].items())
+
+
+def _processors() -> Iterator[Finding]:
+    import torch
+
+    yield Finding(name="cpus", value=str(os.cpu_count()))
+    yield Finding(name="torch threads", value=str(torch.get_num_threads()))
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    yield Finding(name="gpus", value=", ".join(gpus) or "none")
+    address = os.environ.get("RAY_ADDRESS")
+    yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
+
+
+def _places() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
+    if free < _LITTLE_DISK:
+        yield Finding(name="disk", value=f"{room}: make room, or give --out elsewhere", level="fix")
+    else:
+        yield Finding(name="disk", value=room)
+    yield _data_folder(os.environ.get("FAIRPATE_DATA"))
+    state = state_folder()
+    try:
+        check_output_folder(state, "FAIRPATE_STATE")
+    except PlaceError as error:
+        yield Finding(name="state folder", value=str(error), level="fix")
+    else:
+        yield Finding(name="state folder", value=str(state))
+
+
+def _data_folder(folder: str | None) -> Finding:
+    if not folder:
+        return Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
+    if not Path(folder).is_dir():
+        return Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is no folder; make it", level="fix")
+    return Finding(name="data folder", value=folder)
+
+
+def _extras() -> Iterator[Finding]:
+    for name, packages in _EXTRAS.items():
+        missing = [package for package in packages if not _is_there(package)]
+        value = f"not installed: pip install 'fairpate[{name}]'" if missing else "installed"
+        yield Finding(name=f"extra {name}", value=value)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:  # of a parent that is not there
+        return False
