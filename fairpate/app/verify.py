@@ -141,7 +141,16 @@ class _Check:
         before = len(self.differs)
         try:
             done = check()
-        except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (
+            UserError,
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             self.differs.append(f"{check.__name__}: cannot be checked ({reason})")
             return

@@ -232,6 +232,16 @@ def test_a_card_of_another_version_is_compared_by_its_numbers(unpacked: dict[str
     refused(verify_bundle(folder), "card.json: privacy.epsilon")
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"files": [1], "claim": 2}', "null", "\xff"])
+def test_files_that_make_no_sense_are_refused_without_a_traceback(text: str, unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    for name in (HEAD, "statement.json", "card.json", "record.json", "events.json", "versions.json"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_text(text)
+        assert not verify_bundle(folder).holds
+        (folder / name).write_bytes(whole)
+
+
 def test_a_head_that_was_made_again_is_not_the_published_one(
     bundles: dict[str, Path], unpacked: dict[str, Path]
 ) -> None:

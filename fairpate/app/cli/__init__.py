@@ -26,8 +26,6 @@ app.command()(bundles.bundle)
 app.command()(bundles.verify)
 app.command()(services.serve)
 app.command(cls=services.QueryCommand)(services.query)
-
-
 app.command()(machine.doctor)
 
 
