@@ -218,7 +218,15 @@ def _depose(campaign: Campaign, paused: Any, seed: int) -> None:
     started_s, port = time.monotonic(), free_port()
     other = _start(campaign, port, epoch_alone=True)
     try:
-        _wait_until_healthy(campaign, other, started_s, port=port)
+        try:
+            _wait_until_healthy(campaign, other, started_s, port=port)
+        except BrokenGuaranteeError:
+            if other.is_alive():
+                raise
+            # Paused with the anchor's lock in its hand: the next writer waits for it for seconds, and then refuses.
+            campaign.losses["refused to the next, while the paused writer held the anchor"] += 1
+            os.kill(paused.pid, signal.SIGCONT)
+            return
         stop = threading.Event()
         client = threading.Thread(target=ask_on, args=(campaign, seed, stop), kwargs={"port": port})
         client.start()
