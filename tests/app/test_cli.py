@@ -72,7 +72,7 @@ def test_version_and_help(fairpate):
         (["serve", "--stop", "nowhere"], ["nowhere: holds no run"]),
         (["plan", "--data", "color_digits", "--epsilon", "1", "--votes", "nowhere"], ["--votes: nowhere", "no votes"]),
         (["ledger", "verify", "nowhere"], ["nowhere: no ledger"]),
-        (["ledger", "show", "."], ["ledger.sqlite: no ledger"]),
+        (["ledger", "show", "."], ["no ledger; give a ledger file"]),
         (["ledger", "export", "nowhere", "out.json"], ["nowhere: no ledger"]),
         (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
