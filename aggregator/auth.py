@@ -29,7 +29,7 @@ OPERATOR_PREFIX = "/v1/operator/"
 
 
 class Auth:
-    """ASGI middleware; puts the caller into ``scope["state"]["caller"]``."""
+    """ASGI middleware; puts ``caller`` into ``scope["state"]``, and ``is_admitted``: whether it would be so now."""
 
     def __init__(
         self, app: ASGIApp, *, tokens: LiveTokens, max_body_bytes: int, rate: RequestRate, strangers: RequestRate
@@ -53,7 +53,8 @@ class Auth:
         except FaultError as refused:
             await _respond(send, refused)
             return
-        scope.setdefault("state", {})["caller"] = caller
+        state = scope.setdefault("state", {})
+        state["caller"], state["is_admitted"] = caller, lambda: self._is_still(caller, headers)
         if length > _LARGE_BODY_BYTES:
             await self._take_turn(length, scope, receive, send)
         else:
@@ -86,6 +87,10 @@ class Auth:
     def _caller(self, authorization: str) -> Caller | None:
         scheme, _, token = authorization.partition(" ")
         return self._tokens.caller(token.strip() if scheme.lower() == "bearer" else None)
+
+    def _is_still(self, caller: Caller, headers: dict[bytes, str]) -> bool:
+        now = self._caller(headers.get(b"authorization", ""))
+        return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
     def _body_bytes(self, headers: dict[bytes, str]) -> int:
         """The declared length of the body. FaultError if it may not be read."""

@@ -30,6 +30,7 @@ _MAX_BODY_BYTES = 64 * 2**20
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "proxy-authorization"}
 _TIMEOUTS = httpx.Timeout(None, connect=5.0, pool=30.0)
 _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64)
+_LOOPBACK = "127.0.0.1"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>FairPATE aggregators</title>
 <h1>FairPATE aggregators</h1><p>Several runs are served here. Open the address of yours, /v1/runs/NAME/, as the operator
 gave it to you.</p>"""
@@ -111,13 +112,12 @@ def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
 
 async def _pass_on(client: httpx.AsyncClient, port: int, name: str, request: Request) -> Response:
     length = declared_length({key: value.decode("latin-1") for key, value in request.scope["headers"]}, _MAX_BODY_BYTES)
-    path = request.scope["raw_path"].decode("ascii").removeprefix(f"{PREFIX}{name}")
-    query = request.scope["query_string"].decode("ascii")
-    asked = client.build_request(
+    asked = httpx.Request(
         request.method,
-        f"http://127.0.0.1:{port}{path}{'?' if query else ''}{query}",
+        _inner_url(port, name, request),
         headers=[*_kept(request.scope["headers"]), *_told(request)],
         content=request.stream() if length else None,
+        extensions={"timeout": _TIMEOUTS.as_dict()},
     )
     try:
         answer = await client.send(asked, stream=True)
@@ -127,6 +127,26 @@ async def _pass_on(client: httpx.AsyncClient, port: int, name: str, request: Req
     passed = StreamingResponse(_pieces(answer), status_code=answer.status_code)
     passed.raw_headers = _kept(answer.headers.raw)
     return passed
+
+
+def _inner_url(port: int, name: str, request: Request) -> httpx.URL:
+    """The same path and query at the run's service, made of parts: nothing that was asked for can name another host.
+
+    FaultError where the path as it was sent, before anything in it is decoded, is not below that of the run.
+    """
+    path, query = request.scope["raw_path"], request.scope["query_string"]
+    below = f"{PREFIX}{name}".encode()
+    try:
+        if not path.startswith(below + b"/"):
+            raise httpx.InvalidURL("not below the run")  # noqa: TRY301 - one answer for both
+        url = httpx.URL(
+            scheme="http", host=_LOOPBACK, port=port, raw_path=path.removeprefix(below) + (query and b"?" + query)
+        )
+    except httpx.InvalidURL as error:
+        raise FaultError(404, "path", "(not shown)", "No such address; ask the operator for it.") from error
+    if (url.host, url.port) != (_LOOPBACK, port):
+        raise FaultError(404, "path", "(not shown)", "No such address; ask the operator for it.")
+    return url
 
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
@@ -164,7 +184,7 @@ async def _admits(client: httpx.AsyncClient, port: int, headers: Mapping[str, st
 
 async def _status(client: httpx.AsyncClient, port: int, path: str, headers: Mapping[str, str]) -> int:
     try:
-        answer = await client.get(f"http://127.0.0.1:{port}{path}", headers=dict(headers), timeout=5.0)
+        answer = await client.get(f"http://{_LOOPBACK}:{port}{path}", headers=dict(headers), timeout=5.0)
     except httpx.TransportError:
         return 0
     return answer.status_code

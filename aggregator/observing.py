@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _REQUESTS = logging.getLogger("fairpate.requests")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = ("GET", "HEAD", "POST")
+_OWN = ("fairpate", "aggregator", "teachers", "student")
 _FIELDS = ("method", "route", "status", "caller", "address", "queries")
 _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
@@ -51,13 +52,16 @@ class JsonLines(logging.Formatter):
 
 
 def log_json_lines(path: Path) -> None:
-    """Append everything that this process logs to ``path`` as JSON lines, one for each request too.
+    """Append what this process logs to ``path`` as JSON lines, one for each request too.
 
-    A file that was moved away by a rotation is made again.
+    Of other packages only warnings: what they tell of, such as addresses that were asked for, is not chosen here. A
+    file that was moved away by a rotation is made again.
     """
     handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
     handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in _OWN:
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def otlp_tracer() -> Any:

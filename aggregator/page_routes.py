@@ -46,7 +46,7 @@ def add_page_routes(
     @app.get("/v1/events", response_class=Response, responses=_EVENTS)  # type: ignore[arg-type]
     async def events(request: Request) -> Response:
         """Server-sent events: a `wire.State` each, whenever it has changed."""
-        return streams.response(request.scope["state"]["caller"].name, state)
+        return streams.response(request, state)
 
     return streams
 
@@ -65,7 +65,7 @@ def add_overview_routes(
     @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)  # type: ignore[arg-type]
     async def events(request: Request) -> Response:
         """Server-sent events: a `wire.Overview` each. Private."""
-        return streams.response(request.scope["state"]["caller"].name, latest)
+        return streams.response(request, latest)
 
     @app.get("/v1/operator/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:

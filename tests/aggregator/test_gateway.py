@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import socket
 import threading
 import time
+from contextlib import closing
 
 import httpx
 import pytest
@@ -80,6 +83,43 @@ def test_what_is_no_run_is_explained(gateway, path):
     answer = httpx.get(url + path, headers=AS_ANALYST)
     assert answer.status_code == 404
     assert answer.json()["errors"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/runs/one%2F@127.0.0.1:{port}/index.html",
+        "/v1/runs/one%2f@127.0.0.1:{port}/v1/budget",
+        "/v1/runs/%6fne/@127.0.0.1:{port}/",
+        "/v1/runs/one//127.0.0.1:{port}/",
+        "/v1/runs/one/@127.0.0.1:{port}/",
+        "/v1/runs/one/..%2f..%2f@127.0.0.1:{port}/",
+        "/v1/runs/one%3a{port}/livez",
+        "/v1/runs/one%2f0/livez",
+        "/v1/runs/one/\\127.0.0.1:{port}/",
+        "/v1/runs/one/http://127.0.0.1:{port}/",
+    ],
+)
+def test_no_path_leads_to_another_host_or_port(gateway, path):
+    url, _ = gateway
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.settimeout(0.3)
+        with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)) as asked:
+            asked.request("GET", path.format(port=elsewhere.getsockname()[1]))
+            assert asked.getresponse().status in (400, 401, 404)
+        with pytest.raises(TimeoutError):
+            elsewhere.accept()
+
+
+def test_a_request_is_passed_on_as_it_was_sent(gateway):
+    """With no header of the gateway's own: who asks for no compression gets none."""
+    url, _ = gateway
+    with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)) as asked:
+        asked.request("GET", "/v1/runs/one/docs", headers=AS_ANALYST)
+        answer = asked.getresponse()
+        assert answer.status == 200
+        assert answer.headers["Content-Encoding"] is None
+        assert b"<html" in answer.read()
 
 
 def test_a_run_that_is_gone_is_503_and_the_other_goes_on(gateway):
