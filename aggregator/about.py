@@ -14,7 +14,7 @@ from aggregator.tokens import Caller
 from fairpate.types import GateRule
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
-_MEANS_LITTLE = 10.0
+_MEANS_LITTLE = 5.0  # a factor of 148
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,9 @@ def _guarantee(terms: LedgerTerms) -> str:
     limit = f"(ε = {epsilon:.4g}, δ = {terms.budget.delta:g}, relation: {terms.relation})"
     if epsilon >= _MEANS_LITTLE:
         return f"The limit of this budget {limit} is so wide that it promises little about one {terms.unit}."
+    factor = math.exp(epsilon)
     return (
-        f"All replies together, to all analysts, let nobody improve a guess about one {terms.unit} by more than a "
-        f"factor of {math.exp(epsilon):.3g} {limit}."
+        f"All replies together, to all analysts, change the odds of any guess about one {terms.unit} by a factor of at "
+        f"most {factor:.{2 if factor < 10 else 0}f}, but with a chance of about δ {limit}. Other releases on the same "
+        "records add to it."
     )

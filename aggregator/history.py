@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from aggregator.entries import NOBODY
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 
@@ -43,8 +44,11 @@ class History:
         self._seen, self._spacing_s = 0, _FIRST_SPACING_S
 
     def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Take in what was charged before, at the times that the ledger knows."""
-        known = [asked for asked in ledger.asked if asked.at_s and asked.first < num_charges]
+        """Take in what was charged before, at the times that the ledger knows.
+
+        What the run asked for itself stands at the beginning, and is no pace of its callers.
+        """
+        known = [asked for asked in ledger.asked if asked.at_s and asked.asker != NOBODY and asked.first < num_charges]
         for asked in known[:: max(1, len(known) // (_MOST_POINTS // 2))]:
             self.look(ledger, asked.first, now_s=asked.at_s)
         self.look(ledger, num_charges, now_s=now_s)

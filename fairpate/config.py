@@ -61,7 +61,9 @@ class DeclarationConfig(Section):
         if not isinstance(values, dict) or values.get("path") is None:
             return values
         path = Path(values["path"]).expanduser().absolute()
-        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a declaration in YAML")}
+        pinned = values.get("sha256") or _sha256_of(path, "give a declaration in YAML")
+        # As text: what comes from JSON may be no Path.
+        return {"path": str(path), "sha256": pinned}
 
 
 class EmbeddingConfig(Section):

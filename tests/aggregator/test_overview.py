@@ -56,6 +56,16 @@ def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
     assert history.points[-1] == Point(100.0, 7, (2, 1), (1, 2))
 
 
+def test_what_a_run_asked_for_itself_is_no_pace_of_its_callers(path):
+    with Ledger(path, TERMS) as ledger:
+        for number in range(4):
+            ledger.reserve([f"key-{number}"], [0], table_votes([POOL.question(number)]))
+        history = History(num_groups=2, num_classes=3)
+        history.begin(ledger, 4, now_s=time.time())
+    assert [point.charges for point in history.points] == [4]
+    assert forecast(history.points, left=100, is_exact=True, now_s=time.time()).lasts_s is None
+
+
 def test_a_history_stays_short_and_keeps_its_ends(path):
     history = History(num_groups=2, num_classes=3)
     with Ledger(path, TERMS) as ledger:

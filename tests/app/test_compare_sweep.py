@@ -529,3 +529,20 @@ def test_progress_is_a_table_on_a_terminal_and_lines_in_a_log() -> None:
 def test_the_folder_names_a_run_by_its_cell(tmp_path: Path) -> None:
     (cell, *_) = cells_of(sweep_of(), folder=Path())
     assert SweepFolder(root=tmp_path).run(cell).name == f"dp_sgd-color_digits-{cell.digest}"
+
+
+def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
+    """Workers read its declaration from JSON, as every cell's configuration."""
+    rows = [f"{i},{20 + i % 60},{'FM'[i % 2]},{'yes' if i % 60 > 30 else 'no'}" for i in range(400)]
+    (tmp_path / "clinic.csv").write_text("\n".join(["id,age,sex,y", *rows]) + "\n", encoding="utf-8")
+    (tmp_path / "clinic.yaml").write_text(
+        "name: clinic\nfiles: {records: clinic.csv}\nlabel: {column: y, classes: ['no', 'yes']}\n"
+        "group: {column: sex, values: [F, M]}\nidentity: {key: id}\nfeatures: {age: {bounds: [18, 80]}}\n",
+        encoding="utf-8",
+    )
+    sizes = {"data.num_public": 100, "data.num_validation": 0, "data.num_test": 100}
+    settings = {"data.declaration": str(tmp_path / "clinic.yaml"), **sizes}
+    compared = run(tmp_path / "sweep", None, data_sets={"clinic": {"settings": settings}}, grid={"target.epsilon": [3]})
+    (row,) = compared.rows
+    assert row.record is not None
+    assert row.data == "clinic"

@@ -11,6 +11,7 @@ import copy
 import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -308,15 +309,17 @@ def _config(
         config.require_trainable()
     except ConfigError as error:
         found.append(error)
-    try:
+    read = None
+    with suppress(ValidationError):  # a section that is no section was reported with the rest of the configuration
         read = DataConfig.model_validate(values["data"])
-        # As text, by which thousands of cells share the look-up of a few data sets.
-        _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
-    except (DataError, ValidationError) as error:
-        # A section that is no section was reported with the rest of the configuration.
-        found += [error] if isinstance(error, DataError) else []
+    try:
+        # As text, by which thousands of cells share the look-up of a few data sets, and by which workers read it.
+        if read is not None:
+            _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
+    except DataError as error:
+        found.append(error)
     faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
-    if found or config is None or data_dir is None:
+    if found or config is None or data_dir is None or read is None:
         return None if found else config
     return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
 
