@@ -48,7 +48,7 @@ class StoredToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStore:
-    """All tokens of a run, expired ones included, and the limits of their names."""
+    """The tokens of a run, ended ones until the next change, and the limits of their names."""
 
     tokens: tuple[StoredToken, ...] = ()
     limits: Mapping[str, OwnLimit] = field(default_factory=dict)
@@ -67,8 +67,12 @@ class TokenStore:
         found = tuple(token for token in self.tokens if token.name == name)
         if not found:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
-            raise TokenError(f"{name}: has no token here; expected one of: {known}.")
+            raise TokenError(f"{name}: has no token here that is good; add one, or give one of: {known}.")
         return found
+
+    def without_ended(self, now_s: float) -> TokenStore:
+        """The store without the tokens that ended: nothing makes one of them good again."""
+        return replace(self, tokens=tuple(token for token in self.tokens if token.is_good(now_s)))
 
 
 def added(
@@ -80,26 +84,35 @@ def added(
     if any(token.name == name for token in store.tokens):
         raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
     store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)
-    # A name that was here before keeps its limit: a token that is made again must not lift it.
-    return (store if limit == NO_LIMIT else limited(store, name, limit)), token
+    # A name that was here before keeps its limits, but for those that are stated: a new token must not lift them.
+    given = {kind: value for kind, value in asdict(limit).items() if value is not None}
+    before = store.limits.get(name, NO_LIMIT)
+    return (limited(store, name, replace(before, **given)) if given else store), token
 
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
     """The store with another token for ``name``, and the token; those before end at ``old_expires_s``, or sooner."""
-    before = store.of(name)
-    store = expired(store, name, expires_s=old_expires_s, only_sooner=True)
-    return _with_new_token(store, name, role=before[-1].role, expires_s=before[-1].expires_s, now_s=now_s)
+    newest = store.of(name)[-1]
+    store = replace(store, tokens=tuple(_by(t, old_expires_s) if t.name == name else t for t in store.tokens))
+    return _with_new_token(store, name, role=newest.role, expires_s=newest.expires_s, now_s=now_s)
 
 
-def expired(store: TokenStore, name: str, *, expires_s: float | None, only_sooner: bool = False) -> TokenStore:
-    """The store in which the tokens of ``name`` end at ``expires_s``; ``only_sooner``: those that last longer."""
+def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
+    """The store in which the newest token of ``name`` ends at ``expires_s``, and those before it then or sooner."""
+    newest = store.of(name)[-1]
 
     def ending(token: StoredToken) -> StoredToken:
-        stays = only_sooner and expires_s is not None and not token.is_good(expires_s)
-        return token if token.name != name or stays else replace(token, expires_s=expires_s)
+        if token.name != name:
+            return token
+        # One that was rotated out lasts no longer for it: it may have leaked.
+        return replace(token, expires_s=expires_s) if token is newest else _by(token, expires_s)
 
-    store.of(name)
     return replace(store, tokens=tuple(map(ending, store.tokens)))
+
+
+def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
+    """The token, which ends at ``expires_s`` at the latest."""
+    return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
@@ -144,10 +157,13 @@ def read_store(path: Path) -> TokenStore:
 
 
 def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
-    """Put what ``function`` makes of the store in its place, one process at a time. Errors as :func:`read_store`."""
+    """Put what ``function`` makes of the store, without what ended, in its place. Errors as :func:`read_store`.
+
+    One process at a time.
+    """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else TokenStore()
-        store, result = function(before)
+        store, result = function(before.without_ended(time.time()))
         write_atomically(path, lambda unfinished: _write(unfinished, store))
     return result
 

@@ -11,7 +11,9 @@ from serving import ANALYST, running, tokens_of_both_roles
 
 from aggregator.entries import OwnLimit
 from aggregator.token_store import LiveTokens, added, change, expired, limited, read_store, revoked, rotated
-from aggregator.tokens import TokenBook, TokenError
+from aggregator.tokens import TokenBook, TokenError, token_digest
+
+OLD_AND_NOW = {"old_expires_s": 0.0, "now_s": 0.0}
 
 
 @pytest.fixture
@@ -109,10 +111,49 @@ def test_a_name_keeps_its_limit_when_its_token_is_made_again(store):
     assert read_store(store).limits["alice"] == OwnLimit(max_queries=5)
 
 
+def test_a_name_that_is_made_again_keeps_each_limit_that_is_not_stated(store):
+    add(store, "alice", limit=OwnLimit(epsilon=2.0, max_queries=5))
+    change(store, lambda s: (revoked(s, "alice"), None))
+    add(store, "alice", limit=OwnLimit(per_day=50, max_queries=9))
+    assert read_store(store).limits["alice"] == OwnLimit(epsilon=2.0, max_queries=9, per_day=50)
+
+
 def test_a_rotation_lengthens_no_token_that_was_to_end_sooner(store):
-    add(store, "alice", expires_s=100.0)
-    change(store, lambda s: rotated(s, "alice", old_expires_s=500.0, now_s=50.0))
-    assert [token.expires_s for token in read_store(store).tokens] == [100.0, 100.0]
+    now_s = time.time()
+    add(store, "alice", expires_s=now_s + 100)
+    change(store, lambda s: rotated(s, "alice", old_expires_s=now_s + 500, now_s=now_s))
+    assert [token.expires_s for token in read_store(store).tokens] == [now_s + 100] * 2
+
+
+def expire(store, expires_s):
+    change(store, lambda s: (expired(s, "alice", expires_s=expires_s), None))
+
+
+@pytest.mark.parametrize("later", [30 * 86400, None])
+def test_a_token_that_was_rotated_out_is_never_good_for_longer(store, later):
+    now_s = time.time()
+    first = add(store, "alice", expires_s=now_s + 1000)
+    second = change(store, lambda s: rotated(s, "alice", old_expires_s=now_s, now_s=now_s))
+    third = change(store, lambda s: rotated(s, "alice", old_expires_s=now_s + 60, now_s=now_s))
+    expire(store, None if later is None else now_s + later)
+    ends = {token.sha256: token.expires_s for token in read_store(store).tokens}
+    wanted = {second: now_s + 60, third: None if later is None else now_s + later}
+    assert ends == {token_digest(token).hex(): end for token, end in wanted.items()}
+    tokens = LiveTokens(TokenBook(store=store))
+    assert tokens.caller(first) is None
+    assert tokens.caller(second).name == tokens.caller(third).name == "alice"
+
+
+def test_what_ended_stays_ended_and_its_name_may_have_a_new_token(store):
+    first = add(store, "alice", limit=OwnLimit(max_queries=5))
+    expire(store, time.time())
+    for revive in (lambda s: (expired(s, "alice", expires_s=None), ""), lambda s: rotated(s, "alice", **OLD_AND_NOW)):
+        with pytest.raises(TokenError, match="alice: has no token here that is good; add one"):
+            change(store, revive)
+    second = add(store, "alice")
+    tokens = LiveTokens(TokenBook(store=store))
+    assert (tokens.caller(first), tokens.caller(second).name) == (None, "alice")
+    assert tokens.limits["alice"] == OwnLimit(max_queries=5)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a\nb", "../x", "x" * 65, "<b>"])
@@ -126,7 +167,7 @@ def test_unknown_names_and_names_that_are_taken_are_refused_with_those_there_are
     with pytest.raises(TokenError, match="has a token already"):
         add(store, "alice")
     for function in (lambda s: limited(s, "bob", OwnLimit()), lambda s: revoked(s, "bob")):
-        with pytest.raises(TokenError, match="bob: has no token here; expected one of: alice"):
+        with pytest.raises(TokenError, match="bob: has no token here that is good; add one, or give one of: alice"):
             change(store, lambda s, f=function: (f(s), None))
 
 
