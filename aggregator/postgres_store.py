@@ -28,7 +28,8 @@ from aggregator.stores import Stored, StoreError, shown
 _APPEND: LiteralString = """
     WITH held AS (
         UPDATE fairpate_ledgers SET number = %(number)s, digest = %(digest)s
-        WHERE name = %(name)s AND epoch = %(epoch)s AND number = %(number)s - 1 AND current_setting('fsync') = 'on'
+        WHERE name = %(name)s AND epoch = %(epoch)s AND number = %(number)s - 1 AND digest = %(previous)s
+        AND current_setting('fsync') = 'on'
         RETURNING name)
     INSERT INTO fairpate_entries SELECT name, %(number)s, %(kind)s, %(text)s, %(digest)s FROM held
 """
@@ -67,10 +68,14 @@ class PostgresStore:
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
         """One transaction, which changes nothing under another epoch or after another entry."""
-        values = {"name": self._name, "epoch": self._epoch, "kind": kind, "text": text}
+        values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
-            raise StoreError("another writer took over, or the server no longer writes to its disk (fsync)")
+            raise StoreError(
+                "another writer took over, its last entry is another one now, or the server no longer writes to its "
+                "disk (fsync)"
+            )
+        self._last = head
 
     def fault(self) -> str | None:
         """Whether the connection is known to be lost."""

@@ -161,6 +161,16 @@ def test_a_writer_whose_entry_failed_writes_no_more(place, monkeypatch):
                 write()
 
 
+def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database):
+    """A database restored under a living writer, as through a pooler: epoch and number are those of before."""
+    with Ledger(database, TERMS) as ledger:
+        answer(ledger, "first")
+        execute(database, "UPDATE {ledgers} SET digest = :digest", digest="0" * 64)
+        with pytest.raises(LedgerError, match="last entry is another one"):
+            reserve(ledger, "second")
+        assert ledger.num_reservations == 1
+
+
 def test_threads_that_read_while_one_writes_see_whole_entries(place):
     with Ledger(place, TERMS) as ledger:
         stop, seen, failures = threading.Event(), [], []
