@@ -6,8 +6,9 @@ and so that requests answered together leave together. Stored replies are read w
 How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
 ``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
 
-Quotas count what is charged: whether a request has room is known only when its turn comes. What a caller may spend is
-brought into the ledger before anything is charged under it.
+Quotas count what is charged: whether a request has room is known only when its turn comes. A request for more than its
+caller's quota is refused as a whole; whom the session charges, of those who ask for a query together, it decides within
+limit and quota of each. What a caller may spend is brought into the ledger before anything is charged under it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aggregator.entries import Asker, OwnLimit
 from aggregator.files import LedgerError
 from aggregator.health import Health
 from aggregator.mechanism import Outcome
-from aggregator.own_limits import QuotaExceededError, Quotas
+from aggregator.own_limits import QuotaExceededError, QuotaRoom, Quotas
 from aggregator.questions import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
 from aggregator.tokens import Caller
@@ -134,7 +135,7 @@ class Batcher:
             for question in request.questions:
                 by_key[question.query.key] = question
                 askers[question.query.key] = (*askers.get(question.query.key, ()), asker)
-        replies = self._ask(session, by_key, askers)
+        replies = self._ask(session, by_key, askers, self._quota_of(admitted))
         return [
             error or [replies[question.query.key] for question in request.questions]
             for request, error in zip(group, refused, strict=True)
@@ -160,8 +161,22 @@ class Batcher:
         taken.update(dict.fromkeys(new, caller))
         return None
 
+    def _quota_of(self, requests: Sequence[_Request]) -> QuotaRoom:
+        """The quota of those who ask; an operator has none."""
+        analysts = {request.caller.name for request in requests if request.caller.role != "operator"}
+        ledger = self._writer.books.ledger
+
+        def room(caller: str) -> float:
+            return self._quotas.room(ledger, caller, now_s=time.time()) if caller in analysts else math.inf
+
+        return room
+
     def _ask(
-        self, session: AggregatorSession, by_key: dict[str, Question], askers: Mapping[str, tuple[Asker, ...]]
+        self,
+        session: AggregatorSession,
+        by_key: dict[str, Question],
+        askers: Mapping[str, tuple[Asker, ...]],
+        quota: QuotaRoom,
     ) -> dict[str, Reply]:
         voted = False
 
@@ -171,7 +186,8 @@ class Batcher:
             return self._count_votes([by_key[query.key] for query in queries])
 
         try:
-            replies = session.ask([replace(q.query, askers=askers[key]) for key, q in by_key.items()], vote)
+            queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
+            replies = session.ask(queries, vote, quota=quota)
         # No fault of the teachers: what is known of their health stays.
         except (LedgerError, sqlite3.Error):
             raise

@@ -11,8 +11,7 @@ it admits a number of queries that is known beforehand. No limit here depends on
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -22,6 +21,9 @@ from aggregator.entries import Asker, OwnLimit
 from aggregator.ledger import Ledger
 from aggregator.terms import LedgerTerms
 from fairpate.types import Budget
+
+QuotaRoom = Callable[[str], float]
+"""How many new queries a caller's quota allows now."""
 
 UNLIMITED = 2**62
 DAY_S = 86400.0
@@ -46,19 +48,28 @@ class OwnStatus:
     left: int | None
 
 
-def payers(ledger: Ledger, queries: Sequence[HasAskers]) -> list[Asker | None]:
+def no_quota(caller: str) -> float:  # noqa: ARG001 - whoever it is
+    """The quota of those who have none."""
+    return math.inf
+
+
+def payers(ledger: Ledger, queries: Sequence[HasAskers], quota: QuotaRoom = no_quota) -> list[Asker | None]:
     """Who is charged with each of these new queries: the first that asks and has room; None: nobody has.
 
-    For the ledger's writer: what it says holds until the next charge.
+    Room is what both the caller's limit and its ``quota`` leave. For the ledger's writer: what it says holds until the
+    next charge.
     """
-    taken: Counter[str] = Counter()
-    return [_payer(ledger, query.askers, taken) for query in queries]
+    left: dict[str, float] = {}
+    return [_payer(ledger, query.askers, left, quota) for query in queries]
 
 
-def _payer(ledger: Ledger, askers: Sequence[Asker], taken: Counter[str]) -> Asker | None:
+def _payer(ledger: Ledger, askers: Sequence[Asker], left: dict[str, float], quota: QuotaRoom) -> Asker | None:
     for asker in askers:
-        if taken[asker.caller] < room_of(ledger, asker.caller):
-            taken[asker.caller] += 1
+        caller = asker.caller
+        if caller not in left:
+            left[caller] = min(room_of(ledger, caller), quota(caller))
+        if left[caller] >= 1:
+            left[caller] -= 1
             return asker
     return None
 
@@ -129,21 +140,28 @@ class Quotas:
 
     def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaRefusal | None:
         """Why ``caller`` may not be charged with so many now, or None; nothing is taken. ``now_s`` as in the ledger."""
-        own = ledger.limit_of(caller).per_day
-        rule = self._rule if own is None else QuotaRule(max_queries=own)
-        if math.isinf(rule.max_queries):
-            return None
-        bucket = self._buckets.get(caller)
-        if bucket is None or bucket.rule != rule:  # another rule: what was charged before counts under it
-            bucket = self._buckets[caller] = _Bucket(rule)
-        bucket.catch_up(ledger, caller)
-        free = rule.max_queries - bucket.level(now_s)
+        rule, free = self._rule_and_room(ledger, caller, now_s)
         if num_queries <= free:
             return None
         wait_s = math.inf
         if num_queries <= rule.max_queries:
             wait_s = (num_queries - free) * rule.period_s / rule.max_queries
         return QuotaRefusal(allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
+
+    def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
+        """How many new queries ``caller`` may be charged with now; inf: it has no quota."""
+        return self._rule_and_room(ledger, caller, now_s)[1]
+
+    def _rule_and_room(self, ledger: Ledger, caller: str, now_s: float) -> tuple[QuotaRule, float]:
+        own = ledger.limit_of(caller).per_day
+        rule = self._rule if own is None else QuotaRule(max_queries=own)
+        if math.isinf(rule.max_queries):
+            return rule, math.inf
+        bucket = self._buckets.get(caller)
+        if bucket is None or bucket.rule != rule:  # another rule: what was charged before counts under it
+            bucket = self._buckets[caller] = _Bucket(rule)
+        bucket.catch_up(ledger, caller)
+        return rule, rule.max_queries - bucket.level(now_s)
 
 
 class _Bucket:

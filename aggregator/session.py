@@ -22,7 +22,7 @@ from aggregator.budget import epsilon_data_independent, open_filter
 from aggregator.entries import NOBODY, Asker, OwnLimit
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
-from aggregator.own_limits import payers
+from aggregator.own_limits import QuotaRoom, no_quota, payers
 from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -49,7 +49,7 @@ class PublicationError(UserError):
 class Query:
     """What is asked: the hash of a record's content (see :func:`query_key`), its public group and its public name.
 
-    ``askers``: who asks for it now; the first with room under its own limit is charged.
+    ``askers``: who asks for it now; the first with room under its own limit and quota is charged.
     """
 
     key: str
@@ -114,6 +114,7 @@ class _Request:
 
     queries: Sequence[Query]
     votes_QC: IntArray
+    quota: QuotaRoom
     done: bool = False
     error: Exception | None = None
 
@@ -136,17 +137,18 @@ class AggregatorSession:
         """What its ledger is a ledger of."""
         return self._ledger.terms
 
-    def ask(self, queries: Sequence[Query], vote: VoteFunction) -> tuple[Reply, ...]:
+    def ask(self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = no_quota) -> tuple[Reply, ...]:
         """One reply per query, in order; a batch stops at the exact query that crosses the budget.
 
         A query with an outcome gets that one: nothing is charged or drawn, also when the budget is closed. ``vote`` is
-        called with new queries only. VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot
-        be written; what was committed until then is answered when it is asked again.
+        called with new queries only; nobody is charged with more of them than ``quota`` says. VotesUnavailableError if
+        not all teachers voted, LedgerError if the ledger cannot be written; what was committed until then is answered
+        when it is asked again.
         """
-        new = self._new(queries)
+        new = self._new(queries, quota)
         if new:
             # Votes come before any lock is taken, so that slow teachers hold up nobody else.
-            self._settle(_Request(queries=new, votes_QC=self._votes(new, vote)))
+            self._settle(_Request(queries=new, votes_QC=self._votes(new, vote), quota=quota))
         outcome = self._ledger.outcome
         return tuple([outcome(query.key) or _OVER_BUDGET for query in queries])
 
@@ -217,11 +219,11 @@ class AggregatorSession:
         last = self._ledger.publications[-1:]
         return last[0].price if last and last[0].num_reservations == self._ledger.num_reservations else None
 
-    def _new(self, queries: Sequence[Query]) -> Sequence[Query]:
+    def _new(self, queries: Sequence[Query], quota: QuotaRoom) -> Sequence[Query]:
         """The queries without an outcome, each key once, as many as the budget may have room for."""
         outcome = self._ledger.outcome
         new = {query.key: query for query in queries if outcome(query.key) is None}
-        paid = _with_payers(self._ledger, list(new.values()))[1]
+        paid = _with_payers(self._ledger, list(new.values()), quota)[1]
         return paid[: self._filter.room(len(paid))] if paid else ()
 
     def _votes(self, queries: Sequence[Query], vote: VoteFunction) -> IntArray:
@@ -253,10 +255,14 @@ class AggregatorSession:
         """Reserve, draw and commit what these requests ask, and tell each that it is done."""
         # Stays where what ends this thread is no Exception: those who wait must not take that for success.
         error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
+
+        def quota(caller: str) -> float:
+            return min(request.quota(caller) for request in requests)
+
         try:
             for queries, votes_QC in _blocks(requests, self._ledger):
                 # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
-                rows, paid, charged = _with_payers(self._ledger, queries)
+                rows, paid, charged = _with_payers(self._ledger, queries, quota)
                 admitted = self._filter.admit(votes_QC[rows])
                 self._answer(paid[:admitted], votes_QC[rows[:admitted]], charged[:admitted])
             error = None
@@ -299,9 +305,11 @@ def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequ
         yield queries[start : start + MAX_BLOCK], votes_QC[start : start + MAX_BLOCK]
 
 
-def _with_payers(ledger: Ledger, queries: Sequence[Query]) -> tuple[list[int], list[Query], list[Asker]]:
+def _with_payers(
+    ledger: Ledger, queries: Sequence[Query], quota: QuotaRoom
+) -> tuple[list[int], list[Query], list[Asker]]:
     """The queries that somebody has room for: their rows, themselves, and who is charged."""
-    found = payers(ledger, queries)
+    found = payers(ledger, queries, quota)
     rows = [row for row, payer in enumerate(found) if payer is not None]
     return rows, [queries[row] for row in rows], [payer for payer in found if payer is not None]
 

@@ -1,5 +1,6 @@
 """Limits of one's own: both limits hold whoever races, charges name their caller, and all of it outlives a restart."""
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import threading
@@ -10,20 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import POOL, TERMS, ids, running, table_votes
+from serving import POOL, TERMS, ids, open_backend, running, table_votes
 
+from aggregator.batching import Batcher
 from aggregator.entries import Asked, Asker, OwnLimit
+from aggregator.health import Health
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
-from aggregator.own_limits import DAY_S, QuotaRule, Quotas, most_queries, status_of
+from aggregator.own_limits import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
 from aggregator.session import AggregatorSession, OverBudget
 from aggregator.token_store import added, change, limited
-from aggregator.tokens import TokenBook
+from aggregator.tokens import Caller, TokenBook
+from aggregator.writer import Books, Writer
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import Budget
 
-ALICE, BOB = Asker("alice", "r1"), Asker("bob", "r2")
+ALICE, BOB, CAROL = Asker("alice", "r1"), Asker("bob", "r2"), Asker("carol", "r3")
 
 
 def within(max_queries):
@@ -82,6 +86,47 @@ def test_of_several_who_ask_at_once_the_first_with_room_is_charged(path):
         session.limit("alice", OwnLimit(max_queries=1))
         assert answered(ask(session, range(3), ALICE, BOB)) == 3
         assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (1, 2)
+
+
+def test_nobody_is_charged_beyond_limit_or_quota_whoever_asks_together(path):
+    with Ledger(path, TERMS) as ledger:
+        session = AggregatorSession(ledger, source=SeededSource(3))
+        session.limit("alice", OwnLimit(max_queries=2))
+        queries = [query(number, ALICE, BOB, CAROL) for number in range(9)]
+        replies = session.ask(queries, vote, quota=lambda caller: {"alice": 5, "bob": 1.5, "carol": 3}[caller])
+        assert answered(replies) == 6
+        assert [ledger.charged_to(name) for name in ("alice", "bob", "carol")] == [2, 1, 3]
+
+
+def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
+    """Alice, who may ask nothing, comes first in one group with bob, who may ask one a day."""
+    backend = open_backend(path)
+    writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=None)
+    limits = {"alice": OwnLimit(max_queries=0), "bob": OwnLimit(per_day=1)}
+    batcher = Batcher(
+        writer,
+        Health(writer, voters_answer=lambda: True, try_vote=lambda: None, interval_s=1.0),
+        count_votes=table_votes,
+        quotas=Quotas(QuotaRule()),
+        answer_step_s=0.0,
+        own_limits=lambda: limits,
+    )
+    questions = [POOL.question(number) for number in range(200)]
+    analysts = {name: Caller(name=name, role="analyst") for name in ("alice", "bob")}
+
+    async def together():
+        return await asyncio.gather(*(batcher.ask(questions, caller, "r") for caller in analysts.values()))
+
+    told = asyncio.run(together())
+    assert [answered(replies) for replies in told] == [1, 1]
+    assert (backend.ledger.charged_to("alice"), backend.ledger.charged_to("bob")) == (0, 1)
+    with pytest.raises(QuotaExceededError):
+        asyncio.run(batcher.ask(questions, analysts["bob"], "r"))
+    with pytest.raises(QuotaExceededError):
+        asyncio.run(batcher.ask(questions[:2], analysts["bob"], "r"))
+    root = Caller(name="root", role="operator")
+    assert answered(asyncio.run(batcher.ask(questions[:5], root, "r"))) == 5
+    writer.close()
 
 
 def test_an_own_epsilon_admits_as_many_queries_as_cost_at_most_that(path):
