@@ -111,6 +111,7 @@ class AggregatorActor:
         self._server: HttpServer | None = None
         self._failure = ""
         try:
+            check_exposure(settings)  # here too: a process that takes another's place finds the files of now
             self._backend = _open_patiently(lambda: open_backend(*arguments))
             self._server = HttpServer(self._backend, settings)
         except UserError as error:  # kept for the caller, for Ray would print a traceback of it

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from aggregator.entries import NO_LIMIT, OwnLimit
 from aggregator.files import folder_held
-from aggregator.tokens import LOCAL_ANALYST, Caller, Role, TokenBook, TokenError, read_private, token_digest
+from aggregator.tokens import LOCAL_ANALYST, Caller, Role, TokenBook, TokenError, mark, read_private, token_digest
 from fairpate.files import write_atomically
 
 FORMAT = "fairpate.tokens/1"
@@ -163,9 +163,16 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
     """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else TokenStore()
+        _make_mark(path)
         store, result = function(before.without_ended(time.time()))
         write_atomically(path, lambda unfinished: _write(unfinished, store))
     return result
+
+
+def _make_mark(store: Path) -> None:
+    """Note, durably, that tokens are needed from now on."""
+    if not os.path.lexists(mark(store)):
+        write_atomically(mark(store), lambda unfinished: unfinished.touch(mode=0o600))
 
 
 def _write(path: Path, store: TokenStore) -> None:
@@ -181,7 +188,8 @@ def _write(path: Path, store: TokenStore) -> None:
 class LiveTokens:
     """Who may ask a service now: the tokens it was started with, and those of its store as the file is now.
 
-    Once a token was asked for, one is needed for ever: a store that is emptied or lost opens nothing.
+    Once a token was asked for, one is needed for ever, also after a restart: a store that is emptied or lost opens
+    nothing.
     """
 
     def __init__(self, book: TokenBook) -> None:
@@ -189,7 +197,9 @@ class LiveTokens:
         self._stored_book = self._stored.book
         self._seen: tuple[int, int, int] | None = None
         self._look_again_s = 0.0
-        self._needs_token = not book.is_empty
+        self._needs_token = False
+        if not book.is_empty:
+            self._need_token()
 
     @property
     def limits(self) -> Mapping[str, OwnLimit]:
@@ -221,7 +231,8 @@ class LiveTokens:
             seen = (found.st_mtime_ns, found.st_size, found.st_ino)
             if seen == self._seen:
                 return
-            self._needs_token, self._seen = True, seen
+            self._need_token()
+            self._seen = seen
             self._take(read_store(path))
         except FileNotFoundError:
             self._seen = None
@@ -229,6 +240,14 @@ class LiveTokens:
         except (TokenError, OSError) as error:
             _log.error("Nobody is admitted by the token store: %s", error)
             self._take(replace(self._stored, tokens=()))
+
+    def _need_token(self) -> None:
+        self._needs_token = True
+        try:
+            if self._book.store is not None:
+                _make_mark(self._book.store)
+        except OSError as error:
+            _log.error("Tokens are needed, and after a restart without the token store they may not be: %s", error)
 
     def _take(self, store: TokenStore) -> None:
         self._stored, self._stored_book = store, store.book

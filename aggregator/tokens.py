@@ -47,7 +47,11 @@ LOCAL_ANALYST = Caller(name="local", role="analyst")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """Every token's SHA-256 digest and whose it is; empty where none is configured. ``store``: where more may lie."""
+    """Every token's SHA-256 digest and whose it is; empty where none is configured. ``store``: where more may lie.
+
+    Beside the store lies a mark once a token was asked for, so that a store that is lost opens nothing, also after a
+    restart.
+    """
 
     entries: tuple[tuple[bytes, Caller], ...] = ()
     store: Path | None = None
@@ -58,8 +62,10 @@ class TokenBook:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token is configured; a store asks for tokens whatever it holds."""
-        return not self.entries and (self.store is None or not os.path.lexists(self.store))
+        """Whether no token is configured and none ever was; a store asks for tokens whatever it holds."""
+        return not self.entries and (
+            self.store is None or not any(map(os.path.lexists, (self.store, mark(self.store))))
+        )
 
     def caller(self, token: str | None) -> Caller | None:
         """Whose ``token`` this is. Every entry is compared, whole, whichever matches: the time tells nothing."""
@@ -92,6 +98,11 @@ def read_tokens(
         elif environment.get(variable):
             entries += _parse(environment[variable], role, variable)
     return TokenBook(entries=tuple(entries), store=store)
+
+
+def mark(store: Path) -> Path:
+    """The file that says that tokens are needed, whatever becomes of the store beside it."""
+    return store.with_suffix(".needed")
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ import serving
 from ray import cloudpickle
 from serving import POOL, TERMS, free_port, open_backend
 
-from aggregator.actor import ServiceError, bind, start_service
+from aggregator.actor import AggregatorActor, ServiceError, bind, start_service
 from aggregator.api import ServiceSettings
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Ledger
@@ -85,6 +85,14 @@ def test_one_service_per_name_and_no_exposure_without_tokens(served):
         start_service("another", open_backend, (path,), settings)
     with pytest.raises(ServiceError, match="FAIRPATE_ANALYST_TOKEN"):
         start_service("third", open_backend, (path,), dataclasses.replace(settings, host="0.0.0.0"))  # noqa: S104
+
+
+def test_a_process_that_takes_another_s_place_checks_again_who_could_reach_it(path):
+    settings = ServiceSettings(port=free_port(), host="0.0.0.0")  # noqa: S104
+    actor = AggregatorActor(open_backend, (path,), settings)
+    with pytest.raises(ServiceError, match="FAIRPATE_ANALYST_TOKEN"):
+        actor.is_serving()
+    assert not path.exists()
 
 
 def test_a_port_that_is_taken_is_named():

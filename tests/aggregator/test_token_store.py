@@ -104,6 +104,39 @@ def test_an_empty_store_still_asks_for_tokens(store):
     assert LiveTokens(TokenBook(store=store)).caller("") is None
 
 
+def lose(store):
+    add(store, "alice")
+    store.unlink()
+
+
+def see_one_of_an_earlier_version_and_lose_it(store):
+    add(store, "alice")
+    store.with_suffix(".needed").unlink()
+    LiveTokens(TokenBook(store=store)).caller("")
+    store.unlink()
+
+
+def start_with_tokens(store):
+    LiveTokens(TokenBook(entries=tokens_of_both_roles().entries, store=store))
+
+
+@pytest.mark.parametrize("before", [lose, see_one_of_an_earlier_version_and_lose_it, start_with_tokens])
+def test_once_a_token_was_asked_for_a_restart_without_the_store_opens_nothing(tmp_path, store, before):
+    before(store)
+    assert not store.exists()
+    assert not TokenBook(store=store).is_empty
+    with running(tmp_path / "ledger.sqlite", tokens=TokenBook(store=store)) as url:
+        assert httpx.get(f"{url}/v1/budget", headers={"Host": "localhost"}).status_code == 401
+        alice = add(store, "alice")
+        until(lambda: httpx.get(f"{url}/v1/me", headers={"Authorization": f"Bearer {alice}"}).status_code == 200)
+
+
+def test_without_a_place_for_the_mark_tokens_are_needed_all_the_same(tmp_path, caplog):
+    gone = TokenBook(entries=tokens_of_both_roles().entries, store=tmp_path / "gone" / "tokens.json")
+    assert LiveTokens(gone).needs_token
+    assert "after a restart" in caplog.text
+
+
 def test_a_name_keeps_its_limit_when_its_token_is_made_again(store):
     add(store, "alice", limit=OwnLimit(max_queries=5))
     change(store, lambda s: (revoked(s, "alice"), None))
