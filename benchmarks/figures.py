@@ -3,7 +3,7 @@
     python benchmarks/figures.py
 
 Lines are means over seeds, bars one standard deviation. A paper's own points, where its text or files give numbers, are
-hollow squares. A panel without results is left empty and says so.
+hollow squares. A cell with a degenerate seed is crossed out. A panel without results is left empty and says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 FOLDER = Path(__file__).parents[1] / "docs" / "img"
 _INK, _MUTED = "#18212b", "#5b6672"
 _COLOURS = ("#00224e", "#575c6d", "#a59c74", "#d9b300", "#7c1d1d", "#2f6f4f")
+CROSS = "x"
 Panel = Callable[[Any], None]
 
 
@@ -38,6 +39,8 @@ def main() -> None:
             panel(axis)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
+        if any(line.get_marker() == CROSS for axis in axes for line in axis.lines):
+            figure.supxlabel("crossed out: a degenerate model in one seed or more", fontsize=7, color=_MUTED)
         FOLDER.mkdir(exist_ok=True)
         figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
 
@@ -50,10 +53,14 @@ def curve(axis: Any, file: str, names: Sequence[str], x: str | Sequence[float], 
         if name in cells:
             ys = _known(measured.values(cells, name, y))
             xs = _known(measured.values(cells, name, x)) if isinstance(x, str) else [x[index]]
-            points.append((statistics.fmean(xs), statistics.fmean(ys), _spread(ys)))
+            is_worthless = measured.is_degenerate(cells[name])
+            points.append((statistics.fmean(xs), statistics.fmean(ys), _spread(ys), is_worthless))
     if points:
-        at, mean, spread = zip(*points, strict=True)
+        at, mean, spread, _ = zip(*points, strict=True)
         axis.errorbar(at, mean, spread, marker="o", markersize=3.5, linewidth=1.2, capsize=2, **look)
+    for x_crossed, y_crossed, _, is_worthless in points:
+        if is_worthless:
+            axis.plot(x_crossed, y_crossed, CROSS, color="#c00000", markersize=8, markeredgewidth=1.4, zorder=4)
 
 
 def _known(values: Sequence[float]) -> list[float]:

@@ -7,7 +7,8 @@ link, ``[83.1 ± 1.6 %](results/FILE.json#NAME:METRIC)``, and
 
     python benchmarks/measured.py docs/coverage.md
 
-writes the text of every such link anew. ``tests/deploy/test_quoted_results.py`` holds that it is up to date.
+writes the text of every such link anew, with a dagger where a seed of the cell is degenerate.
+``tests/deploy/test_quoted_results.py`` holds that it is up to date.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fairpate.strict_json import strict
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 QUOTE = re.compile(r"\[([^\]]*)\]\((results/[\w.-]+\.json)#([^):]+):(\w+)\)")
 NOT_RUN = "not run"
+DAGGER = " †"
 _SHARES = (
     "accuracy",
     "error",
@@ -73,6 +75,11 @@ def values(cells: Mapping[str, Mapping[str, Any]], cell: str, metric: str) -> li
     return [math.nan if value is None else float(value) for value in (found if isinstance(found, list) else [found])]
 
 
+def is_degenerate(cell: Mapping[str, Any]) -> bool:
+    """Whether a model of any of the seeds is worth nothing whatever its gaps; False where it was not recorded."""
+    return any(cell.get("degenerate", ()))
+
+
 def text(metric: str, measured: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, in the metric's own unit; the value alone where there is one seed."""
     if metric == "seeds":
@@ -102,7 +109,8 @@ def quoted(document: str) -> str:
         _, file, cell, metric = match.groups()
         cells = files.setdefault(file, read(Path(file).stem))
         words = text(metric, values(cells, cell, metric)) if cell in cells else NOT_RUN
-        return f"[{words}]({file}#{cell}:{metric})"
+        mark = DAGGER if metric != "seeds" and is_degenerate(cells.get(cell, {})) else ""
+        return f"[{words}{mark}]({file}#{cell}:{metric})"
 
     return QUOTE.sub(anew, document)
 

@@ -38,6 +38,16 @@ def test_every_quotation_is_what_was_measured() -> None:
     assert measured.quoted(text) == text, "write it anew: python benchmarks/measured.py docs/coverage.md"
 
 
+def test_a_cell_with_a_degenerate_seed_is_marked_where_it_is_quoted() -> None:
+    marked = 0
+    for words, file, cell, metric in quotations():
+        flags = measured.read(Path(file).stem).get(cell, {}).get("degenerate", [])
+        has_mark = words.endswith("†")
+        assert has_mark == (metric != "seeds" and sum(flags) > 0), f"{file}#{cell}:{metric}"
+        marked += has_mark
+    assert marked > 20
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_every_command_parses_and_its_files_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
