@@ -151,6 +151,6 @@ def test_a_plot_holds_accuracy_by_group_the_common_label_and_the_cost(voted: Fai
     common = max((label == TEST_Y).mean() for label in ("yes", "no"))
     assert drawn.lines[0].get_ydata()[0] == pytest.approx(common)
     assert "ε = 3.00, seeded: not private" in drawn.get_title()
-    assert "disparity" in drawn.get_title()
+    assert "demographic-parity gap" in drawn.get_title()
     bare = voted.plot(TEST_X, TEST_Y)
-    assert "disparity" not in bare.get_title()
+    assert "gap" not in bare.get_title()
