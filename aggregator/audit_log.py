@@ -16,9 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-from aggregator.chain import EntryKind, Head, verified_entries
+from aggregator.chain import EntryKind, Head, entry_payload, verified_entries
 from aggregator.files import LedgerError
 from aggregator.stores import Place, reading, shown
 
@@ -37,7 +35,7 @@ def lines_after(place: Place, last: Head) -> Iterator[tuple[Head, str]]:
                 "rolled back, or the log is another ledger's."
             )
         for number, kind, text, digest in verified_entries(found.rows, shown(place), found.header.chain, before):
-            yield Head(number, digest), _line(number, digest, kind, from_json(text))
+            yield Head(number, digest), _line(number, digest, kind, entry_payload(shown(place), number, text))
 
 
 def follow(place: Place, last: Head, *, pause_s: float = 1.0) -> Iterator[tuple[Head, str]]:

@@ -14,12 +14,14 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pydantic_core import from_json
 
 from aggregator.files import LedgerError, beside, connect, head_path, ledger_files, open_read_only
 from fairpate.files import write_atomically
@@ -37,6 +39,31 @@ Row: TypeAlias = tuple[int, EntryKind, str, str]
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def entry_text(payload: Mapping[str, Any]) -> str:
+    """An entry as it is stored. ValueError for text that no reader would take: half of a pair of UTF-16."""
+    text = canonical(payload)
+    if "\\ud" in text:  # few hold any such escape
+        from_json(text)
+    return text
+
+
+def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
+    """What the text of an entry of the ledger ``name`` holds. LedgerError where it cannot be read."""
+    try:
+        payload: dict[str, Any] = _parsed(text)
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(f"{name}: entry {number} cannot be read; restore the ledger from a copy.") from error
+    return payload
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        # Earlier versions stored a caller's name with bytes that were no text; a question mark stands for each.
+        return from_json(json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class Head(NamedTuple):

@@ -29,10 +29,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from pydantic_core import from_json
-
 from aggregator.anchors import noted_at, open_anchor
-from aggregator.chain import Chain, EntryKind, Head, canonical, verified_entries
+from aggregator.chain import Chain, EntryKind, Head, canonical, entry_payload, entry_text, verified_entries
 from aggregator.entries import (
     NO_LIMIT,
     NOBODY,
@@ -261,7 +259,7 @@ class Ledger:
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         self.check()
         assert self._store is not None
-        text = canonical(payload)
+        text = entry_text(payload)
         head = self._chain.after(self._head, kind, text)
         try:
             self._store.append(kind, text, head)
@@ -315,7 +313,7 @@ def replayed(name: str, found: Stored, noted: tuple[Head, ...]) -> tuple[dict[st
             number, kind, text, digest = last
             if number in lacking_numbers:
                 lacking.discard(Head(number, digest))
-            state.apply(kind, from_json(text))
+            state.apply(kind, entry_payload(name, number, text))
     head = Head(last[0], last[3])
     if lacking:
         number = max(lacking).number

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +20,20 @@ from typing import TypeVar
 
 from aggregator.entries import NO_LIMIT, OwnLimit
 from aggregator.files import folder_held
-from aggregator.tokens import LOCAL_ANALYST, Caller, Role, TokenBook, TokenError, mark, read_private, token_digest
+from aggregator.tokens import (
+    LOCAL_ANALYST,
+    Caller,
+    Role,
+    TokenBook,
+    TokenError,
+    check_name,
+    mark,
+    read_private,
+    token_digest,
+)
 from fairpate.files import write_atomically
 
 FORMAT = "fairpate.tokens/1"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -79,8 +87,7 @@ def added(
     store: TokenStore, name: str, *, role: Role, limit: OwnLimit, expires_s: float | None, now_s: float
 ) -> tuple[TokenStore, str]:
     """The store with a new token for a new ``name``, and the token. TokenError for a name that is taken or unfit."""
-    if not _NAME.fullmatch(name):
-        raise TokenError(f"{name!r}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+    check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
         raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
     store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fairpate.types import UsageError
 
 Role = Literal["analyst", "operator"]
 MIN_TOKEN_CHARACTERS = 24
+NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
@@ -115,6 +117,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_name(name: str, source: str) -> None:
+    """TokenError for a name that is not a plain word, which the ledger, logs and a terminal can all hold."""
+    if not re.fullmatch(NAME, name):
+        raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+
+
 def token_digest(token: str) -> bytes:
     """What is kept of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -148,4 +156,7 @@ def _entry(row: Sequence[str], role: Role, source: str, name: str) -> tuple[byte
             f"{source}: expected a token of at least {MIN_TOKEN_CHARACTERS} characters, got {len(token)}; "
             "make one with `openssl rand -hex 32`."
         )
-    return token_digest(token), Caller(name=row[0] if len(row) == 2 else name, role=role)
+    if len(row) == 2:
+        name = row[0]
+        check_name(name, source)  # not shown: it may be a token that was put in its place
+    return token_digest(token), Caller(name=name, role=role)

@@ -9,7 +9,9 @@ import stat
 import numpy as np
 import pytest
 
-from aggregator.chain import noted_head
+from aggregator.audit_log import START, lines_after
+from aggregator.chain import canonical, noted_head
+from aggregator.entries import Asker, OwnLimit
 from aggregator.files import LedgerError, ledger_files
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger import Ledger
@@ -51,6 +53,36 @@ def copy_of(path, copy):
     for file in ledger_files(path):
         if not file.name.endswith("-shm"):
             file.with_name(file.name.replace(path.stem, copy.stem)).write_bytes(file.read_bytes())
+
+
+def test_text_that_could_not_be_read_again_is_never_stored(path):
+    with Ledger(path, TERMS) as ledger:
+        with pytest.raises(ValueError, match="surrogate"):
+            ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")])
+        with pytest.raises(ValueError, match="surrogate"):
+            ledger.limit("jos\udce9", OwnLimit(max_queries=1))
+        ledger.reserve(["key"], [1], VOTES, [Asker("josé 🙂", "r")])
+    with Ledger(path, TERMS) as ledger:
+        assert ledger.charged_by_caller == {"josé 🙂": 1}
+
+
+def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeypatch):
+    monkeypatch.setattr("aggregator.ledger.entry_text", canonical)
+    with Ledger(path, TERMS) as ledger:
+        ledger.commit(ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")]), [ANSWER])
+    monkeypatch.undo()
+    with Ledger(path, TERMS) as ledger:
+        assert ledger.outcome("key") == ANSWER
+        assert ledger.charged_by_caller == {"jos?": 1}
+    assert "jos?" in next(lines_after(path, START))[1]
+
+
+def test_an_entry_that_is_no_json_is_named(path, monkeypatch):
+    monkeypatch.setattr("aggregator.ledger.entry_text", lambda _: "{")
+    with Ledger(path, TERMS) as ledger:
+        reserve(ledger, "key")
+    with pytest.raises(LedgerError, match="entry 1 cannot be read"):
+        Ledger(path, TERMS)
 
 
 def test_a_reservation_is_durable_and_charged_before_it_has_an_outcome(path):

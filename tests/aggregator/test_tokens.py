@@ -48,6 +48,13 @@ def test_a_token_that_protects_nothing_is_refused(tmp_path, text, mode, words):
     assert ALICE not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["jos\udce9", "josé", "../x", "<b>", "a" * 65])
+def test_a_name_that_is_no_plain_word_is_refused(name):
+    with pytest.raises(TokenError, match="FAIRPATE_ANALYST_TOKEN, line 1: expected a name") as raised:
+        read_tokens({"FAIRPATE_ANALYST_TOKEN": f"{name} {ALICE}"})
+    assert name not in str(raised.value)  # it may be a token
+
+
 def test_one_token_for_both_roles_is_refused():
     with pytest.raises(TokenError, match="one token twice"):
         read_tokens({"FAIRPATE_ANALYST_TOKEN": ROOT, "FAIRPATE_OPERATOR_TOKEN": ROOT})
