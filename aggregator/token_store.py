@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from aggregator.entries import NO_LIMIT, OwnLimit
 from aggregator.files import folder_held
 from aggregator.tokens import (
     LOCAL_ANALYST,
+    NAME,
     Caller,
     Role,
     TokenBook,
@@ -33,7 +36,8 @@ from aggregator.tokens import (
 )
 from fairpate.files import write_atomically
 
-FORMAT = "fairpate.tokens/1"
+FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -43,15 +47,24 @@ ResultT = TypeVar("ResultT")
 class StoredToken:
     """One token's digest, and whose it is. Seconds since 1970; ``expires_s`` None: never."""
 
-    name: str
+    name: Name
     role: Role
-    sha256: str
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
     created_s: float
     expires_s: float | None = None
 
     def is_good(self, now_s: float) -> bool:
         """Whether it admits its caller now."""
         return self.expires_s is None or now_s < self.expires_s
+
+
+class _File(BaseModel):
+    """The store as it is written, every type checked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    format: Literal["fairpate.tokens/1"] = FORMAT
+    tokens: tuple[StoredToken, ...]
+    limits: dict[Name, OwnLimit]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,19 +161,20 @@ def read_store(path: Path) -> TokenStore:
     """The store at ``path``. TokenError where it cannot be read, is damaged, or others than its owner may read it."""
     text = read_private(path)
     try:
-        values = json.loads(text)
-        if values["format"] != FORMAT:
-            raise ValueError(f"expected {FORMAT}")  # noqa: TRY301 - one message for all damage
-        store = TokenStore(
-            tokens=tuple(StoredToken(**token) for token in values["tokens"]),
-            limits={name: OwnLimit(**limit) for name, limit in values["limits"].items()},
-        )
+        found = _File.model_validate_json(text)
+        store = TokenStore(tokens=found.tokens, limits=found.limits)
         assert store.book is not None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TokenError(
-            f"{path}: is damaged ({type(error).__name__}); restore it, or remove it and add tokens."
-        ) from error
+    except ValueError as error:
+        raise TokenError(f"{path}: is damaged ({_damage(error)}); restore it, or remove it and add tokens.") from error
     return store
+
+
+def _damage(error: ValueError) -> str:
+    """What is wrong, without what the file holds."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+    return str(error)
 
 
 def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
@@ -202,7 +216,7 @@ class LiveTokens:
     def __init__(self, book: TokenBook) -> None:
         self._book, self._stored = book, TokenStore()
         self._stored_book = self._stored.book
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._look_again_s = 0.0
         self._needs_token = False
         if not book.is_empty:
@@ -235,7 +249,7 @@ class LiveTokens:
         self._look_again_s = now_s + _LOOK_EVERY_S
         try:
             found = path.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            seen = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)
             if seen == self._seen:
                 return
             self._need_token()
@@ -244,7 +258,7 @@ class LiveTokens:
         except FileNotFoundError:
             self._seen = None
             self._take(replace(self._stored, tokens=()))
-        except (TokenError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, what was good before may be so no more
             _log.error("Nobody is admitted by the token store: %s", error)
             self._take(replace(self._stored, tokens=()))
 

@@ -75,7 +75,7 @@ class TokenBook:
         for digest, caller in self.entries:
             if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
                 found = caller
-        return found
+        return found if token else None
 
 
 def read_tokens(

@@ -70,22 +70,65 @@ def test_nothing_in_the_store_opens_the_service(store):
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": "other"}', '{"format": "fairpate.tokens/1"}', "others may read"])
-def test_a_store_that_cannot_be_read_admits_nobody_and_is_named(store, damage, caplog):
+def one_token(**changed):
+    token = {"name": "x", "role": "analyst", "sha256": token_digest("t" * 32).hex(), "created_s": 0, **changed}
+    return json.dumps({"format": "fairpate.tokens/1", "tokens": [token], "limits": {}})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[" * 100_000,
+        '{"format": "other", "tokens": [], "limits": {}}',
+        '{"format": "fairpate.tokens/1"}',
+        '{"format": "fairpate.tokens/1", "tokens": [], "limits": []}',
+        '{"format": "fairpate.tokens/1", "tokens": [], "limits": {"alice": {"epsilon": NaN}}}',
+        one_token(expires_s="never"),
+        one_token(expires_s=float("inf")),
+        one_token(role="root"),
+        one_token(sha256="00"),
+        one_token(name="two words"),
+        one_token(more=1),
+    ],
+)
+def test_a_store_that_is_damaged_admits_nobody_and_is_named(store, damage, caplog):
     token = add(store, "alice", limit=OwnLimit(max_queries=5))
     tokens = LiveTokens(TokenBook(store=store))
     assert tokens.caller(token) is not None
     tokens._look_again_s = 0
-    if damage == "others may read":
-        store.chmod(0o640)
-        store.write_text(store.read_text() + " ")
-    else:
-        store.write_text(damage)
-    assert tokens.caller(token) is None
+    store.write_text(damage)
+    assert tokens.caller(token) is tokens.caller("t" * 32) is None
     assert tokens.limits == {"alice": OwnLimit(max_queries=5)}  # no limit is lifted by damage
-    assert "tokens.json" in caplog.text
-    with pytest.raises(TokenError, match=r"tokens\.json"):
+    assert "tokens.json: is damaged" in caplog.text
+    with pytest.raises(TokenError, match=r"tokens\.json: is damaged"):
         add(store, "bob")
+
+
+def test_a_store_that_others_may_read_from_now_on_admits_nobody_until_it_is_private_again(store):
+    token = add(store, "alice")
+    tokens = LiveTokens(TokenBook(store=store))
+    for mode, is_admitted in ((0o600, True), (0o644, False), (0o600, True)):
+        store.chmod(mode)
+        tokens._look_again_s = 0
+        assert (tokens.caller(token) is not None) == is_admitted
+
+
+def test_whatever_goes_wrong_in_reading_a_store_what_was_good_is_forgotten(store, monkeypatch):
+    token = add(store, "alice")
+    tokens = LiveTokens(TokenBook(store=store))
+    assert tokens.caller(token) is not None
+    add(store, "bob")
+    monkeypatch.setattr("aggregator.token_store.read_store", lambda _: 1 / 0)
+    tokens._look_again_s = 0
+    assert tokens.caller(token) is None
+
+
+def test_a_digest_of_nothing_admits_nobody(store):
+    add(store, "alice")
+    store.write_text(one_token(sha256=token_digest("").hex()))
+    tokens = LiveTokens(TokenBook(store=store))
+    assert tokens.caller("") is tokens.caller(None) is None
 
 
 def test_tokens_of_the_start_stay_good_beside_the_store(store):
