@@ -81,9 +81,12 @@ def is_degenerate(cell: Mapping[str, Any]) -> bool:
 
 
 def text(metric: str, measured: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds, in the metric's own unit; the value alone where there is one seed."""
+    """Mean and standard deviation over seeds, in the metric's own unit; the value alone where there is one seed.
+
+    Of times and their ratios the median, the least and the most; of seeds their names.
+    """
     if metric == "seeds":
-        return str(len(measured))
+        return _named([int(seed) for seed in measured])
     known = [value for value in measured if math.isfinite(value)]
     if not known:
         return "undefined"
@@ -93,12 +96,29 @@ def text(metric: str, measured: Sequence[float]) -> str:
     if metric.startswith("p_") or metric == "p":
         return f"{mean:.3f}" if mean >= _LEAST_P else f"below {_LEAST_P}"
     if metric == "seconds":
-        return f"{statistics.median(known):.1f} s"
+        return _median(known, "{:.1f}", " s")
     if metric.startswith("ratio"):
-        return f"{statistics.median(known):.2f}x"
+        return _median(known, "{:.2f}", "x")
     digits = 0 if metric in _COUNTS or metric.startswith("answered") else 2 if metric.startswith("epsilon") else 3
     shown = f"{mean:.{digits}f}"
     return shown if spread is None or not round(spread, digits) else f"{shown} ± {spread:.{digits}f}"
+
+
+def _named(seeds: Sequence[int]) -> str:
+    """Such as "0 to 3, 5": three or more that follow each other are one range."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def _median(known: Sequence[float], form: str, unit: str) -> str:
+    middle = form.format(statistics.median(known)) + unit
+    spread = f" ({form.format(min(known))} to {form.format(max(known))})"
+    return middle + spread if len(known) > 1 else middle
 
 
 def quoted(document: str) -> str:
