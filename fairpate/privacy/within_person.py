@@ -45,6 +45,7 @@ def of_a_record(event: Any) -> Any:
     """What counts for one record of an event that is priced per person; TypeError as :func:`of_unit`.
 
     Where one is replaced, the event is as it is: a record that another of the same person replaces replaces the person.
+    One that another person's replaces changes two persons, which is not covered.
     """
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return of_unit(event, "record")
