@@ -43,7 +43,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
     A randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
     """
     test, rule = dataset.test, student.card.idp3
-    groups = test.z.numpy()
+    groups, persons = test.z.numpy(), test.person_N
     prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
 
@@ -59,6 +59,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
             group_names=dataset.group_names,
             generator=_generator(seed, Stream.BOOTSTRAP),
             rule=rule,
+            persons_N=persons,
         )
 
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)

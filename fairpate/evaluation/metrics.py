@@ -205,6 +205,7 @@ def evaluate(
     generator: np.random.Generator,
     answered_N: npt.ArrayLike | None = None,
     rule: GateRule | None = None,
+    persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
@@ -212,7 +213,8 @@ def evaluate(
 
     Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
     ``generator`` drives the bootstrap of the gaps' intervals; where ``rule`` decided which are answered, it decides
-    anew in every replicate, of which there are then fewer. ValueError for lengths or values that do not fit.
+    anew in every replicate, of which there are then fewer. ``persons_N`` says whose each record is: without a rule,
+    whole persons are drawn. ValueError for lengths or values that do not fit.
     """
     groups = np.asarray(groups_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -224,8 +226,11 @@ def evaluate(
         "num_classes": len(class_names),
     }
     joint_GYC = rates.joint_table(predictions, **records)
-    if rule is None:
-        joint_RGYC = rates.resampled_tables(predictions, **records, generator=generator, num_replicates=num_replicates)
+    drawing: dict[str, Any] = {"generator": generator, "num_replicates": num_replicates}
+    if rule is None and persons_N is not None:
+        joint_RGYC = rates.resampled_by_person(predictions, persons_N=persons_N, **records, **drawing)
+    elif rule is None:
+        joint_RGYC = rates.resampled_tables(predictions, **records, **drawing)
     else:
         joint_RGYC = resampled_reject_option(
             predictions,

@@ -6,7 +6,7 @@ is about, and their value is that rate; RaCO-DP (appendix A.2) calls them constr
 
 Rates are over answered records: where a reject option answers nobody of a cell, the cell has no rate. A value is NaN,
 never 0, where no two groups can be compared, or where no rate has a record. Intervals are bootstrap percentiles over
-the evaluated records, as of every metric (:func:`fairpate.fairness.gaps.bootstrap_interval`).
+the evaluated records, or over their persons where these are named (:func:`fairpate.fairness.gaps.bootstrap_interval`).
 
 With two classes the second is the positive one, whose rate equal opportunity and the error rates are about; with more
 every class is, against all others, and the worst one counts. With more than two groups demographic parity compares each

@@ -77,6 +77,38 @@ def resampled_tables(
     return np.concatenate(chunks).reshape(shape)
 
 
+def resampled_by_person(
+    predictions: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    persons_N: npt.ArrayLike,
+    *,
+    num_groups: int,
+    num_classes: int,
+    generator: np.random.Generator,
+    num_replicates: int,
+    labels_N: npt.ArrayLike | None = None,
+    answered_N: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """:func:`resampled_tables` of whole persons: ``persons_N`` says whose each record is, and all of theirs come or go.
+
+    Records of a person are alike, so that drawing them one by one would make intervals too narrow.
+    """
+    groups, labels, mass_NC = _answered_records(
+        predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
+    )
+    kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
+    names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
+    shape = (num_groups, 1 if labels_N is None else num_classes, num_classes)
+    tables_P = np.zeros((max(len(names), 1), *shape))
+    np.add.at(tables_P, (person_N, groups, labels), mass_NC)
+    even_P = np.full(len(tables_P), 1 / len(tables_P))
+    chunks = [
+        generator.multinomial(len(names), even_P, size=len(chunk)) @ tables_P.reshape(len(tables_P), -1)
+        for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
+    ]
+    return np.concatenate(chunks).reshape(num_replicates, *shape)
+
+
 def cumulative_tables(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, num_classes: int
 ) -> FloatArray:

@@ -127,3 +127,32 @@ def test_cumulative_tables_end_at_the_table() -> None:
 def test_bad_input_is_named(change: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         table(**change)
+
+
+def test_whole_persons_are_drawn() -> None:
+    """Four equal records each: as wide as one record each, twice as wide as rows drawn one by one."""
+    generator = np.random.default_rng(0)
+    one = {"groups_N": generator.integers(0, 2, 300), "labels_N": generator.integers(0, 2, 300)}
+    predictions, drawing = generator.integers(0, 2, 300), {"num_groups": 2, "num_classes": 2, "num_replicates": 4000}
+    four = {name: np.repeat(values, 4) for name, values in one.items()}
+    persons = np.repeat([f"p{number}" for number in range(300)], 4)
+
+    def spread(tables: rates.FloatArray) -> float:
+        return float(np.std(rates.group_rates(tables)[:, 0, 1]))
+
+    alone = spread(rates.resampled_tables(predictions, **one, **drawing, generator=generator))
+    rows = spread(rates.resampled_tables(np.repeat(predictions, 4), **four, **drawing, generator=generator))
+    tables = rates.resampled_by_person(
+        np.repeat(predictions, 4), persons_N=persons, **four, **drawing, generator=generator
+    )
+    assert spread(tables) == pytest.approx(alone, rel=0.08)
+    assert spread(tables) == pytest.approx(2 * rows, rel=0.08)
+    assert (tables.sum(axis=(1, 2, 3)) == 1200).all()
+
+
+def test_persons_without_an_answer_are_not_drawn_and_nobody_is_nothing() -> None:
+    drawing = {"num_groups": 1, "num_classes": 2, "num_replicates": 3, "generator": np.random.default_rng(0)}
+    groups, persons = np.zeros(3, dtype=int), ["a", "a", "b"]
+    tables = rates.resampled_by_person([1, 1, 0], groups, persons, answered_N=[True, True, False], **drawing)
+    assert tables.tolist() == [[[[0, 2]]]] * 3
+    assert not rates.resampled_by_person([1, 1, 0], groups, persons, answered_N=[False] * 3, **drawing).any()
