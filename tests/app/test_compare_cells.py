@@ -1,5 +1,6 @@
 """From a sweep to cells: how many, with which settings, and what is said of those that cannot run."""
 
+import copy
 import hashlib
 import shlex
 from pathlib import Path
@@ -423,3 +424,11 @@ def test_what_no_cell_reads_is_checked_all_the_same() -> None:
         ("methods.sgd.grid.target.epsilon", "sgd does not read it; leave it out."),
     ):
         assert sum(fault.startswith(f"{start}: ") and words in fault for fault in faults) == 1, (start, faults)
+
+
+def test_settings_that_were_given_are_not_written_into():
+    given = {"student": {"model": {"name": "mlp", "hidden": [16]}}, "student.model": {"name": "lenet"}}
+    before = copy.deepcopy(given)
+    sweep = parse_config({"data_sets": ["color_digits"], "methods": ["dp_sgd"], "settings": given}, SweepConfig)
+    cells_of(sweep, folder=Path())
+    assert given == before

@@ -326,7 +326,9 @@ def _config(
 
 def _nested(layer: _Layer) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for path, value in layer.values.items():
+    for path, value in copy.deepcopy(
+        dict(layer.values)
+    ).items():  # written into below: a caller's section stays its own
         section, parts = nested, path.split(".")
         for part in parts[:-1]:
             section = section.setdefault(part, {})
