@@ -226,11 +226,10 @@ def evaluate(
         "num_classes": len(class_names),
     }
     joint_GYC = rates.joint_table(predictions, **records)
-    drawing: dict[str, Any] = {"generator": generator, "num_replicates": num_replicates}
-    if rule is None and persons_N is not None:
-        joint_RGYC = rates.resampled_by_person(predictions, persons_N=persons_N, **records, **drawing)
-    elif rule is None:
-        joint_RGYC = rates.resampled_tables(predictions, **records, **drawing)
+    if rule is None:
+        joint_RGYC = rates.resampled_tables(
+            predictions, **records, persons_N=persons_N, generator=generator, num_replicates=num_replicates
+        )
     else:
         joint_RGYC = resampled_reject_option(
             predictions,

@@ -52,10 +52,12 @@ def resampled_tables(
     num_replicates: int,
     labels_N: npt.ArrayLike | None = None,
     answered_N: npt.ArrayLike | None = None,
+    persons_N: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """``joint_table`` of ``num_replicates`` bootstrap samples of the answered records: shape (R, G, Y, C).
 
-    Hard labels are resampled as one multinomial of the table, which is the same distribution.
+    Hard labels are resampled as one multinomial of the table, which is the same distribution. ``persons_N`` says whose
+    each record is: whole persons are drawn then, because their records are alike and would make intervals too narrow.
     """
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
@@ -64,6 +66,12 @@ def resampled_tables(
     shape = (num_replicates, num_groups, num_labels, num_classes)
     if len(groups) == 0:
         return np.zeros(shape)
+    if persons_N is not None:
+        kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
+        names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
+        tables_P = np.zeros((len(names), *shape[1:]))
+        np.add.at(tables_P, (person_N, groups, labels), mass_NC)
+        return _resample_persons(tables_P, generator, num_replicates).reshape(shape)
     if np.asarray(predictions).ndim == 1:
         joint_GYC = np.zeros(shape[1:])
         np.add.at(joint_GYC, (groups, labels), mass_NC)
@@ -75,38 +83,6 @@ def resampled_tables(
         for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
     ]
     return np.concatenate(chunks).reshape(shape)
-
-
-def resampled_by_person(
-    predictions: npt.ArrayLike,
-    groups_N: npt.ArrayLike,
-    persons_N: npt.ArrayLike,
-    *,
-    num_groups: int,
-    num_classes: int,
-    generator: np.random.Generator,
-    num_replicates: int,
-    labels_N: npt.ArrayLike | None = None,
-    answered_N: npt.ArrayLike | None = None,
-) -> FloatArray:
-    """:func:`resampled_tables` of whole persons: ``persons_N`` says whose each record is, and all of theirs come or go.
-
-    Records of a person are alike, so that drawing them one by one would make intervals too narrow.
-    """
-    groups, labels, mass_NC = _answered_records(
-        predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
-    )
-    kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
-    names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
-    shape = (num_groups, 1 if labels_N is None else num_classes, num_classes)
-    tables_P = np.zeros((max(len(names), 1), *shape))
-    np.add.at(tables_P, (person_N, groups, labels), mass_NC)
-    even_P = np.full(len(tables_P), 1 / len(tables_P))
-    chunks = [
-        generator.multinomial(len(names), even_P, size=len(chunk)) @ tables_P.reshape(len(tables_P), -1)
-        for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
-    ]
-    return np.concatenate(chunks).reshape(num_replicates, *shape)
 
 
 def cumulative_tables(
@@ -206,6 +182,16 @@ def _mass(predicted: npt.NDArray[np.generic], num_classes: int) -> FloatArray:
     if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
         raise ValueError("Expected every row of predictions to be probabilities that sum to 1.")
     return mass_NC
+
+
+def _resample_persons(tables_P: FloatArray, generator: np.random.Generator, num_replicates: int) -> FloatArray:
+    """Sums of as many tables as there are persons, drawn evenly: (R, cells)."""
+    even_P = np.full(len(tables_P), 1 / len(tables_P))
+    chunks = [
+        generator.multinomial(len(tables_P), even_P, size=len(chunk)) @ tables_P.reshape(len(tables_P), -1)
+        for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
+    ]
+    return np.concatenate(chunks)
 
 
 def _resample_mass(

@@ -142,7 +142,7 @@ def test_whole_persons_are_drawn() -> None:
 
     alone = spread(rates.resampled_tables(predictions, **one, **drawing, generator=generator))
     rows = spread(rates.resampled_tables(np.repeat(predictions, 4), **four, **drawing, generator=generator))
-    tables = rates.resampled_by_person(
+    tables = rates.resampled_tables(
         np.repeat(predictions, 4), persons_N=persons, **four, **drawing, generator=generator
     )
     assert spread(tables) == pytest.approx(alone, rel=0.08)
@@ -153,6 +153,6 @@ def test_whole_persons_are_drawn() -> None:
 def test_persons_without_an_answer_are_not_drawn_and_nobody_is_nothing() -> None:
     drawing = {"num_groups": 1, "num_classes": 2, "num_replicates": 3, "generator": np.random.default_rng(0)}
     groups, persons = np.zeros(3, dtype=int), ["a", "a", "b"]
-    tables = rates.resampled_by_person([1, 1, 0], groups, persons, answered_N=[True, True, False], **drawing)
+    tables = rates.resampled_tables([1, 1, 0], groups, persons_N=persons, answered_N=[True, True, False], **drawing)
     assert tables.tolist() == [[[[0, 2]]]] * 3
-    assert not rates.resampled_by_person([1, 1, 0], groups, persons, answered_N=[False] * 3, **drawing).any()
+    assert not rates.resampled_tables([1, 1, 0], groups, persons_N=persons, answered_N=[False] * 3, **drawing).any()
