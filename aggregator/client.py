@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from aggregator.wire import (
+from aggregator.service.wire import (
     MAX_QUERIES_PER_REQUEST,
     Budget,
     Estimate,

@@ -17,13 +17,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.budget import BudgetStatus as BudgetStatus
-from aggregator.budget import epsilon_data_independent, open_filter
-from aggregator.entries import NOBODY, Asker, OwnLimit
-from aggregator.ledger import Ledger
+from aggregator.ledger.budget import BudgetStatus as BudgetStatus
+from aggregator.ledger.budget import epsilon_data_independent, open_filter
+from aggregator.ledger.entries import NOBODY, Asker, OwnLimit
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.own_limits import QuotaRoom, no_quota, payers
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.own_limits import QuotaRoom, no_quota, payers
-from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp

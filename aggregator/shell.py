@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aggregator.client import AggregatorClient, Question
-from aggregator.wire import Budget, Reply
+from aggregator.service.wire import Budget, Reply
 from fairpate.names import nearest
 from fairpate.types import UsageError, UserError
 

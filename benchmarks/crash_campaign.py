@@ -45,20 +45,20 @@ import numpy as np
 import psycopg
 from local_postgres import Server
 
-from aggregator import audit, postgres_store
-from aggregator.actor import HttpServer
-from aggregator.anchors import FileAnchor
-from aggregator.api import Backend, ServiceSettings
-from aggregator.chain import Head, Header, Row
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.files import LedgerError, ledger_files
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
-from aggregator.questions import PublicPool, Question
+from aggregator.ledger import audit, postgres_store
+from aggregator.ledger.anchors import FileAnchor
+from aggregator.ledger.chain import Head, Header, Row
+from aggregator.ledger.files import LedgerError, ledger_files
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.stores import Place, Stored, reading, write_store
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import Backend, ServiceSettings
+from aggregator.service.questions import PublicPool, Question
+from aggregator.service.wire import Reply
 from aggregator.session import AggregatorSession
-from aggregator.stores import Place, Stored, reading, write_store
-from aggregator.terms import LedgerTerms
-from aggregator.wire import Reply
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
 
@@ -494,5 +494,5 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    _PROCESSES.set_forkserver_preload(["aggregator.actor", "aggregator.audit", "aggregator.client"])
+    _PROCESSES.set_forkserver_preload(["aggregator.service.actor", "aggregator.ledger.audit", "aggregator.client"])
     main()

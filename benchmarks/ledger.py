@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.session import AggregatorSession, Query
-from aggregator.terms import LedgerTerms
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray

@@ -21,12 +21,12 @@ import numpy as np
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.chain import SCHEMA_VERSION, Chain, Head, Header, Row, canonical
-from aggregator.entries import commit_entry, reserve_entry
-from aggregator.ledger import Ledger
+from aggregator.ledger.chain import SCHEMA_VERSION, Chain, Head, Header, Row, canonical
+from aggregator.ledger.entries import commit_entry, reserve_entry
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.stores import Place, write_store
 from aggregator.mechanism import outcome
 from aggregator.session import AggregatorSession
-from aggregator.stores import Place, write_store
 from fairpate.privacy.discrete_gaussian import OsEntropy
 
 

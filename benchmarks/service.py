@@ -31,15 +31,15 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.actor import HttpServer
-from aggregator.api import Backend, ServiceSettings
 from aggregator.client import AggregatorClient
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
-from aggregator.questions import PublicPool, Question
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import Backend, ServiceSettings
+from aggregator.service.questions import PublicPool, Question
+from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
-from aggregator.terms import LedgerTerms
-from aggregator.tokens import read_tokens
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
 
@@ -90,7 +90,7 @@ def _serve_bare(pool: PublicPool, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from aggregator.wire import Replies, Reply, bodies_for
+    from aggregator.service.wire import Replies, Reply, bodies_for
 
     app = FastAPI()
 

@@ -5,14 +5,14 @@ import socket
 
 import numpy as np
 
-from aggregator.actor import HttpServer
-from aggregator.api import Backend, ServiceSettings
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
-from aggregator.questions import PublicPool
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import Backend, ServiceSettings
+from aggregator.service.questions import PublicPool
+from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
-from aggregator.terms import LedgerTerms
-from aggregator.tokens import read_tokens
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.wire import worded
+from aggregator.service.wire import worded
 from fairpate.app.card import write_card
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, run_at
 from fairpate.data.files import sha256_of

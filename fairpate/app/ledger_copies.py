@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from aggregator.anchors import noted_at
-from aggregator.chain import Head, Header, Row, noted_head
-from aggregator.files import LedgerError, beside, head_path, ledger_files, lock
-from aggregator.ledger import replayed
+from aggregator.ledger.anchors import noted_at
+from aggregator.ledger.chain import Head, Header, Row, noted_head
+from aggregator.ledger.files import LedgerError, beside, head_path, ledger_files, lock
+from aggregator.ledger.ledger import replayed
+from aggregator.ledger.stores import Place, Stored, open_store, reading, shown, write_store
 from aggregator.mechanism import Outcome
-from aggregator.stores import Place, Stored, open_store, reading, shown, write_store
 from fairpate.app.ledger_place import LedgerPlace, note_place, parsed, place_of
 from fairpate.app.release import choose_queries, missing_labels
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aggregator.anchors import open_anchor
-from aggregator.files import ledger_files
-from aggregator.ledger import read_ledger
-from aggregator.stores import Place, is_database, shown
+from aggregator.ledger.anchors import open_anchor
+from aggregator.ledger.files import ledger_files
+from aggregator.ledger.ledger import read_ledger
+from aggregator.ledger.stores import Place, is_database, shown
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json
 from fairpate.config import ConfigError
 

@@ -15,10 +15,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from aggregator import audit, audit_log
-from aggregator.files import ledger_files
-from aggregator.ledger import read_ledger
-from aggregator.stores import shown
+from aggregator.ledger import audit, audit_log
+from aggregator.ledger.files import ledger_files
+from aggregator.ledger.ledger import read_ledger
+from aggregator.ledger.stores import shown
 from fairpate.app import ledger_copies
 from fairpate.app.ledger_copies import labels_held
 from fairpate.app.ledger_place import LedgerPlace, has_ledger, place_of

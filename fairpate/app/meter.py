@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from aggregator.budget import queries_that_fit
-from aggregator.files import LedgerError
-from aggregator.ledger import Ledger
-from aggregator.terms import LedgerTerms
+from aggregator.ledger.budget import queries_that_fit
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.odometer import LimitReachedError, Odometer, Standing
 from fairpate.app.receipt import Release, read_receipt, write_receipt
 from fairpate.app.rundir import RunDirectory, RunDirectoryError

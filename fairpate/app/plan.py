@@ -30,8 +30,8 @@ from rich.table import Table
 from rich.text import Text
 from scipy import stats
 
-from aggregator.budget import mechanism_within
 from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger.budget import mechanism_within
 from fairpate.app.rundir import RunDirectory, RunFolderError
 from fairpate.app.tables import read_votes
 from fairpate.app.trained_on import require_data_by_name

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aggregator.about import Facts
-from aggregator.questions import PublicPool
+from aggregator.service.about import Facts
+from aggregator.service.questions import PublicPool
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory
 from fairpate.config import QueriesConfig

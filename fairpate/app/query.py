@@ -15,8 +15,8 @@ from pyarrow import csv
 from rich.table import Table
 
 from aggregator.client import DEFAULT_URL, AggregatorClient, QueryError
+from aggregator.service.wire import Reply
 from aggregator.shell import CommandError, QueryShell, describe, parse_range
-from aggregator.wire import Reply
 from fairpate.app.odometer import state_folder
 from fairpate.app.progress import Reporter
 from fairpate.app.terminal import terminal

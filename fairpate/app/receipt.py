@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.wire import worded
+from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, write_json
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.budget import (
+from aggregator.ledger.budget import (
     epsilon_data_independent,
     epsilon_fixed_beforehand,
     publication_fits,
     queries_that_fit,
 )
-from aggregator.entries import Charge
-from aggregator.ledger import Ledger
+from aggregator.ledger.entries import Charge
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome
 from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries, query_key, sanitised_epsilon
-from aggregator.terms import LedgerTerms
 from fairpate.app.admission import answer_admitted
 from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from aggregator.wire import worded
+from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.files import write_atomically
 from fairpate.privacy.accountant import Event

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.entries import Charge
-from aggregator.terms import LedgerTerms
+from aggregator.ledger.entries import Charge
+from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation

@@ -19,14 +19,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from aggregator.actor import Service, ServiceError, check_exposure, find_service, start_service
-from aggregator.api import Backend, ServiceSettings, TlsFiles, url_host
-from aggregator.gateway import PREFIX, Runs
-from aggregator.ledger import Ledger
-from aggregator.own_limits import QuotaRule
-from aggregator.rates import RequestRate
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.own_limits import QuotaRule
+from aggregator.service.actor import Service, ServiceError, check_exposure, find_service, start_service
+from aggregator.service.api import Backend, ServiceSettings, TlsFiles, url_host
+from aggregator.service.gateway import PREFIX, Runs
+from aggregator.service.rates import RequestRate
+from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
-from aggregator.tokens import read_tokens
 from fairpate.app.ledger_copies import last_backup_s
 from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter

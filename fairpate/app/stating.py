@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aggregator.wire import worded
+from aggregator.service.wire import worded
 from fairpate.app.meter import Meter
 from fairpate.app.odometer import Standing, standing_remarks
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement, write_json

@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from aggregator import token_store
-from aggregator.entries import NO_LIMIT, OwnLimit
-from aggregator.token_store import TokenStore
-from aggregator.tokens import Role
+from aggregator.ledger.entries import NO_LIMIT, OwnLimit
+from aggregator.service import token_store
+from aggregator.service.token_store import TokenStore
+from aggregator.service.tokens import Role
 from fairpate.app.rundir import run_at
 from fairpate.config import ConfigError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.questions import CountVotes, Question
+from aggregator.service.questions import CountVotes, Question
 from aggregator.session import VotesUnavailableError
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from aggregator.budget import mechanism_within
+from aggregator.ledger.budget import mechanism_within
 from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_of
 from aggregator.session import Ballot

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from aggregator.mechanism import Mechanism
 from aggregator.neighbours import NearestCounts, NearestRecords
-from aggregator.questions import Question
+from aggregator.service.questions import Question
 from aggregator.session import Ballot, VotesUnavailableError
 from fairpate.app.release import ReleasePlan, choose_queries
 from fairpate.app.rundir import RunDirectory

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.batching import until_next_step
-from aggregator.files import LedgerError
-from aggregator.own_limits import QuotaRule
-from aggregator.questions import PublicPool
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.own_limits import QuotaRule
+from aggregator.service.batching import until_next_step
+from aggregator.service.questions import PublicPool
+from aggregator.service.wire import max_body_bytes
 from aggregator.session import VotesUnavailableError
-from aggregator.wire import max_body_bytes
 from fairpate.types import Budget
 
 FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]

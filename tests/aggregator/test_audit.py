@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from serving import POOL, TERMS, open_backend, table_votes
 
-from aggregator import audit
-from aggregator.files import LedgerError
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.types import UserError
 

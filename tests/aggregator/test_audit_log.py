@@ -9,10 +9,10 @@ import time
 import pytest
 from serving import POOL, TERMS, table_votes
 
-from aggregator.audit_log import START, follow, last_of, lines_after
-from aggregator.entries import Asker, OwnLimit
-from aggregator.files import LedgerError
-from aggregator.ledger import Ledger
+from aggregator.ledger.audit_log import START, follow, last_of, lines_after
+from aggregator.ledger.entries import Asker, OwnLimit
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
 from aggregator.session import AggregatorSession, Query
 from fairpate.privacy.discrete_gaussian import SeededSource
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[3:]
 from serving import running, tokens_of_both_roles
-from aggregator.connections import ConnectionLimits
+from aggregator.service.connections import ConnectionLimits
 
 limits = ConnectionLimits(**json.loads(sys.argv[2]))
 with running(Path(sys.argv[1]), limits=limits, tokens=tokens_of_both_roles()) as url:

@@ -13,12 +13,12 @@ import pytest
 from browser import faults, opened_tab
 from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
-from aggregator.actor import HttpServer
-from aggregator.api import ServiceSettings
 from aggregator.client import AggregatorClient
-from aggregator.gateway import Runs
-from aggregator.rates import RequestRate
-from aggregator.tokens import read_tokens
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import ServiceSettings
+from aggregator.service.gateway import Runs
+from aggregator.service.rates import RequestRate
+from aggregator.service.tokens import read_tokens
 
 OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

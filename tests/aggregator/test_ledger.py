@@ -9,14 +9,14 @@ import stat
 import numpy as np
 import pytest
 
-from aggregator.audit_log import START, lines_after
-from aggregator.chain import canonical, noted_head
-from aggregator.entries import Asker, OwnLimit
-from aggregator.files import LedgerError, ledger_files
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
+from aggregator.ledger.audit_log import START, lines_after
+from aggregator.ledger.chain import canonical, noted_head
+from aggregator.ledger.entries import Asker, OwnLimit
+from aggregator.ledger.files import LedgerError, ledger_files
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.terms import LedgerTerms
 from fairpate.types import Budget, GateRule
 
 TERMS = LedgerTerms(
@@ -67,7 +67,7 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
 
 
 def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.entry_text", canonical)
+    monkeypatch.setattr("aggregator.ledger.ledger.entry_text", canonical)
     with Ledger(path, TERMS) as ledger:
         ledger.commit(ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")]), [ANSWER])
     monkeypatch.undo()
@@ -78,7 +78,7 @@ def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeyp
 
 
 def test_an_entry_that_is_no_json_is_named(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.entry_text", lambda _: "{")
+    monkeypatch.setattr("aggregator.ledger.ledger.entry_text", lambda _: "{")
     with Ledger(path, TERMS) as ledger:
         reserve(ledger, "key")
     with pytest.raises(LedgerError, match="entry 1 cannot be read"):

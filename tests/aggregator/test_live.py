@@ -11,9 +11,9 @@ import httpx
 import pytest
 from serving import running
 
-from aggregator.entries import OwnLimit
-from aggregator.token_store import added, change, expired, revoked, rotated
-from aggregator.tokens import TokenBook
+from aggregator.ledger.entries import OwnLimit
+from aggregator.service.token_store import added, change, expired, revoked, rotated
+from aggregator.service.tokens import TokenBook
 
 
 def add(store, name, role="analyst"):

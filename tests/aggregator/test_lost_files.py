@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from serving import TERMS, running
 
-from aggregator import audit, sqlite_store
-from aggregator.chain import canonical
-from aggregator.entries import Asker, OwnLimit
-from aggregator.files import LedgerError, head_path, ledger_files
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit, sqlite_store
+from aggregator.ledger.chain import canonical
+from aggregator.ledger.entries import Asker, OwnLimit
+from aggregator.ledger.files import LedgerError, head_path, ledger_files
+from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
 
 VOTES = np.array([[40, 15, 5]])

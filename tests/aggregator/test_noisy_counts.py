@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.analyst_routes import statement_json
-from aggregator.files import LedgerError
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.mechanisms import mechanism_named, mechanism_of
 from aggregator.noisy_counts import ConfidentCounts, label_chances
-from aggregator.questions import PublicPool
+from aggregator.service.analyst_routes import statement_json
+from aggregator.service.questions import PublicPool
+from aggregator.service.wire import reply_json
+from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, PublicationError, SessionResult, answer_queries
-from aggregator.terms import LedgerTerms
-from aggregator.wire import reply_json
-from aggregator.writer import Books
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from serving import OPERATOR, running, tokens_of_both_roles
 
-from aggregator.rates import RequestRate
+from aggregator.service.rates import RequestRate
 
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
 WITH_INPUT += ("POST /v1/answers",)

@@ -16,17 +16,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
-from aggregator import audit
-from aggregator.analyst_routes import statement_json
-from aggregator.budget import epsilon_fixed_beforehand, queries_that_fit
-from aggregator.files import LedgerError
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit
+from aggregator.ledger.budget import epsilon_fixed_beforehand, queries_that_fit
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated
 from aggregator.mechanisms import mechanism_named, register
-from aggregator.questions import PublicPool
+from aggregator.service.analyst_routes import statement_json
+from aggregator.service.questions import PublicPool
+from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, OverBudget, PublicationError, Query, VotesUnavailableError
-from aggregator.terms import LedgerTerms
-from aggregator.writer import Books
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians

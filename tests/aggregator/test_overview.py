@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.about import gate_words
-from aggregator.history import History, Point
-from aggregator.ledger import Ledger
+from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import outcome
-from aggregator.outlook import advice, forecast, span
-from aggregator.questions import PublicPool
+from aggregator.service.about import gate_words
+from aggregator.service.history import History, Point
+from aggregator.service.outlook import advice, forecast, span
+from aggregator.service.questions import PublicPool
 from aggregator.session import VotesUnavailableError
 from fairpate.data.declared.columns import Feature
 from fairpate.data.declared.feature_codes import feature_codes

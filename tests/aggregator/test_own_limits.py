@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import POOL, TERMS, ids, open_backend, running, table_votes
 
-from aggregator.batching import Batcher
-from aggregator.entries import Asked, Asker, OwnLimit
-from aggregator.health import Health
-from aggregator.ledger import Ledger
+from aggregator.ledger.entries import Asked, Asker, OwnLimit
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.own_limits import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
 from aggregator.mechanism import Outcome
-from aggregator.own_limits import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
+from aggregator.service.batching import Batcher
+from aggregator.service.health import Health
+from aggregator.service.token_store import added, change, limited
+from aggregator.service.tokens import Caller, TokenBook
+from aggregator.service.writer import Books, Writer
 from aggregator.session import AggregatorSession, OverBudget
-from aggregator.token_store import added, change, limited
-from aggregator.tokens import Caller, TokenBook
-from aggregator.writer import Books, Writer
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import Budget

@@ -12,10 +12,10 @@ import pytest
 from browser import faults, opened_tab
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
-from aggregator.about import Facts
-from aggregator.actor import HttpServer
-from aggregator.api import ServiceSettings
-from aggregator.questions import PublicPool
+from aggregator.service.about import Facts
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import ServiceSettings
+from aggregator.service.questions import PublicPool
 from fairpate.data.declared.columns import Feature
 from fairpate.data.declared.feature_codes import feature_codes
 from fairpate.data.declared.form import form_of

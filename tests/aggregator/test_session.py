@@ -9,10 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-from aggregator.budget import epsilon_fixed_beforehand
-from aggregator.files import LedgerError
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
+from aggregator.ledger.budget import epsilon_fixed_beforehand
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import (
     AggregatorSession,
@@ -23,7 +24,6 @@ from aggregator.session import (
     answer_queries,
     query_key,
 )
-from aggregator.terms import LedgerTerms
 from fairpate.privacy.accountant import (
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,

@@ -1,4 +1,4 @@
-"""What every back end keeps (aggregator.stores), tried on each; and what a database does besides."""
+"""What every back end keeps (aggregator.ledger.stores), tried on each; and what a database does besides."""
 
 import fcntl
 import multiprocessing
@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from serving import TERMS
 
-from aggregator import audit
-from aggregator.anchors import open_anchor
-from aggregator.entries import Asker, OwnLimit
-from aggregator.files import LedgerError
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit
+from aggregator.ledger.anchors import open_anchor
+from aggregator.ledger.entries import Asker, OwnLimit
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.stores import is_database, shown
 from aggregator.mechanism import Outcome
-from aggregator.stores import is_database, shown
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 VOTES = np.array([[40, 15, 5]])
@@ -298,7 +298,7 @@ def test_an_anchor_that_is_gone_or_of_another_ledger_ends_the_writing_and_the_op
 
 def test_an_anchor_that_a_paused_process_holds_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     anchored(tmp_path / "ledger.sqlite", tmp_path / "anchor")
-    monkeypatch.setattr("aggregator.anchors._LOCK_S", 0.1)
+    monkeypatch.setattr("aggregator.ledger.anchors._LOCK_S", 0.1)
     with (tmp_path / "anchor").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LedgerError, match="a process that hangs; end it"):
@@ -484,8 +484,8 @@ def _pause_and_go_on(place, said):
 
 def _without_ending():
     patch = pytest.MonkeyPatch()
-    patch.setattr("aggregator.postgres_store._TAKE_OVER_S", 0.1)
-    patch.setattr("aggregator.postgres_store._end_holder", lambda *_: None)
+    patch.setattr("aggregator.ledger.postgres_store._TAKE_OVER_S", 0.1)
+    patch.setattr("aggregator.ledger.postgres_store._end_holder", lambda *_: None)
     return _Undone(patch)
 
 

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from aggregator.terms import LedgerTerms
+from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 

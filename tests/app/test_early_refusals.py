@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aggregator.budget import queries_that_fit
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.terms import LedgerTerms
+from aggregator.ledger.budget import queries_that_fit
+from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.run import run_method
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset

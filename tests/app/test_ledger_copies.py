@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from small_runs import open_terms, run
 
-from aggregator import audit
-from aggregator.entries import Asker
-from aggregator.files import LedgerError, head_path, ledger_files
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit
+from aggregator.ledger.entries import Asker
+from aggregator.ledger.files import LedgerError, head_path, ledger_files
+from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
 from fairpate.app.ledger_copies import last_backup_s, restore
 from fairpate.app.ledger_place import place_of

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from aggregator.files import LedgerError
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import Ledger
-from aggregator.terms import LedgerTerms
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.compare.tasks import count_cell
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import LimitReachedError, Odometer

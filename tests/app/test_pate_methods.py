@@ -12,8 +12,8 @@ import pytest
 from each_method import weights
 from small_runs import read_json
 
-from aggregator.budget import mechanism_within
 from aggregator.gnmax import ConfidentGnmax
+from aggregator.ledger.budget import mechanism_within
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method

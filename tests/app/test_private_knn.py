@@ -16,9 +16,9 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from threadpoolctl import threadpool_limits
 
-from aggregator import audit
-from aggregator.files import ledger_files
-from aggregator.ledger import Ledger
+from aggregator.ledger import audit
+from aggregator.ledger.files import ledger_files
+from aggregator.ledger.ledger import Ledger
 from aggregator.session import OverBudget, query_key
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from small_runs import open_terms, read_json, run
 
-from aggregator.budget import epsilon_fixed_beforehand
-from aggregator.files import LedgerError, ledger_files
-from aggregator.ledger import Ledger
+from aggregator.ledger.budget import epsilon_fixed_beforehand
+from aggregator.ledger.files import LedgerError, ledger_files
+from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
 from fairpate.app.card import write_card

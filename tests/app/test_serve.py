@@ -18,10 +18,10 @@ import ray
 import torch
 from page_references import References
 
-from aggregator.actor import HttpServer, Service
-from aggregator.api import ServiceSettings
-from aggregator.files import ledger_files
-from aggregator.ledger import Ledger
+from aggregator.ledger.files import ledger_files
+from aggregator.ledger.ledger import Ledger
+from aggregator.service.actor import HttpServer, Service
+from aggregator.service.api import ServiceSettings
 from aggregator.session import VotesUnavailableError
 from fairpate.app import serve
 from fairpate.app.card import write_card

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from aggregator.entries import OwnLimit
-from aggregator.token_store import read_store
-from aggregator.tokens import token_digest
+from aggregator.ledger.entries import OwnLimit
+from aggregator.service.token_store import read_store
+from aggregator.service.tokens import token_digest
 from fairpate.app.rundir import RunDirectory
 
 

@@ -15,10 +15,10 @@ from scipy.stats import binom, norm
 from serving import free_port, ids
 from small_runs import open_terms, read_json
 
-from aggregator.actor import HttpServer
-from aggregator.api import ServiceSettings
-from aggregator.budget import mechanism_within
+from aggregator.ledger.budget import mechanism_within
 from aggregator.mechanisms import mechanism_of
+from aggregator.service.actor import HttpServer
+from aggregator.service.api import ServiceSettings
 from fairpate.app.aggregate import aggregate as aggregate_votes
 from fairpate.app.odometer import Odometer
 from fairpate.app.progress import Reporter

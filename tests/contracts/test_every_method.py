@@ -15,7 +15,7 @@ from fixed_results import SMALL, TARGET, two_labels
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from aggregator.wire import worded
+from aggregator.service.wire import worded
 from fairpate import estimators
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method

@@ -1,0 +1,278 @@
+"""What a ledger's budget still has room for: three kinds of limit over what it holds.
+
+A limit on the data-independent price is a Renyi filter (see :mod:`fairpate.privacy.filters`) at one order, the one that
+admits most queries, known before the first: each charge is fixed before it is made, so stopping at the limit is sound
+although analysts choose their queries adaptively. What is then guaranteed is the limit. The price of the queries that
+were submitted is the guarantee only where their number was fixed beforehand: a number that depends on answers is one
+that a filter for that number might never have stopped at. A limit on the number of queries is as sound, also for loss
+distributions, tighter, which are composed for that number beforehand; it says nothing of publications. A limit on the
+price that depends on votes is a filter over those prices; when it stops is a function of private votes and therefore
+leaks, which no arithmetic here can fix.
+
+Reservations count in full, refused, free and crashed ones included, and so does every publication of the price of
+votes. What an analyst may see is in :class:`BudgetStatus`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.mechanism import Mechanism
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.filters import RenyiFilter
+from fairpate.types import Budget, BudgetKind, IntArray
+
+FloatArray = npt.NDArray[np.float64]
+MechanismT = TypeVar("MechanismT", bound=Mechanism)
+_ORDERS_A = np.array(DEFAULT_ORDERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetStatus:
+    """The public side of a budget: its limits, and what is spent of it data-independently.
+
+    ``closed``: no new query has room. Under ``data_dependent`` that, and ``queries_submitted`` with it, follows from
+    votes.
+    """
+
+    kind: BudgetKind
+    epsilon_limit: float | None
+    delta: float
+    max_queries: int | None
+    queries_submitted: int
+    epsilon_submitted: float
+    closed: bool
+
+
+class BudgetFilter(Protocol):
+    """Decides how many of some new queries still fit."""
+
+    def room(self, wanted: int) -> int:
+        """How many of ``wanted`` queries may fit, as far as can be said without their votes."""
+        ...
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """How many of these queries fit, from the first on; they are reserved next."""
+        ...
+
+    def admit_publication(self) -> bool:
+        """Whether publishing the data-dependent privacy cost fits; if so it comes next."""
+        ...
+
+
+class CountFilter:
+    """At most ``limit`` reservations."""
+
+    def __init__(self, ledger: Ledger, limit: int) -> None:
+        self._ledger, self._limit = ledger, limit
+
+    def room(self, wanted: int) -> int:
+        """Queries up to the limit."""
+        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The same; votes do not matter."""
+        return self.room(len(votes_QC))
+
+    def admit_publication(self) -> bool:
+        """Always: this budget limits queries alone."""
+        return True
+
+
+class PriceFilter:
+    """Reservations and publications while their price for any votes, at one order, stays within the limit."""
+
+    def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
+        self._ledger = ledger
+        per_query_A = accountant.rdp([ledger.terms.mechanism.worst_case(1)], np.array(renyi.orders_A))
+        order = renyi.best_order(per_query_A)
+        self._renyi = replace(renyi, orders_A=(order,))
+        self._per_query = per_query_A[list(renyi.orders_A).index(order)]
+        # Without a plan no publication ever fits.
+        self._per_publication = math.inf
+        if ledger.terms.publication is not None:
+            self._per_publication = float(accountant.rdp([ledger.terms.publication], [order])[0])
+        self._publications, self._limit = -1, 0
+
+    def room(self, wanted: int) -> int:
+        """Queries up to the limit."""
+        if self._publications != len(self._ledger.publications):
+            self._publications = len(self._ledger.publications)
+            self._limit = self._most_queries(self._published)
+        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The same; votes do not matter."""
+        return self.room(len(votes_QC))
+
+    def admit_publication(self) -> bool:
+        """Whether one more fits beside what is there."""
+        queries = self._ledger.num_reservations * self._per_query
+        return self._renyi.admits([queries + self._published], [self._per_publication])
+
+    @property
+    def _published(self) -> float:
+        number = len(self._ledger.publications)
+        # 0 times inf is NaN.
+        return number * self._per_publication if number else 0.0
+
+    def _most_queries(self, spent: float) -> int:
+        most = self._renyi.max_queries([self._per_query])
+        if spent:
+            # Publications come out of the limit at the same order as queries.
+            most = min(most, max(0, math.floor((self._renyi.limit_A[0] - spent) / self._per_query)))
+            # The quotient may be rounded up.
+            while most and not self._renyi.admits([spent], [most * self._per_query]):
+                most -= 1
+        return most
+
+
+class VotesFilter:
+    """Reservations while their price, which depends on votes, stays within the limit. Closes at the first that fails.
+
+    Private: when it closes says something about votes.
+    """
+
+    def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
+        self._terms, self._renyi = ledger.terms, renyi
+        self._spent_A = np.zeros(len(_ORDERS_A))
+        self._closed = False
+        if ledger.num_reservations:
+            self._spent_A += self._prices(ledger.votes_QC).sum(axis=0)
+        for _ in ledger.publications:
+            self._spent_A += self._publication_A
+
+    def room(self, wanted: int) -> int:
+        """All, until it closed."""
+        return 0 if self._closed else wanted
+
+    def admit(self, votes_QC: IntArray) -> int:
+        """The first queries that fit; they are counted as spent."""
+        if self._closed or not len(votes_QC):
+            return 0
+        for number, price_A in enumerate(self._prices(votes_QC)):
+            if not self._renyi.admits(self._spent_A, price_A):
+                self._closed = True
+                return number
+            # Counted before it is reserved: a reservation that fails counts too much, never too little.
+            self._spent_A = self._spent_A + price_A
+        return len(votes_QC)
+
+    def admit_publication(self) -> bool:
+        """Whether it fits; it is counted as spent."""
+        if not self._renyi.admits(self._spent_A, self._publication_A):
+            return False
+        self._spent_A = self._spent_A + self._publication_A
+        return True
+
+    @property
+    def _publication_A(self) -> FloatArray:
+        assert self._terms.publication is not None
+        return accountant.rdp([self._terms.publication], _ORDERS_A)
+
+    def _prices(self, votes_QC: IntArray) -> FloatArray:
+        return accountant.rdp_of_each_data_dependent(self._terms.mechanism.realised(votes_QC), _ORDERS_A)
+
+
+def open_filter(ledger: Ledger) -> BudgetFilter:
+    """The filter of this ledger's budget, with what the ledger holds already spent."""
+    budget = ledger.terms.budget
+    if budget.kind == "query_count":
+        assert budget.max_queries is not None
+        return CountFilter(ledger, budget.max_queries)
+    renyi = _renyi(budget)
+    return VotesFilter(ledger, renyi) if budget.kind == "data_dependent" else PriceFilter(ledger, renyi)
+
+
+def _renyi(budget: Budget) -> RenyiFilter:
+    assert budget.epsilon is not None
+    return RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+
+
+def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
+    """How many of ``wanted`` queries a new ledger under ``terms`` has room for; all, where only votes can tell."""
+    budget = terms.budget
+    if budget.kind == "query_count":
+        assert budget.max_queries is not None
+        return min(wanted, budget.max_queries)
+    if budget.kind == "data_dependent":
+        return wanted
+    return min(wanted, _renyi(budget).max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
+
+
+def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
+    """Whether a publication has room beside so many queries; true where that depends on votes."""
+    if terms.publication is None or terms.budget.kind != "data_independent":
+        return True
+    renyi, per_query_A = _renyi(terms.budget), accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)
+    order = renyi.best_order(per_query_A) == _ORDERS_A
+    left = (renyi.limit_A - num_queries * per_query_A)[order]
+    return bool(np.all(accountant.rdp([terms.publication], _ORDERS_A[order]) <= left))
+
+
+def mechanism_within(
+    mechanism: MechanismT, *, target_epsilon: float, target_delta: float, num_queries: int
+) -> MechanismT:
+    """``mechanism`` with its noise multiplied by the least factor that keeps ``num_queries`` within the target.
+
+    Whatever the votes. A loss distribution prices queries that have one, and then no more than ``num_queries`` may be
+    submitted. ValueError for a target that no noise reaches.
+    """
+
+    def events(factor: float) -> list[accountant.Event]:
+        return [mechanism.scaled(factor).worst_case(num_queries)]
+
+    factor = least_noise(events, target_epsilon=target_epsilon, target_delta=target_delta)
+    if (
+        accountant.has_loss_distributions(events(factor))
+        and accountant.epsilon_pld(events(factor), target_delta=target_delta) <= target_epsilon
+    ):
+        # From the curves' factor down: with far more noise, distributions on the integers are long.
+        factor = least_noise(
+            events,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            accounting="pld",
+            largest_noise=factor,
+        )
+    return mechanism.scaled(factor)
+
+
+def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:
+    """What so many reservations and publications cost whatever the votes, at the budget's delta."""
+    events: list[accountant.Event] = [terms.mechanism.worst_case(num_queries)]
+    if num_publications:
+        assert terms.publication is not None
+        events += [terms.publication] * num_publications
+    if terms.budget.kind == "query_count":
+        return accountant.least_epsilon(events, target_delta=terms.budget.delta)
+    # A limit on the price is a Renyi filter, which spends by curves.
+    return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
+
+
+@lru_cache(maxsize=16)
+def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
+    """The bound, at the budget's delta, that held before the first query, however queries are chosen and ended.
+
+    None for a budget that votes end: then there is none. A count limits no publications, but none comes without a new
+    query, so there are at most as many.
+    """
+    budget = terms.budget
+    if budget.kind == "data_dependent":
+        return None
+    if budget.max_queries is None:
+        return budget.epsilon
+    if terms.publication is None:
+        return accountant.least_epsilon([terms.mechanism.worst_case(budget.max_queries)], target_delta=budget.delta)
+    each_A = accountant.rdp([terms.mechanism.worst_case(1), terms.publication])
+    return accountant.epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]

@@ -1,0 +1,172 @@
+"""A ledger in a SQLite file: WAL mode with full synchronisation, and the last entry noted in a second file, the head.
+
+The one writer holds a lock on the head. An entry is durable first, the head after it, and an answer leaves when both
+are: so a write-ahead log that was removed or cut short is noticed. Files that are changed while they are open end the
+writing (:mod:`aggregator.ledger.files`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from aggregator.ledger.chain import (
+    UNKEYED_VERSION,
+    EntryKind,
+    Head,
+    Header,
+    Row,
+    complete_or_create,
+    head_text,
+    noted_head,
+    read_header,
+    schema_version,
+    write_head,
+    write_unfinished,
+)
+from aggregator.ledger.files import (
+    LedgerError,
+    OpenFiles,
+    abandon,
+    beside,
+    connect,
+    folder_held,
+    head_path,
+    identity,
+    ledger_files,
+    lock,
+    open_read_only,
+)
+from aggregator.ledger.migration import rewrite_unkeyed
+from aggregator.ledger.stores import Stored
+
+MIN_FREE_BYTES = 2**20
+"""Room for the largest transaction: a disk with less is as good as full."""
+_ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number"
+
+
+class SqliteStore:
+    """The files of one ledger, open for writing."""
+
+    remedy = "Fix the disk, then start again."
+
+    def __init__(self, path: Path, terms: str, *, create: bool) -> None:
+        self._path = path
+        self._database: sqlite3.Connection | None = None
+        self._files: OpenFiles | None = None
+        with folder_held(path, create=create):
+            if not os.path.lexists(path):
+                complete_or_create(path, terms, create=create)
+            self._identity = identity(path)
+            if schema_version(path) == UNKEYED_VERSION:
+                rewrite_unkeyed(path)
+                self._identity = identity(path)
+        # Locked before it is read: no other writer moves the head in between.
+        self._head_file: int | None = lock(head_path(path))
+
+    def read(self) -> contextlib.AbstractContextManager[Stored]:
+        """What the files hold, and the head beside them."""
+        return read_file(self._path)
+
+    def begin(self, head: Head) -> None:
+        """Open the database for writing. LedgerError if it is not what was read."""
+        assert self._head_file is not None
+        self._database = connect(self._path)
+        # The writer must have opened what was verified, not what was put in its place since.
+        last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+        if identity(self._path) != self._identity or (last is not None and Head(*last) != head):
+            raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
+        self._files = OpenFiles(self._path, self._head_file)
+        if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
+            self._note(head)
+
+    def append(self, kind: EntryKind, text: str, head: Head) -> None:
+        """One transaction, then the head."""
+        assert self._database is not None
+        assert self._head_file is not None
+        # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
+        self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
+        if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
+            self._note(head)
+        else:
+            os.pwrite(self._head_file, head_text(head), 0)
+
+    def _note(self, head: Head) -> None:
+        assert self._head_file is not None
+        os.pwrite(self._head_file, head_text(head), 0)
+        os.fdatasync(self._head_file)
+
+    def fault(self) -> str | None:
+        """What was done to one of the files. SQLite writes into a file that was unlinked without an error."""
+        return None if self._files is None else self._files.fault()
+
+    def has_room(self) -> bool:
+        """Whether the disk is there, may be written and has room for a transaction."""
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError:
+            return False
+        return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
+
+    def require_writable(self) -> None:
+        """LedgerError unless the folder takes as many bytes as a transaction may have, durably."""
+        folder = self._path.parent
+        trial = folder / ".write-test"
+        try:
+            with trial.open("wb") as file:
+                file.write(bytes(MIN_FREE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise LedgerError(f"{folder}: cannot be written yet ({error}); fix the disk.") from error
+        finally:
+            with contextlib.suppress(OSError):
+                trial.unlink()
+
+    def close(self) -> None:
+        """Close the database, then let the lock go."""
+        if self._database is not None:
+            if self._files is not None and self._files.fault() is None:
+                self._database.close()
+            else:
+                abandon(self._database)
+            self._database = None
+        # The lock goes last: closing the database may still write the log back.
+        if self._head_file is not None:
+            os.close(self._head_file)
+            self._head_file = None
+
+
+@contextmanager
+def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
+    """What the files hold. The head is read first: a writer that goes on only adds to what it names."""
+    noted = noted_head(path)
+    try:
+        with closing(open_read_only(path)) as database:
+            # One snapshot for header and entries, whatever a writer appends meanwhile.
+            database.execute("BEGIN")
+            header = read_header(database, path)
+            yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+
+
+def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
+    """Put a whole ledger and its head there, or nothing. LedgerError where a file of one is."""
+    with folder_held(path, create=True):
+        left = ledger_files(path)
+        if left:
+            raise LedgerError(f"{left[0]}: is there; give another place, or move it aside.")
+        assert header.chain.key is not None
+        unfinished = beside(path, ".new")
+        entries = [(kind, text) for _, kind, text, _ in rows]
+        written = write_unfinished(unfinished, header.terms, header.chain.key, entries, version=header.version)
+        if written != head:
+            raise LedgerError(f"{path}: what was to be written there is no whole ledger.")
+        # The head comes first: a ledger without one is refused.
+        write_head(path, head)
+        unfinished.replace(path)

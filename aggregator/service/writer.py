@@ -1,0 +1,180 @@
+"""The one thread that writes the ledger, and what readers see of it meanwhile.
+
+Calls of the session run one after another on a thread of their own. After each of them what readers need is noted in an
+immutable :class:`Snapshot`, so that no reader ever waits for the writer: neither behind teachers that are slow to vote
+nor behind a slow disk. A snapshot is as new as the last durable transaction.
+
+A ledger whose write failed ends its writing. It is opened again, which verifies and replays every entry, as soon as
+its store may take a durable write; until then new queries fail at once and stored replies are still given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from aggregator.ledger.budget import BudgetStatus, epsilon_data_independent
+from aggregator.ledger.files import LedgerError
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.session import AggregatorSession
+from fairpate.privacy import accountant
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.types import UserError
+
+ResultT = TypeVar("ResultT")
+OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
+_REOPEN_PAUSE_S = 1.0
+_PRICED_TOGETHER = 256
+_MOST_NEW_QUERIES = 10**7
+_ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
+
+
+class RunningPrice:
+    """The data-dependent price of a ledger's charges, for the operator alone. Every charge is priced once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._curve_A = np.zeros(len(_ORDERS_A))
+        self._num_priced = 0
+
+    def epsilon(self, ledger: Ledger, num_charges: int) -> float:
+        """The price of the first ``num_charges`` charges, or of more if another thread asked for more."""
+        with self._lock:
+            self._add(ledger, self._num_priced, max(num_charges, self._num_priced))
+            if not self._curve_A.any():
+                return 0.0
+            return accountant.epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
+
+    def _add(self, ledger: Ledger, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
+        # An open reservation may have been drawn; only outcomes that are known to have cost nothing are left out.
+        touched = [outcome is None or outcome.is_charged for outcome in outcomes]
+        votes_QC = ledger.votes_QC[start:stop][touched]
+        for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
+            event = ledger.terms.mechanism.realised(votes_QC[first : first + _PRICED_TOGETHER])
+            self._curve_A = self._curve_A + accountant.rdp_data_dependent([event], _ORDERS_A)
+        self._num_priced = stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Books:
+    """An open ledger, the session that writes it and the running price of its charges."""
+
+    ledger: Ledger
+    session: AggregatorSession
+    price: RunningPrice = field(default_factory=RunningPrice)
+
+    def snapshot(self) -> Snapshot:
+        """The state now; to be taken between two transactions."""
+        return Snapshot(
+            books=self,
+            num_charges=self.ledger.num_reservations,
+            num_publications=len(self.ledger.publications),
+            room=self.session.room(_MOST_NEW_QUERIES),
+            published=self.session.published(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a ledger and its budget held after the last durable transaction.
+
+    ``room``: how many new queries the budget admits, at least.
+    """
+
+    books: Books
+    num_charges: int
+    num_publications: int
+    room: int
+    published: SanitisedRdp | None
+
+    @property
+    def terms(self) -> LedgerTerms:
+        """What the ledger is a ledger of."""
+        return self.books.ledger.terms
+
+    def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
+        """The budget as it would be after that many new queries, whether or not all of them have room."""
+        budget, submitted = self.terms.budget, self.num_charges + num_new_queries
+        return BudgetStatus(
+            kind=budget.kind,
+            epsilon_limit=budget.epsilon,
+            delta=budget.delta,
+            max_queries=budget.max_queries,
+            queries_submitted=submitted,
+            epsilon_submitted=epsilon_data_independent(
+                self.terms, num_queries=submitted, num_publications=self.num_publications
+            ),
+            closed=self.room <= num_new_queries,
+        )
+
+
+class Writer:
+    """Calls a session from one thread, and opens its ledger again after a failed write; :meth:`close` at the end.
+
+    ``books``, ``snapshot``, ``failure`` (empty: none) and ``busy_since_s`` may be read from any thread.
+    """
+
+    def __init__(self, books: Books, *, reopen: OpenBooks | None) -> None:
+        self.books, self.snapshot = books, books.snapshot()
+        self.failure = ""
+        self.busy_since_s: float | None = None
+        self._reopen = reopen
+        # The first failure is followed by an attempt at once.
+        self._tried_s = -_REOPEN_PAUSE_S
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+
+    def close(self) -> None:
+        """Wait for the call under way, end the thread and close the ledger."""
+        self._thread.shutdown()
+        self.books.ledger.close()
+
+    async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
+        """``function(session)`` on the writer's thread. LedgerError at once while the ledger cannot be written."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
+
+    async def recover(self) -> None:
+        """Open the ledger again if a write failed and the disk is back; says nothing where it is not."""
+        with contextlib.suppress(LedgerError):
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._recover)
+
+    def _call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
+        self.busy_since_s = time.monotonic()
+        try:
+            self._recover()
+            return function(self.books.session)
+        except (LedgerError, sqlite3.Error) as error:
+            self.failure = str(error)
+            raise
+        finally:
+            # Replaced as a whole and never changed, so that readers need no lock.
+            self.snapshot = self.books.snapshot()
+            self.busy_since_s = None
+
+    def _recover(self) -> None:
+        """LedgerError if the ledger failed and cannot be opened again yet."""
+        if not self.failure:
+            return
+        if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
+            raise LedgerError(self.failure)
+        self._tried_s = time.monotonic()
+        self.books.ledger.require_writable()
+        self.books.ledger.close()  # it goes on giving stored replies from memory
+        try:
+            ledger, session = self._reopen()
+        except UserError as error:  # a ledger that was removed, or lacks what was released, is not made again
+            raise LedgerError(str(error)) from error
+        self.books = Books(ledger=ledger, session=session)
+        self.snapshot, self.failure = self.books.snapshot(), ""
