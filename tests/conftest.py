@@ -33,6 +33,16 @@ def ray_session() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _operators_are_read_once() -> None:
+    """For every graph torch's exporter parses the source of all of onnxscript's operators anew: half of its time."""
+    try:
+        from onnxscript import TracedOnnxFunction
+    except ImportError:
+        return
+    TracedOnnxFunction.function_ir = property(cache(TracedOnnxFunction.function_ir.fget))  # type: ignore[method-assign,attr-defined]
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
     """A PostgreSQL server of the session, started by the first test that asks for it."""

@@ -125,6 +125,7 @@ def test_acs(excerpt: str, sensitive: str, adults: int, data_dir: Path) -> None:
     assert not any(name.startswith(("PINCP", "POVPIP", sensitive)) for name in dataset.feature_names)
 
 
+@pytest.mark.slow
 def test_utkface(data_dir: Path) -> None:
     dataset = load("utkface", data_dir)
     assert sum(map(sum, counts_of(dataset))) == 23_702

@@ -156,7 +156,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KEPT_DIGESTS: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
 
 
-@pytest.mark.parametrize("name", KEPT_DIGESTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in MADE else pytest.mark.slow) for name in KEPT_DIGESTS]
+)
 def test_records_are_what_they_were(name: str, made: Path, request: pytest.FixtureRequest) -> None:
     entry = REGISTRY[name]
     folder = made if name in MADE else request.getfixturevalue("data_dir")
