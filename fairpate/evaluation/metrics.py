@@ -70,6 +70,17 @@ _NOT_MEASURED = GapResult(
 
 
 @dataclass(frozen=True, kw_only=True)
+class WithoutPrivacy:
+    """What a logistic model reaches that learned from ``num_records`` test records and from no private one.
+
+    ``accuracy`` is over test records that it did not learn from, and that the measured model answered.
+    """
+
+    accuracy: float
+    num_records: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
 

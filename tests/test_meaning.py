@@ -1,0 +1,106 @@
+"""The sentence of what an epsilon means is a bound that holds, that some mechanism reaches, and that says so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from fairpate.meaning import least_wrong, meaning, most_often_right, strength
+
+EPSILONS = (0.0, 0.1, 1.0, 2.5, 5.0, 12.0)
+DELTAS = (0.0, 1e-5, 0.05, 0.3)
+
+
+def most_right(first, second):
+    """The best of all decision rules, tried one by one: each maps every output to one of the two."""
+    rules = itertools.product((0, 1), repeat=len(first))
+    return max(
+        sum((p if decided == 0 else q) / 2 for p, q, decided in zip(first, second, rule, strict=True)) for rule in rules
+    )
+
+
+def delta_of(first, second, epsilon):
+    """The least delta for which two distributions over few outputs are (epsilon, delta)-indistinguishable."""
+    e = math.exp(epsilon)
+    return max(np.maximum(first - e * second, 0).sum(), np.maximum(second - e * first, 0).sum())
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [*itertools.product(EPSILONS, DELTAS)])
+def test_randomised_response_with_a_leak_reaches_the_bound(epsilon: float, delta: float) -> None:
+    """With probability delta it tells the truth and that it does, else randomised response answers."""
+    truth = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+    lie = (1 - delta) / (1 + math.exp(epsilon))
+    first, second = np.array([delta, 0, truth, lie]), np.array([0, delta, lie, truth])
+    assert delta_of(first, second, epsilon) == pytest.approx(delta, abs=1e-12)
+    assert 1 - least_wrong(epsilon, delta) == pytest.approx(most_right(first, second), abs=1e-12)
+
+
+def test_no_mechanism_that_keeps_the_guarantee_is_guessed_more_often() -> None:
+    generator = np.random.default_rng(0)
+    close = 0
+    for _ in range(300):
+        first, second = generator.dirichlet([0.3] * 5), generator.dirichlet([0.3] * 5)
+        epsilon = float(generator.uniform(0, 4))
+        bound = 1 - least_wrong(epsilon, delta_of(first, second, epsilon))
+        right = most_right(first, second)
+        assert right <= bound + 1e-12
+        close += right > bound - 0.1
+    assert close > 30  # the bound is not far from what is reached
+
+
+def test_the_printed_share_is_rounded_up_and_never_certain() -> None:
+    # e/(1+e) = .731058..., e^2/(1+e^2) = .880797..., e^5/(1+e^5) = .993307..., e^12/(1+e^12) = .99999385...
+    printed = [most_often_right(epsilon, 0.0) for epsilon in (0.0, 1.0, 2.0, 5.0, 12.0, 26.0)]
+    assert printed == [f"{share}\u00a0%" for share in ("50.0", "73.2", "88.1", "99.4", "99.9994", "practically 100")]
+    for epsilon in np.linspace(0, 17, 200).tolist():
+        share = Decimal(most_often_right(epsilon, 1e-5).removesuffix("\u00a0%"))
+        assert 100 * (1 - least_wrong(epsilon, 1e-5)) <= float(share) < 100
+    assert most_often_right(0.0, 1e-5) == "50.1\u00a0%"
+    assert least_wrong(800.0, 1e-5) == pytest.approx(0, abs=1e-300)
+    assert most_often_right(1.0, 1.0) == most_often_right(math.inf, 0.0) == "practically 100\u00a0%"
+
+
+def test_how_strong_a_bound_is_follows_from_it() -> None:
+    """ln 19 = 2.944 is where 95 % is reached, ln 999 = 6.907 where 99.9 % is."""
+    assert [strength(epsilon, 0.0) for epsilon in (0, 2.94, 2.95, 6.90, 6.91, 26, math.inf)] == [
+        *("bounded", "bounded", "weak", "weak", "void", "void", "void"),
+    ]
+    assert strength(0.1, 0.999) == "void"
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "guess"),
+    [
+        ("record", "add or remove one", "whether one given record was among the private ones"),
+        ("record", "replace one", "which of two contents one private record has"),
+        ("person", "add or remove one", "whether one given person was among those of the private records"),
+        ("person", "replace one", "which of two contents the records of one given person have together"),
+        ("sensitive attribute", "replace one", "which of two values the sensitive attribute of one given record has"),
+        ("household", "add or remove one", "whether one given household was behind the votes"),
+        ("household", "replace one", "whether one given household had one of two contents"),
+    ],
+)
+def test_the_sentence_asks_what_unit_and_relation_compare(unit: str, relation, guess: str) -> None:
+    said = meaning(1.0, 1e-5, unit=unit, relation=relation, seen="the model")
+    assert said == (
+        f"Somebody who sees the model, knows all other private data and has to guess {guess} "
+        "is right at most 73.2\u00a0% of the time; a coin would be 50\u00a0%."
+    )
+
+
+@pytest.mark.parametrize("epsilon", [12.0, 26.0, 1000.0])
+def test_a_large_epsilon_is_said_to_say_next_to_nothing(epsilon: float) -> None:
+    said = meaning(epsilon, 1e-5, unit="person", relation="add or remove one", seen="the labels")
+    assert "nearly always" in said
+    assert said.endswith("this ε says next to nothing about one person.")
+
+
+def test_a_weak_and_a_missing_bound_are_said() -> None:
+    weak = meaning(5.13, 1e-5, unit="record", relation="add or remove one", seen="the student")
+    assert weak.endswith("is right at most 99.5\u00a0% of the time; a coin would be 50\u00a0%. This is a weak bound.")
+    none = meaning(math.inf, 1e-5, unit="record", relation="add or remove one", seen="the model")
+    assert none == "No ε is finite: what the model may tell about one record has no bound."
