@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all lint types docs bench clean
 
 demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
 	$(BIN)/fairpate run
@@ -21,6 +21,9 @@ lint: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+docs: .venv/.installed-dev ## build the documentation site into build/site; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
 
 bench: .venv/.installed-dev ## print the measured ratios
 	$(BIN)/python benchmarks/accounting.py

@@ -75,9 +75,10 @@ class UsageError(UserError):
 class GateRule:
     """The demographic-parity rule that CF-GNMax, P_pre and IDP3 share.
 
-    ``max_disparity`` is the margin gamma: a label is answered only while its tentative gap stays strictly below
-    it; ``inf`` switches the gate off. ``min_count`` is M, the answers that ``cold_start`` waits for before the
-    margin applies: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and label) or in ``all_groups``.
+    ``max_disparity`` is the margin gamma, at least 0: a label is answered only while its tentative gap stays strictly
+    below it; ``inf`` switches the gate off. ``min_count`` is M, at least 0, the answers that ``cold_start`` waits for
+    before the margin applies: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and label) or in
+    ``all_groups``.
     """
 
     max_disparity: float
@@ -96,8 +97,8 @@ class GateRule:
 class MechanismParameters:
     """Parameters of Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
 
-    ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation of 0 means no noise:
-    useful to a test, priced as infinite.
+    ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation is at least 0; 0 means
+    no noise: useful to a test, priced as infinite.
     """
 
     threshold: float

@@ -52,9 +52,9 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
                 yield f"{prefix}{name}", "", meaning
             yield from fields_of(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _as_yaml(value), meaning
+            yield f"{prefix}{name}", as_yaml(value), meaning
 
 
-def _as_yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """A value as it is given with ``--set``."""
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")

@@ -15,7 +15,7 @@ like the public records of its cell and group, each as far as it may have that l
 in a cell, those of all groups stand for it, and where there is none at all, the label's average: each fit is drawn to
 the coarser one by one record's worth.
 
-**Errors** that the intervals cover: the release's noise, sigma^2 |beta|^2; that public records are a sample, by the
+**Errors** that the intervals cover: the release's noise, ``sigma^2 |beta|^2``; that public records are a sample, by the
 influence of each on J (linearisation); and that the private records are one, by what the regression leaves. Not
 covered: a false assumption. A largest gap lies in its interval when all differences lie in simultaneous ones, so at
 least as often as these do.

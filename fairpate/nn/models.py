@@ -85,7 +85,7 @@ class FrozenBatchNorm(nn.Module):
 def build_model(
     config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int, generator_seed: int
 ) -> nn.Module:
-    """An initialised model (B, *input_shape) -> logits (B, num_classes); equal seeds give equal weights.
+    """An initialised model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal weights.
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
     images. With ``config.weights`` all but the last layer starts from the file. ValueError if the architecture does

@@ -5,10 +5,11 @@
 - Any epsilon-DP release is a post-processing of randomised response between two values (Kairouz, Oh and Viswanath 2015,
   arXiv 1311.0776): :class:`PureReleases`.
 - A vector moved by at most s in L1 under independent Laplace noise of scale 1 loses no more than one number moved by s:
-  :class:`LaplaceReleases`. The hockey-stick divergence of a move by a is 1 - exp((e - a) / 2) for |e| <= a; that of two
-  numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for |e| <= b - a, and 1 - u (1 + (a + b - e) / 4) with
-  u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by a + b. More numbers follow one by
-  one, as dominance survives products. Renyi: the curve is convex in s and 0 at 0, hence superadditive.
+  :class:`LaplaceReleases`. The hockey-stick divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of
+  two numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and
+  1 - u (1 + (a + b - e) / 4) with u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by
+  a + b. More numbers follow one by one, as dominance survives products. Renyi: the curve is convex in s and 0 at 0,
+  hence superadditive.
 
 **Exactness.** :func:`add_laplace` rounds to a grid 2^24 times finer than the sensitivity and adds a discrete Laplace
 variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algorithm 2). The noise is scaled for three
@@ -213,7 +214,7 @@ def keep_probability(epsilon: float, num_values: int) -> float:
 
 
 def sample_discrete_laplace(scale: Fraction, source: RandomSource) -> int:
-    """One exact draw with mass proportional to exp(-|x| / scale) on the integers; ``scale`` > 0."""
+    """One exact draw with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
     numerator, denominator = scale.numerator, scale.denominator
     while True:
         # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.

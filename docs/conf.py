@@ -1,0 +1,49 @@
+"""The documentation site, built by Sphinx from the Markdown and the notebooks of this folder: `make docs`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import generated
+
+project = "FairPATE"
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["results"]  # what the pages link to as files
+html_theme = "furo"
+html_title = "FairPATE"
+html_copy_source = html_show_sourcelink = html_show_copyright = False
+html_show_search_summary = False  # it asks a server for the pages, and there may be none
+myst_heading_anchors = 4  # the anchors that a repository host makes
+autodoc_member_order = "bysource"
+autodoc_type_aliases = {name: name for name in ("BoolArray", "FloatArray", "IntArray", "Labels", "Table")}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+nb_execution_mode = os.environ.get("TUTORIALS", "force")  # "off" builds the pages without running the notebooks
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+
+BELOW: dict[str, Callable[[], str]] = {
+    "reference/commands": generated.commands,
+    "reference/configuration": generated.configuration,
+    **{f"reference/{page}": partial(generated.interface, page) for page in generated.MODULES},
+}
+
+
+def setup(app: Any) -> None:
+    """Pages get what follows from the code as they are read, in every build."""
+    app.connect("source-read", fill_in)
+    app.connect("env-get-outdated", lambda *_: list(BELOW))
+
+
+def fill_in(_: Any, page: str, source: list[str]) -> None:
+    """Navigation for the index, and for pages of reference what they are a reference of."""
+    if page == "index":
+        source[0] = generated.navigation(source[0])
+    elif page in BELOW:
+        source[0] += "\n" + BELOW[page]()
