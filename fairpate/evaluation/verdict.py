@@ -46,8 +46,8 @@ _SEVERAL: dict[Unit, str] = {
     "sensitive attribute": "All else about a record is not protected.",
 }
 _NO_BASELINE = (
-    "None without privacy is known: the operator may train the method sgd on the same data, and keeps the result, which "
-    "depends on every private record."
+    "None without privacy is known: the operator may train the method sgd on the same data, and keeps the result, "
+    "which depends on every private record."
 )
 
 
@@ -265,7 +265,8 @@ def _coverage_figure(measured: Evaluation) -> Figure:
         return Figure(
             name="Coverage", value="unknown", word="Unknown", mood="none", details=("There were no test records.",)
         )
-    word = "Answers everything" if measured.coverage == 1 else "Refuses some" if measured.num_answered else "Refuses all"
+    part = "Refuses some" if measured.num_answered else "Refuses all"
+    word = "Answers everything" if measured.coverage == 1 else part
     return Figure(
         name="Coverage",
         value=percent(measured.coverage),
