@@ -200,9 +200,7 @@ def _privacy_figure(guarantee: Guarantee) -> Figure:
 
 def _meaning_words(guarantee: Guarantee) -> str:
     """The sentence for one unit; of a run whose noise protects nobody, what fresh noise would do."""
-    said = meaning(
-        guarantee.epsilon, guarantee.delta, unit=guarantee.unit, relation=guarantee.relation, seen=_SEEN
-    )
+    said = meaning(guarantee.epsilon, guarantee.delta, unit=guarantee.unit, relation=guarantee.relation, seen=_SEEN)
     if guarantee.protects or math.isinf(guarantee.epsilon):
         return said
     return f"{why_not_private(guarantee)}. Nothing is bounded. With fresh noise: {said[0].lower()}{said[1:]}"
