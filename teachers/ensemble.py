@@ -109,6 +109,24 @@ Given = list[ArrayShard] | list[IntArray]
 """Of a block's teachers: their records, or the rows of them in what a worker reads itself."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shards:
+    """The private records of every teacher, copied when they are asked for."""
+
+    private: Split
+    rows: list[IntArray]
+
+    def of(self, teachers: tuple[int, ...]) -> list[Shard]:
+        chosen = (torch.from_numpy(self.rows[teacher]) for teacher in teachers)
+        return [Shard(x=self.private.x[row], y=self.private.y[row]) for row in chosen]
+
+    def given(self, teachers: tuple[int, ...], *, as_rows: bool) -> Given:
+        """What a worker is sent: rows of what it reads itself, or the records."""
+        if as_rows:
+            return [self.rows[teacher] for teacher in teachers]
+        return [(shard.x.numpy(), shard.y.numpy()) for shard in self.of(teachers)]
+
+
 def train_ensemble(
     private: Split,
     config: TeachersConfig,
@@ -139,31 +157,29 @@ def train_ensemble(
         max_shard_size=config.max_shard_size,
     )
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
-    rows = rows_of_teachers(private, config, seed)
-
-    def shards(teachers: tuple[int, ...]) -> list[Shard]:
-        return [Shard(x=private.x[row], y=private.y[row]) for row in (torch.from_numpy(rows[t]) for t in teachers)]
+    shards = _Shards(private=private, rows=rows_of_teachers(private, config, seed))
 
     def block(teachers: tuple[int, ...]) -> Block:
-        content = block_path("", shards(teachers), spec, teachers, engine)
+        content = block_path("", shards.of(teachers), spec, teachers, engine)
         # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
         name = content if storage is None else keyed_name(content, storage.identity)
         return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
     blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, size))
-    report = TeacherCounter(blocks, on_progress)
-    missing = missing_blocks(blocks, storage, workers)
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
-
-    def given(teachers: tuple[int, ...]) -> Given:
-        if read is not None:
-            return [rows[teacher] for teacher in teachers]
-        return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
-
-    # A generator: a shard is copied when a worker asks for it, not all shards at once.
-    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
+    _train_missing(blocks, lessons, shards, workers, TeacherCounter(blocks, on_progress))
+    return Ensemble(spec=spec, blocks=blocks, storage=storage)
+
+
+def _train_missing(
+    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: Pool, report: TeacherCounter
+) -> None:
+    """Train and store the blocks that have no checkpoint yet; a warning says how many teachers diverged."""
+    missing = missing_blocks(blocks, lessons.storage, workers)
+    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    # A generator: a shard is copied when a worker asks for it, not all shards at once.
+    items = ((blocks[i], shards.given(blocks[i].teacher_indices, as_rows=lessons.read is not None)) for i in missing)
     num_diverged = 0
     for number, done in workers.run(_train_block, lessons, items):
         if done.weights is not None:
@@ -174,9 +190,8 @@ def train_ensemble(
         _log.warning(
             "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
             num_diverged,
-            config.num_teachers,
+            sum(len(block.teacher_indices) for block in blocks),
         )
-    return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
 def collect_votes(
