@@ -1,9 +1,9 @@
 """A published student as an ONNX graph, which predicts without this package, and a JSON that says how to use it.
 
-The graph holds all between a record and the probabilities of its labels: the scaling of bytes, the components of a
-table's embedding, the network, and the mixing by group of a randomised student. It is checked with onnxruntime against
-the student, on public records. What is outside of it is in the JSON: how a raw row becomes features, what the outputs
-are called, how a label follows from probabilities, and the reject option with its state.
+The graph holds all between a record and the probabilities of its labels: the scaling of bytes, the public embedding of
+a table or of pictures, the network, and the mixing by group of a randomised student. It is checked with onnxruntime
+against the student, on public records. What is outside of it is in the JSON: how a raw row becomes features, what the
+outputs are called, how a label follows from probabilities, and the reject option with its state.
 
 Both are functions of the student, of declared constants and of public records. Shapes: N records, F values, C classes,
 G groups.
@@ -32,6 +32,7 @@ FORMAT = "fairpate.portable/1"
 OPSET = 18
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _TOLERANCE, _MOST_APART = 1e-4, 0.01
+_FLOAT, _DOUBLE = 1, 11  # as ONNX numbers them
 _COLD = {"group": "n", "cell": "counts[g][k]", "all_groups": "the smallest group's sum of counts"}
 _OTHER = {
     "one_vs_rest": "(answers k of all other groups together) / (their answers)",
@@ -60,7 +61,7 @@ def missing_packages() -> tuple[str, ...]:
 def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] | None = None) -> PortableStudent:
     """The graph and its description. ``records`` (N, ...): public ones to check it by, as the student takes them.
 
-    An embedding of the student has to be one of a table. ``encoding`` says how a raw row becomes what the graph reads.
+    ``encoding`` says how a raw row becomes what the graph reads.
     PortableError where torch cannot write the graph, or where it does not predict what the student does.
     """
     groups = None
@@ -101,7 +102,11 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
-        return opset18.Sqrt(opset18.Add(opset18.Mul(one, one), opset18.Mul(other, other)))
+        # Squares of 24 binary digits are exact in 53, so the root is rounded as torch rounds it.
+        wide: list[Any] = [opset18.Cast(side, to=_DOUBLE) for side in (one, other)]
+        squares: list[Any] = [opset18.Mul(side, side) for side in wide]
+        root: Any = opset18.Sqrt(opset18.Add(*squares))
+        return opset18.Cast(root, to=_FLOAT)
 
     count = torch.export.Dim("records")
     arguments = {"records": records} | ({} if groups is None else {"groups": groups})

@@ -11,22 +11,17 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, read_json, write_json
 from fairpate.data import Dataset
 from fairpate.data.files import sha256_of
+from fairpate.data.gradients import feature_names
 from fairpate.files import write_atomically
+from fairpate.named_code import PLACE
 from student.portable import PortableError, PortableStudent, missing_packages, portable
 from student.predict import Student
 
 _MOST_RECORDS = 256
-_COORDINATES = (
-    "coordinates of a public embedding of pictures (data.embedding), which is not in this graph: this package computes "
-    "them from embedding.safetensors"
-)
 
 
 def write_portable(run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter) -> None:
@@ -57,36 +52,29 @@ def _is_there(run: RunDirectory) -> bool:
 
 
 def _portable(student: Student, dataset: Dataset) -> PortableStudent:
-    """With the embedding of a table; public records as they were before it are not kept, so others check it."""
-    embedding, records = dataset.embedding, dataset.public.x[:_MOST_RECORDS]
-    if embedding is not None and _is_of_table(dataset):
-        student, records = replace(student, embedding=embedding), _anything(embedding.record_shape)
-    return portable(student, records, encoding=_encoding(dataset))
+    """With the embedding inside, checked on public records as they were before it."""
+    records = dataset.public.x[:_MOST_RECORDS]
+    if dataset.before_embedding is not None:
+        student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
+    return portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))
 
 
-def _is_of_table(dataset: Dataset) -> bool:
-    return dataset.embedding is None or len(dataset.embedding.record_shape) == 1
-
-
-def _anything(shape: tuple[int, ...]) -> Tensor:
-    """Records that no data set has: declared features lie between 0 and 1."""
-    return torch.rand(_MOST_RECORDS, *shape, generator=torch.Generator().manual_seed(0))
-
-
-def _encoding(dataset: Dataset) -> dict[str, Any]:
+def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
     """How a raw row becomes what the graph reads, as far as that was declared."""
-    if not _is_of_table(dataset):
-        return {"of": _COORDINATES}
-    if dataset.kind == "image":
-        return {"of": "bytes 0 to 255: channels, rows, columns; the graph scales them"}
+    if len(record_shape) > 1:
+        inside = "" if dataset.embedding is None else " and places them in the public embedding"
+        return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}
     if not dataset.feature_codes:
-        names = dataset.feature_names if dataset.embedding is None else ()
-        return {"of": "features in the order of the data set", "features": [{"feature": name} for name in names]}
+        before = dataset.before_embedding
+        names = dataset.feature_names if before is None else before.feature_names
+        return {"of": _of_named(names), "features": [{"feature": name} for name in names]}
     return {
         "of": "features of declared columns, in this order",
         "kinds": {
             "number": "(s(v) - s(low)) / (s(high) - s(low)), clipped to 0..1, where s(v) = v, or "
-            "sign(v) ln(1 + |v|) for scale log; v is `missing` where the text is in `unknown`",
+            "sign(v) ln(1 + |v|) for scale log; v is `missing` where it is not known: where its text is in `unknown`, "
+            "or is a number equal to one in it, such as 9.0 where 9 is",
+            "missing": "1 where v is not known, else 0",
             "category": "1 where the text is one of values, else 0",
             "element": "the number at `place` of the list, from 0",
             "other": "1 where the text is none of values, else 0",
@@ -94,3 +82,12 @@ def _encoding(dataset: Dataset) -> dict[str, Any]:
         },
         "features": [code.to_json() for code in dataset.feature_codes],
     }
+
+
+def _of_named(names: tuple[str, ...]) -> str:
+    if names == feature_names():
+        return "histograms of a picture's oriented gradients (fairpate.oriented_gradients), in place of the picture"
+    place = names[0].rpartition(" ")[0] if names else ""
+    if PLACE.fullmatch(place):
+        return f"what {place} gives for a picture, which is code that no graph holds: run it first"
+    return "features in the order of the data set"

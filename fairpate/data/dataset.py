@@ -93,12 +93,21 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeforeEmbedding:
+    """What an embedding took: public ``examples`` (N, ...), and the names of a table's features."""
+
+    examples: Tensor
+    feature_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Private, public, validation and test records of one data set, and the public words for its codes.
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
-    the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did.
+    the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did;
+    ``before_embedding``: a few public records as they were before it, and the names of their features.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     ``records_alone``: the source names persons, and each record is protected by itself all the same. ``source``: what
     gives the same data set again, on any machine that has its files; null where it came from Python.
@@ -116,6 +125,7 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     embedding: Embedding | None = None
+    before_embedding: BeforeEmbedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
     records_alone: bool = False
     source: DataConfig | None = None

@@ -25,12 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from fairpate.config import EmbeddingConfig
-from fairpate.data.dataset import Dataset
+from fairpate.data.dataset import BeforeEmbedding, Dataset
 from fairpate.data.entry import DataError
 from fairpate.data.neighbour_graph import Graph
-from fairpate.oriented_gradients import oriented_gradients
+from fairpate.oriented_gradients import gradient_histograms
 
-_AT_ONCE = 1024
+_AT_ONCE = 256
+_EXAMPLES = 256
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
@@ -128,19 +129,26 @@ class Embedding:
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
 
-    def at_once(self, x: Tensor) -> Tensor:
-        """Coordinates of few records of a table, without a loop: one graph of tensor operations."""
-        assert self.graph is None
-        return self.components.at_once(x) * (_NORM / self.radius)
-
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
-        share = 0.0 if self.graph is None else self.config.graph_share
-        components: Tensor = self.components(x) * (_NORM * (1 - share) ** 0.5 / self.radius)
+        return self._joined(self.components(x), None if self.graph is None else self.graph(x))
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """The same of few records, without a loop: one graph of tensor operations.
+
+        Among neighbours that are equally near it may choose others.
+        """
         if self.graph is None:
-            return components
-        places = functional.normalize(self.graph(x))
-        return torch.cat([components, places * (_NORM * share**0.5)], dim=1)
+            return self._joined(self.components.at_once(x), None)
+        assert isinstance(self.graph.components, Components)
+        return self._joined(self.components.at_once(x), self.graph.at_once(self.graph.components.at_once(x)))
+
+    def _joined(self, components_NE: Tensor, places_NE: Tensor | None) -> Tensor:
+        share = 0.0 if places_NE is None else self.config.graph_share
+        scaled_NE: Tensor = components_NE * (_NORM * (1 - share) ** 0.5 / self.radius)
+        if places_NE is None:
+            return scaled_NE
+        return torch.cat([scaled_NE, functional.normalize(places_NE) * (_NORM * share**0.5)], dim=1)
 
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
@@ -152,7 +160,9 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     """The data set as ``embedding`` sees it."""
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
-    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, source=None, **splits)
+    before = BeforeEmbedding(examples=dataset.public.x[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
+    kept: dict[str, Any] = {"embedding": embedding, "before_embedding": before, "source": None}
+    return replace(dataset, kind="tabular", feature_names=names, **kept, **splits)
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
@@ -160,7 +170,7 @@ def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: T
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
-    parts = [torch.stack([oriented_gradients(each).sqrt() for each in pictures]).mean(dim=0)]
+    parts = [torch.stack([gradient_histograms(each.float() / 255).sqrt() for each in pictures]).mean(dim=0)]
     if config.pixels is not None:
         small = [functional.adaptive_avg_pool2d(each.float() / 255, config.pixels).flatten(1) for each in pictures]
         parts.append(torch.stack(small).mean(dim=0))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +112,19 @@ class Graph:
             near, _ = nearest_copies(self.components(part).numpy(), self.copies, _VOTING_NEIGHBOURS)
             parts.append(torch.from_numpy(self.coordinates_ME[near].mean(axis=1)))
         return torch.cat(parts)
+
+    def at_once(self, rows_ND: Tensor) -> Tensor:
+        """Coordinates (N, E) of few records whose components are ``rows_ND``: one graph of tensor operations."""
+        scaled_ND = rows_ND.double() * self.copies[0].scale
+        lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
+        whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
+        nearness = [
+            whole_ND @ torch.from_numpy(copy.others_KD).short().T.float() - torch.from_numpy(copy.half_squares_K)
+            for copy in self.copies
+        ]
+        near_NM = reduce(torch.maximum, nearness)
+        near = near_NM.topk(min(_VOTING_NEIGHBOURS, near_NM.shape[1]), dim=1).indices
+        return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
 
 
 def largest_norm(rows_ND: Floats) -> float:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +18,11 @@ from safetensors import safe_open
 from small_runs import FILES
 
 import student.portable
-from fairpate.config import DataConfig
-from fairpate.data import load_dataset
+from fairpate.app import portable
+from fairpate.config import DataConfig, EmbeddingConfig
+from fairpate.data import Dataset, gradients, load_dataset
+from fairpate.data.dataset import Split
+from fairpate.data.embedding import embedded
 from student.predict import load_student
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +32,7 @@ task: comes again
 rows: 600
 files: {records: visits.csv}
 features:
-  age: {bounds: [20, 60], missing: 45, unknown: "?"}
+  age: {bounds: [20, 60], missing: 45, unknown: ["?", "-9"]}
   bill: {bounds: [0, 5000], scale: log}
   ward: {categories: [A, B, C], aliases: {b: B}, missing: none, other: true}
   code: {bands: {few: 0, some: 10, many: 100}}
@@ -59,7 +63,7 @@ def rows():
         ward, sex = rng.choice(["A", "B", "C", "b", "", "D"]), rng.choice(["f", "m"])
         again = "yes" if age + rng.normal(0, 5) > 45 else "no"
         yield {
-            "age": "?" if rng.random() < 0.1 else str(age),
+            "age": str(rng.choice(["?", "-9", "-9.0", "-09"])) if rng.random() < 0.1 else str(age),
             "bill": str(bill),
             "ward": str(ward),
             "code": str(rng.integers(0, 300)),
@@ -125,7 +129,7 @@ def test_the_documents_snippet_predicts_raw_rows_without_this_package(fairpate, 
 
 def encoded(row):
     """By hand: age with its flag, bill, five wards, three bands."""
-    missing = row["age"] == "?"
+    missing = row["age"] == "?" or float(row["age"]) == -9
     age = (45 - 20) / 40 if missing else min(max((float(row["age"]) - 20) / 40, 0), 1)
     bill = min(np.log1p(float(row["bill"])) / np.log1p(5000), 1)
     wards = [row["ward"] == "A", row["ward"] in ("B", "b"), row["ward"] == "C", row["ward"] == "", row["ward"] == "D"]
@@ -171,6 +175,47 @@ def test_pictures_are_read_as_bytes_and_a_second_command_writes_nothing_anew(fai
     graph.write_bytes(graph.read_bytes()[:-1])
     assert fairpate("report", tmp_path / "run")[0] == 0
     assert graph.stat().st_mtime_ns != before
+
+
+def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tmp_path):
+    run(fairpate, visits, tmp_path / "run", "data.embedding={}", data="color_digits")
+    held_out = load_dataset(DataConfig(name="color_digits")).test.x
+    session = onnxruntime.InferenceSession((tmp_path / "run/public/model.onnx").read_bytes())
+    (found,) = session.run(["probabilities"], {"records": held_out.numpy()})
+    student = load_student(tmp_path / "run/public/student.safetensors")
+    expected = student.probabilities(held_out)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert expected.std() > 0.01
+    ahead = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 2e-4  # all but ties
+    assert ahead.mean() > 0.95
+    assert (found.argmax(axis=1) == expected.argmax(axis=1))[ahead].all()
+    told = json.loads((tmp_path / "run/public/model.json").read_text(encoding="utf-8"))
+    assert told["inputs"][0]["shape"] == ["N", *held_out.shape[1:]]
+    assert told["encoding"]["of"].endswith("the graph scales them and places them in the public embedding")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (gradients.feature_names(), "oriented gradients"),
+        (("my_pictures:edges 0", "my_pictures:edges 1"), "what my_pictures:edges gives for a picture, which is code"),
+        (("age", "weight"), "features in the order of the data set"),
+    ],
+)
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded):
+    x = torch.rand(40, len(names))
+    split = Split(x=x, y=torch.arange(40) % 2, z=torch.arange(40) % 2, record_id=[str(row) for row in range(40)])
+    splits = dict.fromkeys(("private", "public", "validation", "test"), split)
+    plain = Dataset(
+        **{"name": "mine", "kind": "tabular", "sensitive_attribute": "z", "feature_names": names} | splits,
+        label_names=("no", "yes"),
+        group_names=("a", "b"),
+    )
+    dataset = embedded(plain, EmbeddingConfig(steps=0)) if is_embedded else plain
+    told = portable.encoding_of(dataset, (len(names),))
+    assert words in told["of"]
+    assert [each["feature"] for each in told["features"]] == list(names)
 
 
 def test_a_run_without_the_packages_is_whole_and_says_how_to_get_them(fairpate, visits, tmp_path, monkeypatch):

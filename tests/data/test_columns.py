@@ -64,6 +64,8 @@ def test_amounts_are_scaled_by_signed_logarithms() -> None:
         ({"unknown": "N"}, ["5", "N", ""], [[0.5, 0], [0, 1], [0, 1]]),
         ({"missing": "7.5"}, ["5", "", "7.5"], [[0.5, 0], [0.75, 1], [0.75, 0]]),
         ({"missing": "10", "unknown": ["-1", "?"]}, ["-1", "?", "-1.0"], [[1, 1], [1, 1], [1, 1]]),
+        ({"unknown": "9"}, ["9", "9.0", "09", "+9", "9e0", "7.5"], [*[[0, 1]] * 5, [0.75, 0]]),
+        ({"unknown": "9.00"}, ["9", "90", ""], [[0, 1], [1, 0], [0, 1]]),
     ],
 )
 def test_a_missing_number_is_a_declared_constant_and_flagged(
@@ -140,6 +142,11 @@ def test_a_decimal_comma_is_called_one(bad: str) -> None:
 def test_an_empty_cell_needs_a_meaning(feature: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"column c: expected a value, got none in 2 rows; declare .*missing"):
         encoded(column("1", "", ""), declared(Feature, **feature))
+
+
+def test_what_means_a_missing_category_is_compared_as_text() -> None:
+    feature = declared(Feature, categories=["1"], unknown="9", other=True)
+    assert encoded(column("1", "9", "9.0", "09"), feature)[0] == [[1, 0], [0, 0], [0, 1], [0, 1]]
 
 
 def test_an_unknown_category_names_column_value_and_remedy() -> None:

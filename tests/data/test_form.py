@@ -54,6 +54,12 @@ def test_a_form_s_record_is_the_same_row_of_a_file(age, gain, debt, work, city, 
     assert made.tobytes() == from_file(written).tobytes()
 
 
+@pytest.mark.parametrize("typed", [9, 9.0, "9", "9.0", "09", "+9", "9e0", "?", -1, "-1.00"])
+def test_what_means_a_missing_number_is_compared_as_a_number(typed):
+    feature = Feature(bounds=(0, 20), missing="5", unknown=("9", "-1", "?"))
+    assert form_of(feature_codes([("age", feature)])).encode({"age": typed}).tolist() == [0.25, 1.0]
+
+
 def test_every_column_has_one_input_that_says_what_it_takes():
     fields = {field.name: field for field in FORM.fields}
     assert list(fields) == [name for name, _ in FEATURES]

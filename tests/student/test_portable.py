@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import student.portable
-from fairpate.config import ModelConfig
+from fairpate.config import DataConfig, EmbeddingConfig, ModelConfig
+from fairpate.data import load_dataset
+from fairpate.data.embedding import Embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
@@ -78,6 +80,29 @@ def test_a_graph_predicts_other_records_as_the_student_does(name, shape):
 def test_large_backbones_too(name):
     one, x = make(name, (3, 64, 64)), records((3, 64, 64), 4)
     np.testing.assert_allclose(predict(portable(one, x), x), one.probabilities(x), atol=1e-5)
+
+
+@pytest.mark.slow  # one of them in a run: tests/app/test_portable_run.py
+@pytest.mark.parametrize(
+    "words", [{}, {"mirrored": True, "pixels": None}, {"graph_share": 0.0}], ids=["places", "mirrored", "components"]
+)
+def test_a_graph_reads_pictures_through_their_public_embedding(words):
+    """On held-out digits, which neither the embedding nor the check has seen: the same labels."""
+    digits = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    pool, held_out = digits.public.x, digits.test.x
+    embedding = Embedding.of(pool, EmbeddingConfig(num_components=40, **words))
+    coordinates = embedding(pool)
+    one = make("logistic", tuple(coordinates.shape[1:]))
+    with torch.no_grad():  # of three digits: the means of their coordinates, so that predictions are far from even
+        one.network[-1].weight.copy_(torch.stack([coordinates[digits.public.y == k].mean(dim=0) for k in range(3)]))
+    one = dataclasses.replace(one, embedding=embedding)
+    made, expected = portable(one, pool[:8]), one.probabilities(held_out)
+    found = predict(made, held_out)
+    assert expected.std() > 0.2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
+    np.testing.assert_allclose(predict(made, held_out[5:6]), expected[5:6], atol=1e-4)
+    assert made.description["inputs"] == [{"name": "records", "type": "uint8", "shape": ["N", *pool.shape[1:]]}]
 
 
 def test_a_mixture_tells_how_often_its_members_say_a_label():

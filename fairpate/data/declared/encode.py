@@ -204,7 +204,8 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     none = len(names)  # a row of zeros
     if feature.may_be_missing:
         absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
-        found.count("missing", _mask(_is_in(found.text, absent)))
+        _, absent_N = _codes(found, dict.fromkeys(absent, 0))
+        found.count("missing", absent_N)
     codes_N, known_N = _codes(found, places)
     if "" not in places:
         _require_present(found)

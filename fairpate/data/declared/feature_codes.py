@@ -1,15 +1,17 @@
 """What each feature of a declared table is computed from, in words that need no part of this package.
 
 Only declared constants are told, which are public: a model that leaves the house carries them beside it. A feature is
-one of five, which :func:`fairpate.data.declared.encode.encode` computes:
+one of six, which :func:`fairpate.data.declared.encode.encode` computes:
 
-    number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where text is in ``unknown``
+    number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known
+    missing     1 where v is not known, else 0
     category    1 where the text is one of ``values``, else 0
     other       1 where the text is none of ``values``, else 0
     element     the number at ``place`` of the list
     band        1 where ``at_least`` <= v < ``below``, else 0; without ``below``, no end binds
 
-with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``.
+with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``. A number is not known where its text is in ``unknown``, or is
+another spelling of a number in it: 9.0 or 09 where 9 is.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ class FeatureCode:
     at_least: float | None = None
     below: float | None = None
     place: int | None = None
+
+    def is_unknown(self, value: float | str) -> bool:
+        """Whether a number, or its text, means a missing one."""
+        unknown = self.unknown or ()
+        number = _number_in(value)
+        return value in unknown or (number is not None and number in map(_number_in, unknown))
 
     def to_json(self) -> dict[str, Any]:
         """Without what is null."""
@@ -72,7 +80,14 @@ def _number(column: str, feature: Feature) -> Iterator[FeatureCode]:
         return
     unknown = ("", *feature.unknown)
     yield FeatureCode(**vars(code) | {"missing": feature.stands_for_missing, "unknown": unknown})
-    yield FeatureCode(feature=f"{column}=missing", column=column, kind="category", values=unknown)
+    yield FeatureCode(feature=f"{column}=missing", column=column, kind="missing", unknown=unknown)
+
+
+def _number_in(value: float | str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def _vector(column: str, size: int) -> Iterator[FeatureCode]:

@@ -79,7 +79,7 @@ def _field(column: str, codes: Sequence[FeatureCode]) -> FormField:
 def _encoded(column: str, codes: Sequence[FeatureCode], value: Value) -> npt.NDArray[np.float32]:
     first = codes[0]
     if first.kind in ("number", "band"):
-        number = None if value is None else _number(column, value)
+        number = None if value is None or first.is_unknown(value) else _number(column, value)
         features = _of_number(column, first, number) if first.kind == "number" else _of_band(column, codes, number)
         return np.array(features, dtype=np.float32)
     text = "" if value is None else str(value)
