@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import cmd
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.json import JSON
 from rich.table import Table
 
 from aggregator.client import AggregatorClient, Question
@@ -28,13 +29,21 @@ class CommandError(UsageError, ValueError):
 
 
 class QueryShell(cmd.Cmd):
-    """Reads commands from a person; each is one or two requests."""
+    """Reads commands from a person; each is one or two requests. ``hear`` takes facts in the place of printed words."""
 
     intro = "Type help for the commands, quit to leave."
     prompt = "fairpate> "
 
-    def __init__(self, client: AggregatorClient, console: Console, *, history: Path | None = None) -> None:
+    def __init__(
+        self,
+        client: AggregatorClient,
+        console: Console,
+        *,
+        history: Path | None = None,
+        hear: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._hear = hear
         self._client = client
         self._console = console
         self._history = history
@@ -79,29 +88,32 @@ class QueryShell(cmd.Cmd):
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
         for question, reply in zip(questions, replies, strict=False):
             table.add_row(str(question) if isinstance(question, int) else reply.key[:12], describe(reply, names))
-        self._console.print(table)
+        self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table)
 
     def do_estimate(self, line: str) -> None:
         """estimate 17 | estimate 0:20 | estimate {json} | estimate 500 new: what asking would cost, at most."""
         words = line.split()
         count = int(words[0]) if len(words) == 2 and words[0].isdecimal() and words[1] == "new" else None
         found = self._client.estimate(parse_questions(line) if count is None else None, count=count)
-        self._console.print(f"{found.new_queries} new queries, {found.stored_replies} with a stored reply (free)")
-        self._console.print(_budget_line("now", found.now))
-        self._console.print(_budget_line("afterwards", found.afterwards))
+        sentence = f"{found.new_queries} new queries, {found.stored_replies} with a stored reply (free)"
+        lines = (sentence, _budget_line("now", found.now), _budget_line("afterwards", found.afterwards))
+        self._tell(found.model_dump(mode="json"), *lines)
 
     def do_budget(self, _: str) -> None:
         """budget: the limits, and what is spent."""
-        self._console.print(_budget_line("spent", self._client.budget()))
+        budget = self._client.budget()
+        self._tell(budget.model_dump(mode="json"), _budget_line("spent", budget))
 
     def do_statement(self, _: str) -> None:
         """statement: the privacy claim that may be published."""
-        self._console.print_json(self._client.statement().model_dump_json())
+        statement = self._client.statement()
+        self._tell(statement.model_dump(mode="json"), JSON(statement.model_dump_json()))
 
     def do_reply(self, line: str) -> None:
         """reply KEY: the stored reply of a query, by its content hash."""
         reply = self._client.reply(line.strip())
-        self._console.print(describe(reply, self._client.statement().label_names))
+        names = self._client.statement().label_names
+        self._tell(reply_facts(reply, names), describe(reply, names))
 
     def do_quit(self, _: str) -> bool:
         """quit: leave."""
@@ -111,6 +123,13 @@ class QueryShell(cmd.Cmd):
         """End of input: leave."""
         self._console.print()
         return True
+
+    def _tell(self, facts: Mapping[str, Any], *words: RenderableType) -> None:
+        if self._hear is not None:
+            self._hear(facts)
+            return
+        for line in words:
+            self._console.print(line)
 
     def _read_until_interrupted(self) -> bool:
         """Whether the user left."""
@@ -151,6 +170,12 @@ def describe(reply: Reply, label_names: Sequence[str]) -> str:
     if reply.label is not None:
         return label_names[reply.label]
     return "no room in the budget" if reply.status == "over_budget" else "refused"
+
+
+def reply_facts(reply: Reply, label_names: Sequence[str]) -> dict[str, Any]:
+    """A reply as it is on the wire, its label as a number and by its name."""
+    name = None if reply.label is None else label_names[reply.label]
+    return {"key": reply.key, "status": reply.status, "label": reply.label, "label_name": name}
 
 
 def _parse_json(text: str) -> list[Question]:

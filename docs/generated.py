@@ -74,7 +74,8 @@ def configuration() -> str:
     read_by: dict[str, dict[str, Field]] = {}
     methods = all_methods() | {"own_votes": find_method("own_votes")}
     for name, method in methods.items():
-        for field in fields_in(method.model_json_schema(), {path: value for path, value, _ in fields_of(method())}):
+        defaults = {each["field"]: as_yaml(each.get("default", "")) for each in fields_of(method())}
+        for field in fields_in(method.model_json_schema(), defaults):
             read_by.setdefault(field.path, {})[name] = field
     sections = dict.fromkeys(path.partition(".")[0] for path in read_by if "." in path)
     del read_by["method"]  # as the command line says it

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from fairpate.app import ledger_copies
 from fairpate.app.ledger_copies import labels_held
 from fairpate.app.ledger_place import LedgerPlace, has_ledger, place_of
 from fairpate.app.odometer import Odometer
+from fairpate.app.output import Output
 from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
-from fairpate.app.terminal import facts
 from fairpate.evaluation.page import epsilon_text
 from fairpate.methods.pate import VotingMethod
 
@@ -40,7 +39,7 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
     raise RunFolderError(f"{path}: no ledger; give a ledger file, or a run of a method that asks teachers.")
 
 
-def describe_verified(path: Path) -> Table:
+def verified_facts(path: Path) -> dict[str, Any]:
     """The summary of a ledger whose chain holds, and whether it holds what its run released. LedgerError if not."""
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
@@ -51,7 +50,7 @@ def describe_verified(path: Path) -> Table:
             summary["released_labels"] = labels_held(run, config, outcome)
     if place.anchor is not None:
         summary["anchor"] = shown(place.anchor)
-    return facts((name.replace("_", " "), str(value)) for name, value in summary.items())
+    return summary
 
 
 def export(path: Path, out: Path) -> None:
@@ -80,21 +79,21 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
                 file.flush()
 
 
-def last_charges(path: Path, count: int) -> Table:
+def last_charges(path: Path, count: int) -> Output:
     """The last ``count`` charges."""
     rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
     names = [field.name for field in dataclasses.fields(rows[0])] if rows else []
     table = Table(*names, box=SIMPLE_HEAD)
-    for row in islice(rows, count):
+    for row in rows:
         table.add_row(*(str(getattr(row, name)) for name in names))
-    return table
+    return Output(facts={"charges": rows}, words=table)
 
 
-def describe_totals(*, data: str | None, delta: float) -> Table | str:
+def describe_totals(*, data: str | None, delta: float) -> Output:
     """What all releases cost together, per data set, unit and relation. OdometerError, and for a data set without."""
     totals = Odometer().totals(delta=delta, data=data)
     if data is None and not totals:
-        return "No release is counted yet."
+        return Output(facts={"totals": []}, words="No release is counted yet.")
     if data is not None and not totals:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
@@ -104,4 +103,4 @@ def describe_totals(*, data: str | None, delta: float) -> Table | str:
         limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
         counts = (str(total.releases), epsilon_text(total.epsilon), limit, str(total.not_private))
         table.add_row(total.data, total.unit, total.relation, *counts)
-    return table
+    return Output(facts={"totals": totals}, words=table)

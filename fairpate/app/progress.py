@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fairpate.app.output import is_for_program
 from fairpate.app.terminal import terminal
 
 Advance = Callable[[int, int], None]
@@ -19,7 +20,7 @@ class Reporter:
     """Announces stages. :meth:`stage` yields ``advance(done, total)``; :meth:`note` adds what a stage found."""
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or terminal(stderr=True, quiet=quiet)
+        self.console = console or terminal(stderr=True, quiet=quiet or is_for_program())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Advance]:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -16,16 +17,20 @@ from rich.table import Table
 
 from aggregator.client import DEFAULT_URL, AggregatorClient, QueryError
 from aggregator.service.wire import Reply
-from aggregator.shell import CommandError, QueryShell, describe, parse_range
+from aggregator.shell import CommandError, QueryShell, describe, parse_range, reply_facts
 from fairpate.app.odometer import state_folder
+from fairpate.app.output import Output, is_for_program, say, show
 from fairpate.app.progress import Reporter
 from fairpate.app.terminal import terminal
 from fairpate.files import check_output_file, write_atomically
+from fairpate.types import UserError
 
 _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write_table, ".csv": csv.write_csv}
 
 
-def query(words: Sequence[str], *, ids: str | None, out: Path | None, batch_size: int, token_file: Path | None) -> None:
+def query(
+    words: Sequence[str], *, ids: str | None, out: Path | None, batch_size: int, token_file: Path | None
+) -> Output | None:
     """Run the one command in ``words``, the batch ``ids``, or else a shell. A first word with :// is the URL.
 
     What can be refused is refused before anything is asked: UsageError for words, numbers and places that are none.
@@ -35,28 +40,32 @@ def query(words: Sequence[str], *, ids: str | None, out: Path | None, batch_size
         raise CommandError(f"--out: {out} is for the replies of a batch; give --ids too.")
     if ids is not None and command:
         raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
+    if is_for_program() and ids is None and not command:
+        raise CommandError("--json: a shell is for a person; give a command such as `budget`, or --ids.")
     numbers = None if ids is None else parse_range(ids)
     if out is not None:
         check_output_file(out, "--out", suffixes=tuple(_WRITERS))
+    heard: dict[str, Any] = {}
     with AggregatorClient(url, token=read_token(token_file)) as client:
         if numbers is not None:
-            label_pool(client, numbers, out=out, batch_size=batch_size)
-            return
-        shell = QueryShell(client, terminal(), history=state_folder() / "history")
+            return label_pool(client, numbers, out=out, batch_size=batch_size)
+        hear = heard.update if is_for_program() else None
+        shell = QueryShell(client, terminal(), history=state_folder() / "history", hear=hear)
         if command:
             shell.run_once(" ".join(command))
-        else:
-            client.budget()  # a wrong URL or token is said before the prompt
-            shell.run(interactive=sys.stdin.isatty())
+            return Output(facts=heard, words="")
+        client.budget()  # a wrong URL or token is said before the prompt
+        shell.run(interactive=sys.stdin.isatty())
+    return None
 
 
-def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> None:
-    """Ask pool records by number and write ``out`` (id, key, status, label), or print a line for each.
+def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> Output:
+    """Ask pool records by number and write ``out`` (id, key, status, label), or put out a line for each.
 
     What was answered before a budget or an error ends the batch is kept all the same, and then the error raised. The
     service stores every reply, so the same command asks again for free.
     """
-    reporter, replies = Reporter(), list[Reply]()
+    reporter, replies, failure = Reporter(), list[Reply](), None
     statement = client.statement()
     if max(ids) >= statement.pool_size:
         raise CommandError(
@@ -69,21 +78,40 @@ def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None
                 advance(len(replies), len(ids))
         if len(replies) < len(ids):
             reporter.note("queries", f"the budget has no room for more; {len(ids) - len(replies)} were not asked")
-    finally:
+    except UserError as error:
+        failure = str(error)
+        if not replies:
+            raise
+    except BaseException:
         if replies:
-            _keep(ids, replies, out, statement.label_names)
+            show(_kept(ids, replies, out, statement.label_names))
+        raise
+    return _kept(ids, replies, out, statement.label_names, failure)
+
+
+def _kept(
+    ids: Sequence[int],
+    replies: Sequence[Reply],
+    out: Path | None,
+    label_names: Sequence[str],
+    failure: str | None = None,
+) -> Output:
+    """The replies, which are in the file from here on, if one is named."""
+    code = int(failure is not None)
     counts = Counter(reply.status for reply in replies)
-    terminal(stderr=out is None).print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    if out is not None:
+        _write(ids, replies, out)
+        return Output(facts={"file": out, "counts": counts}, words=counted, code=code, failure=failure)
+    say(counted)
+    table = Table("query", "reply", box=None)
+    for number, reply in zip(ids, replies, strict=False):
+        table.add_row(str(number), describe(reply, label_names))
+    found = [{"id": id_} | reply_facts(reply, label_names) for id_, reply in zip(ids, replies, strict=False)]
+    return Output(facts={"replies": found, "counts": counts}, words=table, code=code, failure=failure)
 
 
-def _keep(ids: Sequence[int], replies: Sequence[Reply], out: Path | None, label_names: Sequence[str]) -> None:
-    """Into the file, or onto the terminal."""
-    if out is None:
-        table = Table("query", "reply", box=None)
-        for number, reply in zip(ids, replies, strict=False):
-            table.add_row(str(number), describe(reply, label_names))
-        terminal().print(table)
-        return
+def _write(ids: Sequence[int], replies: Sequence[Reply], out: Path) -> None:
     try:
         write_atomically(out, lambda path: _WRITERS[out.suffix](_table(ids, replies), path))
     except OSError as error:

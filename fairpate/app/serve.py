@@ -46,6 +46,8 @@ from teachers.cluster import start_ray
 _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
 _DAY_S = 86400.0
+Started = Callable[[Sequence[Mapping[str, object]]], object]
+"""Told which runs are served where, once they are."""
 _LOOPBACK = "127.0.0.1"
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
@@ -107,6 +109,7 @@ def serve_aggregators(
     data_dir: Path | None,
     detach: bool,
     say: Callable[[str], None],
+    started: Started = list,
     take_over: bool = False,
 ) -> None:
     """Serve these runs until interrupted, or leave the services on the cluster at RAY_ADDRESS (``detach``).
@@ -141,8 +144,10 @@ def serve_aggregators(
             for service in services:
                 service.stop()
             raise
+        urls = {name: settings.url if alone else f"{settings.url}{PREFIX}{name}" for name in runs}
         for name, (run, config) in runs.items():
-            _announce(run, config, settings.url if alone else f"{settings.url}{PREFIX}{name}", say)
+            _announce(run, config, urls[name], say)
+        started([{"run": run.root, "url": urls[name], "detached": detach} for name, (run, _) in runs.items()])
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {' '.join(map(str, roots))} --stop`.")
             return
@@ -233,7 +238,15 @@ def _can_trace(traces: bool) -> bool:
     return traces
 
 
-def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say: Callable[[str], None]) -> None:
+def serve_student_of(
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    num_replicas: int,
+    say: Callable[[str], None],
+    started: Started = list,
+) -> None:
     """Serve the run's published student on Ray Serve until interrupted. ServiceError if Ray Serve is not installed."""
     run, config = finished_run(root)
     if not config.is_private:
@@ -249,7 +262,9 @@ def serve_student_of(root: Path, *, host: str, port: int, num_replicas: int, say
         cpus = ray.num_cpus / num_replicas
         serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        say(f"The student of {run.root} is served at http://{url_host(host)}:{port} (documentation: /docs)")
+        url = f"http://{url_host(host)}:{port}"
+        say(f"The student of {run.root} is served at {url} (documentation: /docs)")
+        started([{"run": run.root, "url": url, "detached": False}])
         try:
             while True:
                 time.sleep(_WATCH_INTERVAL_S)

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from fairpate.app.output import Output
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.terminal import facts
 from fairpate.data import DatasetDescription, DatasetListing
@@ -18,6 +19,28 @@ from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
 from student.predict import load_student
+
+
+def outcome(run: RunDirectory) -> Output:
+    """The published numbers of a finished run, in words and as the files hold them."""
+    files = {
+        "model": run.student,
+        "without_this_package": run.graph,
+        "record": run.record,
+        "statement": run.statement,
+        "metrics": run.metrics,
+        "report": run.public_report,
+        "operator_only": run.private_report,
+    }
+    record = read_json(run.record)
+    facts = {name: record[name] for name in ("method", "data", "seed")} | {
+        "run": run.root,
+        "statement": read_json(run.statement),
+        "metrics": read_json(run.metrics),
+        "training_labels": load_student(run.student).card.num_training_labels,
+        "files": {name: path for name, path in files.items() if path.exists()},
+    }
+    return Output(facts=facts, words=summarise(run))
 
 
 def summarise(run: RunDirectory) -> Group:

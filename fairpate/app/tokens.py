@@ -15,6 +15,7 @@ from aggregator.ledger.entries import NO_LIMIT, OwnLimit
 from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
 from aggregator.service.tokens import Role
+from fairpate.app.output import Output
 from fairpate.app.rundir import run_at
 from fairpate.config import ConfigError
 
@@ -62,20 +63,22 @@ def revoke(root: Path, name: str) -> None:
     _change(root, lambda store: token_store.revoked(store, name))
 
 
-def describe(root: Path) -> Table | str:
+def describe(root: Path) -> Output:
     """Whose tokens there are, until when, under which limits."""
     path, now_s = _path(root), time.time()
     if not path.exists():
-        return "No token yet; `fairpate tokens add` makes one."
+        return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
     store = token_store.read_store(path)
     table = Table("name", "role", "made", "ends", "epsilon", "queries", "per day", box=SIMPLE_HEAD)
+    found = []
     for token in store.tokens:
-        ends = "never" if token.expires_s is None else _text(token.expires_s)
-        own = store.limits.get(token.name, NO_LIMIT)
+        own, is_good = store.limits.get(token.name, NO_LIMIT), token.is_good(now_s)
+        made, ends = _text(token.created_s), None if token.expires_s is None else _text(token.expires_s)
         limits = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
-        ended = "" if token.is_good(now_s) else " (ended)"
-        table.add_row(token.name, token.role, _text(token.created_s), ends + ended, *limits)
-    return table
+        table.add_row(token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *limits)
+        known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
+        found.append(known | {"limit": own})
+    return Output(facts={"tokens": found}, words=table)
 
 
 def moment(text: str) -> float:

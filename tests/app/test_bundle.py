@@ -297,6 +297,8 @@ def test_the_commands(fairpate: Any, runs: dict[str, RunDirectory], tmp_path: Pa
     assert code == 2
     assert "no bundle" in err
     assert fairpate("bundle", runs["trained"].root, "--out", tmp_path / "b.tar")[0] == 2
+    told = json.loads(fairpate("bundle", runs["trained"].root, "--out", tmp_path / "b.zip", "--json")[1])
+    assert told == {"file": path, "head": digest}
 
 
 def test_a_verdict_never_claims_an_order_that_rounding_decides(bundles: dict[str, Path]) -> None:

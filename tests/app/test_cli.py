@@ -177,7 +177,7 @@ def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, name):
 
 def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_path, monkeypatch):
     monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: found.append(config))
-    monkeypatch.setattr("fairpate.app.summary.summarise", lambda _: "")
+    monkeypatch.setattr("fairpate.app.summary.outcome", lambda _: None)
     found = []
     (tmp_path / "all.yaml").write_text("dp_sgd: {epochs: 2}\nraco_dp: {bound: 0.2}\nteachers: {num_teachers: 7}\n")
     for method in ("dp_sgd", "pate"):

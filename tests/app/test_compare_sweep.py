@@ -22,6 +22,7 @@ from rich.console import Console
 from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.outcome import comparison_outcome
 from fairpate.app.compare.report import summarise_comparison, write_frontier_reports
 from fairpate.app.compare.run import Comparison, compare, run_cell
 from fairpate.app.compare.table import SweepTable
@@ -32,6 +33,7 @@ from fairpate.app.rundir import RunDirectoryError, check_run_directory
 from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.methods.definition import Method
+from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
 from teachers.pool import PoolError
 
@@ -140,6 +142,11 @@ def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> 
     (failure,) = troubled.failed
     assert len(failure.command) > 80
     assert f"failed: {failure.command}\n" in printed.getvalue()
+    told = comparison_outcome(troubled)
+    assert (told.code, told.failure) == (1, "1 cell failed; the same command tries them again.")
+    assert [each["command"] for each in told.facts["failed"]] == [failure.command]
+    (methods,) = [each["methods"] for each in strict(told.facts)["data_sets"]]
+    assert (methods[0]["cells"], methods[0]["finished"], methods[0]["epsilon"]) == (3, 2, [1, 3])
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:

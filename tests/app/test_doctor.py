@@ -12,7 +12,7 @@ def test_it_tells_what_this_machine_has(fairpate, monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("FAIRPATE_DATA", str(tmp_path))
     code, out, _ = fairpate("doctor", "--json")
-    told = {finding["name"]: finding["value"] for finding in json.loads(out)}
+    told = {finding["name"]: finding["value"] for finding in json.loads(out)["findings"]}
     assert code == 0
     assert told["fairpate"].startswith(__version__)
     assert told["torch"] == torch.__version__

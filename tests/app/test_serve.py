@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import csv
 import errno
+import json
 import os
 import shutil
 import signal
@@ -197,6 +198,25 @@ def test_labels_of_a_batch_are_printed_or_written_as_the_file_s_name_says(fairpa
     assert {row["id"]: row["label"] or "refused" for row in rows} == printed
 
 
+def test_a_program_is_told_what_a_person_reads(fairpate, url, tmp_path):
+    def told(*arguments):
+        return json.loads(fairpate("query", url, *arguments, "--json")[1])
+
+    replies = told("--ids", "0:10")["replies"]
+    words = [line.split(maxsplit=1) for line in fairpate("query", url, "--ids", "0:10")[1].splitlines()[1:]]
+    assert [[str(reply["id"]), reply["label_name"] or "refused"] for reply in replies] == words
+    asked = told("ask", "0:10")["replies"]
+    assert [reply["key"] for reply in asked] == [reply["key"] for reply in replies]
+    assert told("reply", replies[0]["key"])["label"] == replies[0]["label"]
+    assert told("budget") == httpx.get(f"{url}/v1/budget").json()
+    assert told("statement") == httpx.get(f"{url}/v1/statement").json()
+    assert told("estimate", "0:10")["stored_replies"] == 10
+    assert told("--ids", "0:10", "--out", tmp_path / "labels.csv")["counts"]["answered"] > 0
+    assert told("ask", "0:400")["error"]["exit_code"] == 1
+    code, output, _ = fairpate("query", url, "--json")
+    assert (code, "a shell is for a person" in json.loads(output)["error"]["message"]) == (2, True)
+
+
 def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -254,7 +274,9 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     monkeypatch.setattr(serve, "_watch", lambda _: None)
     settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
-    serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append)
+    told: list[object] = []
+    serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append, started=told.extend)
+    assert told == [{"run": run.root, "url": "http://127.0.0.1:1", "detached": False}]
     assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
     assert said[2:] == [serve.SPENT]
 

@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / "docs"))
 import generated  # noqa: E402
 
 import fairpate  # noqa: E402
-from fairpate.app.catalogue import fields_of  # noqa: E402
+from fairpate.app.catalogue import as_yaml, fields_of  # noqa: E402
 from fairpate.methods import all_methods  # noqa: E402
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in (".md", ".ipynb")]
@@ -34,10 +34,10 @@ def test_the_index_lists_every_page_below_one_heading():
 def test_every_field_of_every_method_is_in_the_reference():
     text = generated.configuration()
     for method in all_methods().values():
-        for path, default, meaning in fields_of(method()):
-            assert f"| `{path}` |" in text or path == "method", path
-            assert default in text
-            assert " ".join(meaning.split()).replace("``", "`").replace("|", "&#124;") in text
+        for each in fields_of(method()):
+            assert f"| `{each['field']}` |" in text or each["field"] == "method", each
+            assert as_yaml(each.get("default", "")) in text
+            assert " ".join(each["meaning"].split()).replace("``", "`").replace("|", "&#124;") in text
     for inside in ("student.idp3.max_disparity", "data.embedding.pixels", "public_data.pretrain.momentum"):
         assert f"| `{inside}` |" in text  # sections that are null by default
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import typer
-
 from fairpate import __version__
 from fairpate.app.cli import bundles, choices, data, ledger, machine, runs, services, tokens, votes
+from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.endings import exit_with_code
+from fairpate.app.output import Output
 
-app = typer.Typer(
+app = Commands(
     help="Private and fair learning from many teachers, with an epsilon that is true.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -30,9 +30,9 @@ app.command()(machine.doctor)
 
 
 @app.command()
-def version() -> None:
+def version() -> Output:
     """Print the version."""
-    typer.echo(__version__)
+    return Output(facts={"version": __version__}, words=__version__)
 
 
 app.add_typer(data.app, name="data")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairpate.app.cli.options import AsJson, RunFolder
-from fairpate.strict_json import strict
+from fairpate.app.cli.options import RunFolder
+from fairpate.app.output import Output
 
 
 def bundle(
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option(help="A .zip file; bundle.zip in the run directory.")] = None,
-) -> None:
+) -> Output:
     """Write everything that a finished run published as one zip file, for somebody who checks it.
 
     Prints the file and the digest of its head, which you may publish elsewhere or sign.
@@ -24,24 +23,22 @@ def bundle(
     from fairpate.app.bundle import write_bundle
 
     path, digest = write_bundle(folder, out)
-    typer.echo(f"{path}\n{digest}")
+    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
 def verify(
     path: Annotated[Path, typer.Argument(help="A file of `fairpate bundle`, or the folder it was unpacked to.")],
     head: Annotated[str | None, typer.Option(help="Digest of the head, as published elsewhere.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Output:
     """Check a bundle: files, epsilon by an independent accountant, student and card. Refused, it ends with code 1."""
     from fairpate.app.verify import verify_bundle
 
     verdict = verify_bundle(path, head=head)
-    if as_json:
-        typer.echo(json.dumps(strict({"holds": verdict.holds, **asdict(verdict)}), indent=2))
-    else:
-        lines = [f"checked      {line}" for line in verdict.checked]
-        lines += [f"differs      {line}" for line in verdict.differs]
-        lines += [f"not checked  {line}" for line in verdict.not_checked]
-        typer.echo("\n".join([*lines, f"head         {verdict.digest}", verdict.words]))
-    if not verdict.holds:
-        raise typer.Exit(1)
+    lines = [f"checked      {line}" for line in verdict.checked]
+    lines += [f"differs      {line}" for line in verdict.differs]
+    lines += [f"not checked  {line}" for line in verdict.not_checked]
+    return Output(
+        facts={"holds": verdict.holds, **asdict(verdict)},
+        words="\n".join([*lines, f"head         {verdict.digest}", verdict.words]),
+        code=int(not verdict.holds),
+    )

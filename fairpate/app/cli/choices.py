@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from fairpate.app.cli.endings import checked_arguments
-from fairpate.app.cli.options import AsJson, DataDir, data_config
-from fairpate.app.terminal import terminal
-
-_WIDTH = 100  # of tables of prose where there is no terminal
+from fairpate.app.cli.options import DataDir, data_config
+from fairpate.app.output import Output
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Its fields, defaults and paper; none lists all.")] = None,
-) -> None:
+) -> Output:
     """List every method with what it protects and its source, or one with all of its fields."""
     from fairpate.app.catalogue import describe_method, list_methods
 
-    console = terminal()
-    if not console.is_terminal:
-        console.width = _WIDTH  # prose in columns, which would be as wide as its longest sentence
-    console.print(list_methods() if name is None else describe_method(name))
+    return list_methods() if name is None else describe_method(name)
 
 
 def plan(
@@ -41,9 +35,8 @@ def plan(
         float | None, typer.Option(help="Assumed standard deviation of that share over queries; none: 0.2.")
     ] = None,
     votes: Annotated[Path | None, typer.Option(help="A run's real votes instead. For the operator: private.")] = None,
-    as_json: AsJson = False,
     data_dir: DataDir = None,
-) -> None:
+) -> Output:
     """Who could vote at an epsilon, with the command of each; and of trained teachers every way to spend it."""
     from fairpate.app.candidates import candidates, describe_candidates
     from fairpate.app.plan import describe, plan_for, proposal_json
@@ -66,12 +59,11 @@ def plan(
             if votes is not None
             else candidates(config, data, epsilon=epsilon, delta=delta, agreement=agreement, spread=spread)
         )
-    if as_json:
-        typer.echo(json.dumps(proposal_json(proposal) | {"candidates": [asdict(each) for each in found]}, indent=2))
-        return
-    if found:
-        terminal().print(describe_candidates(found, epsilon=epsilon, chosen=method_for(config)), crop=False)
-    terminal().print(describe(proposal))
+    words = [describe_candidates(found, epsilon=epsilon, chosen=method_for(config))] if found else []
+    return Output(
+        facts=proposal_json(proposal) | {"candidates": found, "chosen": method_for(config) if found else None},
+        words=Group(*words, describe(proposal)),
+    )
 
 
 def specify(
@@ -86,8 +78,7 @@ def specify(
     frontier: Annotated[Path | None, typer.Option(help="A results.parquet; none takes the newest in runs/.")] = None,
     data: Annotated[str | None, typer.Option(help="Only this data set of the table.")] = None,
     transfer: Annotated[Path | None, typer.Option(help="Another table: apply there what is chosen here.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Output:
     """Which guarantees are achievable together: at what accuracy, by which configuration; or the nearest ones."""
     from fairpate.app.specify import fairness_limits, specify_guarantees
     from fairpate.app.specify_text import describe_answer
@@ -97,7 +88,4 @@ def specify(
         limits = fairness_limits(fairness or [])
         demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
     answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
-    if as_json:
-        typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
-    else:
-        terminal().print(describe_answer(answer), crop=False)  # commands to copy, in one line
+    return Output(facts=answer.to_json(), words=describe_answer(answer))

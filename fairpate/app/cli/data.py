@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairpate.app.cli.options import AsJson, DataDir, DatasetName, Folder, OptionValues, data_config
-from fairpate.app.terminal import terminal
+from fairpate.app.cli.commands import Commands
+from fairpate.app.cli.options import DataDir, DatasetName, Folder, OptionValues, data_config
+from fairpate.app.output import Output
+from fairpate.app.progress import Reporter
 from fairpate.config import ConfigError
 from fairpate.files import check_output_folder, write_atomically
+from fairpate.strict_json import strict
 
-app = typer.Typer(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
+app = Commands(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_data(data_dir: DataDir = None) -> None:
+def list_data(data_dir: DataDir = None) -> Output:
     """Every data set with its task, sensitive attribute, size and licence."""
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
     from fairpate.app.summary import listing_table
     from fairpate.data import list_datasets
 
-    terminal().print(listing_table(list_datasets(data_dir or _data_dir_from_environment())))
+    listings = list_datasets(data_dir or _data_dir_from_environment())
+    told = ("name", "task", "sensitive", "rows", "licence")
+    found = [{name: getattr(each.entry, name) for name in told} | {"here": each.present} for each in listings]
+    return Output(facts={"data_sets": found}, words=listing_table(listings))
 
 
 @app.command("fetch")
-def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> None:
+def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
     """Download a data set from its publisher and check it against its pinned checksum."""
     from fairpate.data import fetch
 
@@ -38,33 +42,28 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValue
     if target is None:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
     options_of_loader = data_config(name, options, None).options
-    for path in fetch(name, target, options=options_of_loader, console=terminal(stderr=True)):
-        typer.echo(str(path))
+    files = fetch(name, target, options=options_of_loader, console=Reporter().console)
+    return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
 @app.command("describe")
-def describe_data(
-    name: DatasetName, data_dir: DataDir = None, options: OptionValues = None, as_json: AsJson = False
-) -> None:
+def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
     """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
     from fairpate.app.summary import describe_table
     from fairpate.data import describe
 
     description = describe(data_config(name, options, data_dir))
-    if as_json:
-        typer.echo(json.dumps(asdict(description), indent=2))
-    else:
-        terminal().print(describe_table(description))
+    return Output(facts=strict(description), words=describe_table(description))
 
 
 @app.command("export")
-def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> None:
+def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> Output:
     """Write the four splits as Parquet, one file each. The private split is private: keep the folder to yourself."""
     check_output_folder(folder, "folder")
     from fairpate.data import load_dataset, save_dataset
 
     save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
-    typer.echo(str(folder))
+    return Output(facts={"folder": folder}, words=str(folder))
 
 
 @app.command("declare")
@@ -72,18 +71,19 @@ def declare_data(
     file: Annotated[Path, typer.Argument(help="Private records; only the header is read.")],
     public: Annotated[Path, typer.Option(help="Public records with the same columns; the label may be missing.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML to write; none prints it.")] = None,
-) -> None:
+) -> Output:
     """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     from fairpate.data.declared.draft import QUESTION, draft_declaration
 
     text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+    facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
     if output is None:
-        typer.echo(text, nl=False)
-        return
+        return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
-    typer.echo(f"{output}: {text.count(QUESTION) - 1} questions to answer; then fairpate data check {output}")
+    words = f"{output}: {questions} questions to answer; then fairpate data check {output}"
+    return Output(facts=facts | {"questions": questions}, words=words)
 
 
 @app.command("check")
@@ -91,19 +91,13 @@ def check_data(
     name: Annotated[str, typer.Argument(help="A declaration (.yaml).")],
     data_dir: DataDir = None,
     options: OptionValues = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Output:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
     from fairpate.app.summary import check_table
     from fairpate.data.declared.check import check_declaration
 
     found = check_declaration(data_config(name, options, data_dir))
-    if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
-    else:
-        terminal().print(check_table(found))
-    if found.refused:
-        raise typer.Exit(1)
+    return Output(facts=strict(found), words=check_table(found), code=int(bool(found.refused)))
 
 
 def _data_dir_from_environment() -> Path | None:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.text import Text
 
-from fairpate.app.terminal import discard_output, ended_by_signals, terminal
+from fairpate.app.cli.commands import asks_for_json
+from fairpate.app.output import fail, speaking, tell_program
+from fairpate.app.terminal import discard_output, ended_by_signals
 from fairpate.config import ConfigError
 from fairpate.types import UsageError, UserError
 
@@ -25,14 +26,15 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141
 def exit_with_code(app: typer.Typer) -> None:
     """Run the command that was given; leave with its code, if it is not 0."""
     code = 0
-    with ended_by_signals() as ending:
-        try:
-            code = _exit_code(app)
-        except BaseException:
-            if ending.number is None:
-                raise
-    if ending.number is not None:
-        code = _interrupted(128 + ending.number)
+    with speaking(to_program=asks_for_json(sys.argv[1:])):
+        with ended_by_signals() as ending:
+            try:
+                code = _exit_code(app)
+            except BaseException:
+                if ending.number is None:
+                    raise
+        if ending.number is not None:
+            code = _interrupted(128 + ending.number)
     if code:
         sys.exit(code)
 
@@ -49,6 +51,7 @@ def _exit_code(app: typer.Typer) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
             return 2
         if not _is_the_users(error):
+            tell_program(f"{type(error).__name__}: {error}")
             raise
         return fail(_message(error), code=2 if _is_bad_usage(error) else 1)
     return _interrupted(code) if code == _INTERRUPTED else code
@@ -72,17 +75,6 @@ def _message(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}."
     format_message = getattr(error, "format_message", None)
     return str(format_message() if callable(format_message) else error) or type(error).__name__
-
-
-def fail(message: str, *, code: int = 1) -> int:
-    """Print what went wrong; ``code`` comes back."""
-    terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
-    return code
-
-
-def say(text: str) -> None:
-    """A word to the user, beside the output."""
-    terminal(stderr=True).print(text, soft_wrap=True)
 
 
 @contextmanager

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import DatasetName, RunFolder, RunOrLedger
-from fairpate.app.terminal import terminal
+from fairpate.app.output import Output, is_for_program, say
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file
+from fairpate.types import UsageError
 
-app = typer.Typer(help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True)
+app = Commands(help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True)
 
 
 @app.command("verify")
-def verify_ledger(path: RunOrLedger) -> None:
+def verify_ledger(path: RunOrLedger) -> Output:
     """Check every entry against the chain; a service may be writing meanwhile."""
-    from fairpate.app.ledgers import describe_verified
+    from fairpate.app.ledgers import verified_facts
 
-    terminal().print(describe_verified(path))
+    return Output(facts=verified_facts(path))
 
 
 @app.command("audit")
@@ -28,25 +31,28 @@ def audit_ledger(
     path: RunOrLedger,
     follow: Annotated[bool, typer.Option("--follow", help="Then go on with every new entry.")] = False,
     out: Annotated[Path | None, typer.Option(help="A file that is gone on with; without: standard output.")] = None,
-) -> None:
+) -> Output:
     """Print who was charged with what, when, and whose limits changed, as JSON lines. Nothing depends on votes."""
     if out is not None:
         check_output_file(out, "--out")
+    if follow and is_for_program():
+        raise UsageError("--follow: has no end, and --json is one document; leave out --json, each line is JSON.")
     from fairpate.app.ledgers import audit_lines
 
-    for line in audit_lines(path, follow=follow, out=out):
-        typer.echo(line)
+    lines = audit_lines(path, follow=follow, out=out)
+    return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
 
 @app.command("backup")
 def back_up_ledger(
     path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A new .sqlite file; its .head lies beside it.")]
-) -> None:
+) -> Output:
     """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.app.ledgers import back_up
 
-    typer.echo(f"{out}: {back_up(path, out)} entries")
+    entries = back_up(path, out)
+    return Output(facts={"file": out, "entries": entries}, words=f"{out}: {entries} entries")
 
 
 @app.command("restore")
@@ -56,56 +62,59 @@ def restore_ledger(
     to: Annotated[
         str | None, typer.Option(help="postgresql://HOST/DATABASE#NAME, to go on there; without: where it was.")
     ] = None,
-) -> None:
+) -> Output:
     """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
     from fairpate.app.ledger_copies import restore
     from fairpate.app.rundir import run_at
 
-    typer.echo(f"The ledger of {folder} is {restore(run_at(folder), copy, to=to)}")
+    place = restore(run_at(folder), copy, to=to)
+    return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is {place}")
 
 
 @app.command("anchor")
 def anchor_ledger(
     folder: RunFolder,
     place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
-) -> None:
+) -> Output:
     """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
     from fairpate.app.ledger_place import add_anchor
     from fairpate.app.rundir import run_at
 
-    typer.echo(f"The last entry of {folder} is noted at {add_anchor(run_at(folder), place)}")
+    anchor = add_anchor(run_at(folder), place)
+    words = f"The last entry of {folder} is noted at {anchor}"
+    return Output(facts={"run": folder, "anchor": anchor}, words=words)
 
 
 @app.command("export")
-def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> None:
+def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> Output:
     """Write every entry, votes included. Private: keep the file to yourself."""
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
     from fairpate.app.ledgers import export
 
     export(path, out)
-    typer.echo(str(out))
+    return Output(facts={"file": out}, words=str(out))
 
 
 @app.command("show")
 def show_ledger(
     path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
-) -> None:
+) -> Output:
     """Print the last charges and what became of them. Private."""
     from fairpate.app.ledgers import last_charges
 
-    terminal().print(last_charges(path, last))
+    return last_charges(path, last)
 
 
 @app.command("total")
 def total_of_releases(
     data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
     delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
-) -> None:
+) -> Output:
     """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
     from fairpate.app.ledgers import describe_totals
 
     _checked_delta(delta)
-    terminal().print(describe_totals(data=data, delta=delta))
+    return describe_totals(data=data, delta=delta)
 
 
 @app.command("limit")
@@ -120,7 +129,7 @@ def limit_releases(
         ),
     ] = None,
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
-) -> None:
+) -> Output:
     """Refuse from now on what would make all releases on a data set cost more than this."""
     from fairpate.app.odometer import Odometer
     from fairpate.data import REGISTRY
@@ -138,11 +147,14 @@ def limit_releases(
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
     odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
-    counted = "; releases by person count in" if unit == "record" else ""
-    typer.echo(f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}{counted}")
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
-        typer.echo(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}", err=True)
+        say(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}")
+    counted = "; releases by person count in" if unit == "record" else ""
+    return Output(
+        facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
+        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}{counted}",
+    )
 
 
 def _checked_delta(delta: float) -> None:

@@ -24,7 +24,6 @@ AllowCode = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 RunFolders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="A run directory, or several.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
 MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]

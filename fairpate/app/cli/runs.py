@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fairpate.app.cli.endings import fail
 from fairpate.app.cli.options import (
     AllowCode,
     ConfigFile,
@@ -22,7 +21,7 @@ from fairpate.app.cli.options import (
     data_named,
     with_data_dir,
 )
-from fairpate.app.terminal import terminal
+from fairpate.app.output import Output
 from fairpate.config import BACKBONES, ConfigError, DataConfig
 from fairpate.config_reader import apply_override, parse_config, read_yaml
 from fairpate.files import check_output_folder
@@ -65,7 +64,7 @@ def run(
         typer.Option(help="A run whose release this one goes on from, at no cost; also its configuration, if none is."),
     ] = None,
     allow_code: AllowCode = False,
-) -> None:
+) -> Output:
     """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report.
 
     Without CONFIG, and with a method, data or an epsilon, all else is chosen from public facts of the data set.
@@ -73,7 +72,7 @@ def run(
     from fairpate.app.progress import Reporter
     from fairpate.app.run import run_method
     from fairpate.app.rundir import open_run_directory
-    from fairpate.app.summary import summarise
+    from fairpate.app.summary import outcome
 
     if out is not None:  # before settings are fitted: public records may have to be counted
         check_output_folder(out, "--out")
@@ -89,9 +88,7 @@ def run(
         else:
             resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
         placed = _with_places(resolved, out=out, data_dir=data_dir)
-        terminal().print(
-            summarise(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
-        )
+        return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
 
 
 def compare(
@@ -100,10 +97,11 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep; what is finished in it is kept.")] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
-) -> None:
+) -> Output:
     """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
     from fairpate.app.compare.cells import load_sweep
-    from fairpate.app.compare.report import compare_methods, summarise_comparison
+    from fairpate.app.compare.outcome import comparison_outcome
+    from fairpate.app.compare.report import compare_methods
 
     with allowing(allow_code):
         sweep = load_sweep(config, overrides or [], data_dir=data_dir)
@@ -111,20 +109,18 @@ def compare(
         comparison = compare_methods(
             sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, allow_code=allow_code
         )
-    terminal().print(summarise_comparison(comparison), crop=False)
-    if comparison.failed:
-        raise typer.Exit(fail(f"{len(comparison.failed)} cells failed; the same command tries them again."))
+    return comparison_outcome(comparison)
 
 
-def report(folder: RunFolder) -> None:
+def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
     from fairpate.app.progress import Reporter
     from fairpate.app.run import finished_run, run_method
-    from fairpate.app.summary import summarise
+    from fairpate.app.summary import outcome
 
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
-    terminal().print(summarise(run_method(placed, Reporter(quiet=True), with_graph=True)))
+    return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 
 
 def card(
@@ -132,12 +128,12 @@ def card(
     intended_use: Annotated[str | None, typer.Option(help="What the model is for, in your words.")] = None,
     out_of_scope: Annotated[str | None, typer.Option(help="What it must not be used for.")] = None,
     contact: Annotated[str | None, typer.Option(help="Who answers questions about it.")] = None,
-) -> None:
+) -> Output:
     """Write the privacy-and-fairness card of a published student, as HTML and JSON, beside it."""
     from fairpate.app.card import write_card
 
-    for path in write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact):
-        typer.echo(str(path))
+    files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)
+    return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
 def _fitted(options: list[str], method: str | None) -> Method:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from fairpate.app.cli.endings import checked_arguments, say
+from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import (
     AnalystToken,
     DataDir,
@@ -24,6 +25,7 @@ from fairpate.app.cli.options import (
     Traces,
     Words,
 )
+from fairpate.app.output import Output, say, show
 from fairpate.types import UsageError
 
 
@@ -53,10 +55,11 @@ def serve(
 
     if stop:
         serving.stop_aggregators(folders, say=say)
+        show(Output(facts={"stopped": folders}, words=""))
     elif student:
         if len(folders) > 1:
             raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
-        serving.serve_student_of(folders[0], host=host, port=port, num_replicas=replicas, say=say)
+        serving.serve_student_of(folders[0], host=host, port=port, num_replicas=replicas, say=say, started=_started)
     else:
         files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
         with checked_arguments():
@@ -70,7 +73,14 @@ def serve(
                 traces=traces,
                 **files,
             )
-        serving.serve_aggregators(folders, settings, data_dir=data_dir, detach=detach, say=say, take_over=take_over)
+        serving.serve_aggregators(
+            folders, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
+        )
+
+
+def _started(served: Sequence[Mapping[str, Any]]) -> None:
+    """For a program; a person was told in words."""
+    show(Output(facts={"served": served}, words=""))
 
 
 class QueryCommand(TyperCommand):
@@ -90,8 +100,8 @@ def query(
     out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
     token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
-) -> None:
+) -> Output | None:
     """Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids)."""
     from fairpate.app.query import query as run_query
 
-    run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)
+    return run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fairpate.app.cli.options import Out, Overrides
-from fairpate.app.terminal import facts, terminal
+from fairpate.app.output import Output
+from fairpate.app.terminal import facts
 
 _UNIT = "Whose presence is protected, such as hospital: you attest that each touches one vote of a query at most."
 
@@ -32,7 +33,7 @@ def aggregate(
     ] = None,
     overrides: Overrides = None,
     out: Out = None,
-) -> None:
+) -> Output:
     """Release labels from votes made elsewhere: one ledger, one price, and a student where there are features."""
     from fairpate.app.aggregate import aggregate as run_aggregator
     from fairpate.app.progress import Reporter
@@ -56,7 +57,11 @@ def aggregate(
         ("labels released", f"{queries.answered} of {queries.submitted} queries: {run.labels}"),
     ]
     rows += [("model", str(run.student))] if run.student.exists() else []
-    terminal().print(facts([*rows, ("statement", str(run.statement))]))
+    files = {"labels": run.labels, "model": run.student if run.student.exists() else None, "statement": run.statement}
+    return Output(
+        facts={"run": run.root, "statement": statement, "files": files},
+        words=facts([*rows, ("statement", str(run.statement))]),
+    )
 
 
 def _listed(names: str | None) -> list[str]:

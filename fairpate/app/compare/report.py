@@ -16,9 +16,9 @@ from rich.text import Text
 from fairpate.app.compare.cells import cells_of, parse_sweep
 from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.run import Comparison, compare
+from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
-from fairpate.app.terminal import terminal
 from fairpate.compare_config import SweepConfig
 from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.frontier_figures import frontier_figures
@@ -51,7 +51,7 @@ def compare_methods(
     for cell in cells:
         require_allowed(cell.config, allow_code=allow_code)
     root = out or config.out or Path("runs") / title
-    comparison = compare(config, cells, root, console or terminal(stderr=True))
+    comparison = compare(config, cells, root, console or Reporter().console)
     write_frontier_reports(comparison, title=title)
     return comparison
 
