@@ -1,138 +1,283 @@
-"""The frontier's charts as pictures for paper: the same points, shapes and scales as the page, by matplotlib.
+"""The frontier's charts as pictures for paper: the same points, shapes, colours and places as the page, by matplotlib.
 
-One file per privacy class and kind of chart, as PNG and as PDF; epsilons of different classes share no picture.
+One file per data set, privacy class and kind of chart; epsilons of different classes share no picture. Pictures are as
+wide as one or two columns of a journal, and all their text has its font size. Fonts are embedded in PDF as TrueType, as
+journals ask; in SVG, letters are outlines.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import matplotlib
-import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, PrivacyClass, by_panel, by_series, defined
-from fairpate.evaluation.frontier_charts import (
-    CIVIDIS,
-    PAIRS,
-    TITLES,
+from fairpate.evaluation.frontier import OBJECTIVES, Point, by_panel, by_series, defined
+from fairpate.evaluation.frontier_charts import PAIRS, TITLES, attainment, class_label, on_frontier, sound, titles
+from fairpate.evaluation.frontier_looks import COLOURS, Look, looks
+from fairpate.evaluation.frontier_planes import (
+    ACCURACY,
+    COVERAGE,
+    DISPARITY,
+    EPSILON,
+    PLANES,
     EpsilonAxis,
-    Look,
-    accuracy_range,
-    attainment,
-    class_label,
+    FloatArray,
+    coordinates,
     coverage_range,
     epsilon_axis,
-    looks,
-    on_frontier,
+    epsilon_levels,
+    extents,
+    joined,
+    level_of,
+    middle_level,
+    shifts,
     size_of,
-    titles,
 )
+from fairpate.evaluation.page import epsilon_text
 
+Format = Literal["pdf", "svg", "png"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
+"""Inches of one column and of two (85 and 178 mm)."""
 _DASHES: Mapping[str, Any] = {
     "solid": "-",
-    "dash": "--",
-    "dot": ":",
-    "dashdot": "-.",
+    "dash": (0, (4, 2)),
+    "dot": (0, (1, 1.5)),
+    "dashdot": (0, (4, 1.5, 1, 1.5)),
     "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 2, 1, 2)),
+    "2px,2px,8px,2px": (0, (2, 2, 8, 2)),
 }
-_INK, _MUTED, _LINE = "#18212b", "#5b6672", "#d8dce1"
-_COLUMNS = 3
-_LETTERS_PER_INCH, _LEGEND_INCHES = 13, 1.45
+_INK, _MUTED, _GRID = COLOURS[-1], "#5b6672", "#e4e7ea"
+_POINTS_PER_PIXEL = 0.42  # a mark on paper is smaller than on a screen
+_PALE = 0.35
+_LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 
 
-def frontier_figures(points: Sequence[Point]) -> dict[str, bytes]:
-    """File names and contents: frontier, slices and attainment of each privacy class, each as PNG and PDF."""
+@dataclass(frozen=True, kw_only=True)
+class FigureStyle:
+    """How wide pictures are, how large their text, and in which formats they are written.
+
+    ``columns``: 1 or 2; ``width_in`` None is that of so many columns. ValueError for values out of range.
+    """
+
+    columns: int = 2
+    font_size: float = 8.0
+    width_in: float | None = None
+    formats: tuple[Format, ...] = ("png", "pdf")
+
+    def __post_init__(self) -> None:
+        if self.columns not in WIDTHS_IN:
+            raise ValueError(f"columns: expected 1 or 2, got {self.columns}.")
+        if not 4 <= self.font_size <= 24:
+            raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
+        if self.width_in is not None and not 1 <= self.width_in <= 40:
+            raise ValueError(f"width_in: expected 1 to 40 inches, got {self.width_in:g}.")
+
+    @property
+    def width(self) -> float:
+        """Inches."""
+        return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Matplotlib's: one font size, embedded fonts, and the same file every time."""
+        sizes = ("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
+        return dict.fromkeys((*sizes, "legend.fontsize", "figure.titlesize"), self.font_size) | {
+            "pdf.fonttype": 42,
+            "svg.fonttype": "path",
+            "svg.hashsalt": "fairpate",
+            "text.parse_math": False,  # a name with dollars is no formula
+            "axes.linewidth": 0.6,
+            "grid.color": _GRID,
+            "grid.linewidth": 0.5,
+        }
+
+
+def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
+    """File names and contents: slices, attainment and frontier of each data set and privacy class, in each format."""
+    style = style or FigureStyle()
     files: dict[str, bytes] = {}
     own = looks(points)
-    panels = by_panel(points)
-    with matplotlib.rc_context({"text.parse_math": False}):  # a name with dollars is no formula
-        for privacy in sorted({panel.privacy for panel in panels}):
-            part = {panel: found for panel, found in panels.items() if panel.privacy == privacy}
+    settings: Any = style.settings
+    with matplotlib.rc_context(settings):
+        for found in by_panel(points).values():
             for kind, draw in _KINDS.items():
-                figure = draw(privacy, part, own)
+                figure = draw(_Panel.of(found, own), style)
                 # Laid out once, not again for each file.
                 figure.draw_without_rendering()
                 figure.set_layout_engine("none")
-                for suffix in ("png", "pdf"):
-                    files[f"{kind}-{_file_name(privacy)}.{suffix}"] = _bytes(figure, suffix)
+                for suffix in style.formats:
+                    files[f"{kind}-{_file_name(found[0])}.{suffix}"] = _bytes(figure, suffix)
     return files
 
 
-def _slices(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own: Mapping[str, Look]) -> Figure:
-    points = [point for found in panels.values() for point in found]
-    figure, places = _grid(len(panels))
-    hue = _hue(points)
-    for axes, (panel, found) in zip(places, panels.items(), strict=True):
-        scale, between = epsilon_axis(found), accuracy_range(found)
-        for marks in _marks(found, own):
-            sizes = [(0.62 * size_of(1 - point.value("error"), between)) ** 2 for point in marks.points]
-            axes.scatter(*_coordinates(marks.points, scale)[:2], s=sizes, **marks.style(hue))
-        _cross_out(axes, found, scale)
-        axes.set_ylim(bottom=0)
-        title = f"{panel.data}: accuracy {100 * between[0]:.1f} to {100 * between[1]:.1f} %"
-        _finish(axes, title, scale, titles(points[0].notion)["disparity"])
-    bar = figure.colorbar(hue, ax=places, shrink=0.7, aspect=28, pad=0.02)
-    bar.set_label("coverage", color=_MUTED, fontsize=9)
-    bar.ax.tick_params(labelsize=9, labelcolor=_MUTED, color=_LINE)
-    crossed = "; crossed out: degenerate" if any(point.degenerate for point in points) else ""
-    _caption(figure, privacy, points, own, f"size: accuracy; pale: dominated{crossed}")
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """The points of one data set and privacy class, with where they are drawn: of the complete ones (N, 4)."""
+
+    points: Sequence[Point]
+    looks: Mapping[str, Look]
+    axis: EpsilonAxis
+    complete: Sequence[Point]
+    drawn_N4: FloatArray
+    ends: Sequence[tuple[float, float]]
+    members: set[int]
+
+    @classmethod
+    def of(cls, points: Sequence[Point], own: Mapping[str, Look]) -> _Panel:
+        axis = epsilon_axis(points)
+        complete, _ = defined(points, OBJECTIVES)
+        drawn_N4 = coordinates(complete, axis)
+        return cls(
+            points=points,
+            looks={name: look for name, look in own.items() if name in by_series(points)},
+            axis=axis,
+            complete=complete,
+            drawn_N4=drawn_N4,
+            ends=extents(drawn_N4, axis),
+            members=on_frontier(points),
+        )
+
+    def size(self, point: Point) -> float:
+        """Diameter of a mark in points."""
+        return _POINTS_PER_PIXEL * size_of(1 - point.value("refused"), coverage_range(self.points))
+
+
+def _slices(panel: _Panel, style: FigureStyle) -> Figure:
+    """Accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over epsilon."""
+    rows = 1 if style.columns == 2 else 3
+    figure = Figure(figsize=(style.width, _height(panel, style, rows, style.width / (3 if rows == 1 else 1))))
+    figure.set_layout_engine("constrained")
+    level = middle_level(panel.points)
+    budget = f"ε up to {epsilon_text(epsilon_levels(panel.points)[level])}" if panel.complete else ""
+    for place, (number, title, most) in enumerate(((0, "", None), (1, budget, level), (2, "", None))):
+        axes = figure.add_subplot(rows, 3 if rows == 1 else 1, place + 1)
+        _plane(axes, panel, number, most)
+        if title:
+            axes.set_title(title, loc="left", color=_MUTED)
+    crossed = "; crossed out: degenerate" if any(point.degenerate for point in panel.points) else ""
+    words = f"size: coverage; pale: dominated{crossed}; lines: the most accurate at each ε"
+    _caption(figure, panel, style, words)
     return figure
 
 
-def _space(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own: Mapping[str, Look]) -> Figure:
-    points = [point for found in panels.values() for point in found]
-    figure, places = _grid(len(panels), in_space=True)
-    hue = _hue(points)
-    for axes, (panel, found) in zip(places, panels.items(), strict=True):
-        scale = epsilon_axis(found)
-        for marks in _marks(found, own):
+def _plane(axes: Any, panel: _Panel, number: int, most: int | None) -> None:
+    """One plane; ``most``: only up to this level of epsilon."""
+    across, up = PLANES[number]
+    levels = epsilon_levels(panel.points)
+    low, high = panel.ends[across]
+    moved = shifts(panel.drawn_N4, panel.ends, PLANES[number])
+    places = {
+        id(point): (drawn_4[across] + shift / 1000 * (high - low), drawn_4[up])
+        for point, drawn_4, shift in zip(panel.complete, panel.drawn_N4.tolist(), moved, strict=True)
+    }
+    shown = [point for point in panel.complete if most is None or level_of(point, levels) <= most]
+    for name, line in joined(panel.complete).items() if across == EPSILON else ():
+        look = panel.looks[name]
+        xs, ys = zip(*(places[id(point)] for point in line), strict=True)
+        axes.plot(xs, ys, color=look.color, linestyle=_DASHES[look.dash], linewidth=0.7, alpha=0.6, zorder=2)
+    for name, found in by_series(shown).items():
+        _scatter(axes, panel, found, places, panel.looks[name])
+    _axis(axes.xaxis, panel, across)
+    _axis(axes.yaxis, panel, up)
+    axes.set(xlim=panel.ends[across], ylim=panel.ends[up])
+    axes.grid()
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scatter(
+    axes: Any, panel: _Panel, points: Sequence[Point], places: Mapping[int, Sequence[float]], look: Look
+) -> None:
+    """The marks of one series, those on the frontier above; a cross on what is degenerate, whose gap says nothing."""
+    for inside in (False, True):
+        part = [point for point in points if (id(point) in panel.members) == inside]
+        if part:
             axes.scatter(
-                *_coordinates(marks.points, scale),
-                s=34 if marks.on_frontier else 12,
-                depthshade=False,
-                **marks.style(hue),
+                *zip(*(places[id(point)] for point in part), strict=True),
+                s=[panel.size(point) ** 2 for point in part],
+                zorder=4 if inside else 3,
+                alpha=1.0 if inside else _PALE,
+                **_mark(look),
             )
-        axes.set_xticks([at for at, _ in scale.ticks], [label for _, label in scale.ticks])
-        axes.invert_yaxis()
-        axes.set(xlabel=TITLES["epsilon"], ylabel=titles(points[0].notion)["disparity"], zlabel="accuracy %")
-        axes.set_title(panel.data, fontsize=10, fontweight="bold")
-        axes.tick_params(labelsize=7, labelcolor=_MUTED)
-        axes.view_init(elev=22, azim=48)
-        axes.set_box_aspect(None, zoom=0.86)
-    _caption(figure, privacy, points, own, "hue: coverage; small: dominated")
+    crossed = [point for point in points if point.degenerate]
+    if crossed:
+        where = zip(*(places[id(point)] for point in crossed), strict=True)
+        axes.scatter(*where, s=28, marker="x", color=_INK, linewidths=0.6, zorder=5)
+
+
+def _mark(look: Look) -> dict[str, Any]:
+    return {
+        "marker": look.shape.matplotlib,
+        "facecolors": "none" if look.hollow else look.color,
+        "edgecolors": look.color if look.hollow else "white",
+        "linewidths": 0.9 if look.hollow else 0.3,
+    }
+
+
+def _axis(axis: Any, panel: _Panel, coordinate: int) -> None:
+    names = {**titles(panel.points[0].notion)}
+    label = {EPSILON: "ε", DISPARITY: names["disparity"], ACCURACY: names["error"], COVERAGE: names["refused"]}
+    axis.set_label_text(label[coordinate], color=_INK)
+    axis.set_tick_params(color=_MUTED, width=0.5, length=2, pad=2)
+    if coordinate == EPSILON:
+        axis.set_ticks([at for at, _ in panel.axis.ticks], [words for _, words in panel.axis.ticks])
+    else:
+        axis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=4))
+    if coordinate in (ACCURACY, COVERAGE):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+
+
+def _space(panel: _Panel, style: FigureStyle) -> Figure:
+    width = min(style.width, WIDTHS_IN[1])
+    figure = Figure(figsize=(style.width, _height(panel, style, 1, width)), layout="constrained")
+    axes: Any = figure.add_subplot(projection="3d")
+    for name, line in joined(panel.complete).items():
+        axes.plot(*coordinates(line, panel.axis).T[:3], color=panel.looks[name].color, linewidth=0.6, alpha=0.6)
+    for point, drawn_4 in zip(panel.complete, panel.drawn_N4.tolist(), strict=True):
+        inside = id(point) in panel.members
+        mark = _mark(panel.looks[point.series]) | {"alpha": 1.0 if inside else _PALE}
+        axes.scatter(*([value] for value in drawn_4[:3]), s=18 if inside else 6, depthshade=False, **mark)
+    for axis, coordinate in ((axes.xaxis, EPSILON), (axes.yaxis, DISPARITY), (axes.zaxis, ACCURACY)):
+        _axis(axis, panel, coordinate)
+    axes.set(xlim=panel.ends[EPSILON], ylim=panel.ends[DISPARITY][::-1], zlim=panel.ends[ACCURACY])
+    axes.view_init(elev=22, azim=48)
+    axes.set_box_aspect(None, zoom=0.85)
+    _caption(figure, panel, style, "large: on the frontier")
     return figure
 
 
-def _attained(privacy: PrivacyClass, panels: Mapping[Panel, Sequence[Point]], own: Mapping[str, Look]) -> Figure:
-    points = [point for found in panels.values() for point in found]
-    figure, places = _grid(len(panels))
-    for axes, (panel, found) in zip(places, panels.items(), strict=True):
-        scale = epsilon_axis(found)
-        for name, members in by_series(found).items():
-            _, median, _ = attainment(members, PAIRS[0], scale)
-            if median:
-                _stairs(axes, median, own[name])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
-        _finish(axes, panel.data, scale, TITLES["error"])
-    _caption(figure, privacy, points, own, "reached by at least half of the seeds", lines=True)
+def _attained(panel: _Panel, style: FigureStyle) -> Figure:
+    width = min(style.width, WIDTHS_IN[1])
+    figure = Figure(figsize=(width, _height(panel, style, 1, width)), layout="constrained")
+    axes = figure.add_subplot()
+    for name, members in by_series(sound(panel.points)).items():
+        _, median, _ = attainment(members, PAIRS[0], panel.axis)
+        if median:
+            _stairs(axes, median, panel.looks[name])
+    _axis(axes.xaxis, panel, EPSILON)
+    _axis(axes.yaxis, panel, ACCURACY)
+    axes.set_xlim(*panel.ends[EPSILON])
+    axes.set_ylabel(TITLES["error"], color=_INK)
+    axes.grid()
+    axes.spines[["top", "right"]].set_visible(False)
+    _caption(figure, panel, style, "reached by at least half of the seeds")
     return figure
 
 
-_KINDS: Mapping[str, Callable[[PrivacyClass, Mapping[Panel, Sequence[Point]], Mapping[str, Look]], Figure]] = {
-    "frontier": _space,
+_KINDS: Mapping[str, Callable[[_Panel, FigureStyle], Figure]] = {
     "slices": _slices,
     "attainment": _attained,
+    "frontier": _space,
 }
 
 
@@ -143,128 +288,68 @@ def _stairs(axes: Any, corners: Sequence[Sequence[float]], look: Look) -> None:
         where="post",
         color=look.color,
         linestyle=_DASHES[look.dash],
-        linewidth=1.6,
+        linewidth=1.0,
         marker=look.shape.matplotlib,
-        markersize=5,
+        markersize=3.5,
         markerfacecolor="none" if look.hollow else look.color,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Marks:
-    """Points of one look that are all on the frontier, or all dominated."""
-
-    points: Sequence[Point]
-    look: Look
-    on_frontier: bool
-
-    def style(self, hue: ScalarMappable) -> dict[str, Any]:
-        """Arguments of a scatter plot that do not depend on the axes."""
-        colors = hue.to_rgba(np.array([1 - point.value("refused") for point in self.points]))
-        return {
-            "marker": self.look.shape.matplotlib,
-            "facecolors": "none" if self.look.hollow else colors,
-            "edgecolors": colors if self.look.hollow else _INK,
-            "linewidths": 1.3 if self.look.hollow else 0.5 if self.on_frontier else 0.2,
-            "alpha": 0.95 if self.on_frontier else 0.35,
-            "zorder": 3 if self.on_frontier else 2,
-        }
+def _legend_columns(panel: _Panel, style: FigureStyle, width: float) -> int:
+    """As many as the longest name allows."""
+    longest = max(map(len, panel.looks), default=1)
+    inches = (longest * _LETTER + 4) * style.font_size / 72
+    return max(1, min(len(panel.looks), int(width / inches)))
 
 
-def _marks(points: Sequence[Point], own: Mapping[str, Look]) -> list[_Marks]:
-    members = on_frontier(points)
-    complete, _ = defined(points, OBJECTIVES)
-    parts = [
-        _Marks(points=[p for p in found if (id(p) in members) == inside], look=own[series], on_frontier=inside)
-        for inside in (False, True)
-        for series, found in by_series(complete).items()
-    ]
-    return [part for part in parts if part.points]
+def _height(panel: _Panel, style: FigureStyle, rows: int, plane_width: float) -> float:
+    """Inches: the planes, and a line of text for each row of the legend and of the caption."""
+    lines = -(-len(panel.looks) // _legend_columns(panel, style, style.width)) + 4
+    return rows * max(0.78 * plane_width, 1.4) + lines * 1.6 * style.font_size / 72
 
 
-def _cross_out(axes: Any, points: Sequence[Point], scale: EpsilonAxis) -> None:
-    """A cross on what is degenerate, whose gap says nothing."""
-    crossed = [point for point in defined(points, OBJECTIVES)[0] if point.degenerate]
-    if crossed:
-        axes.scatter(*_coordinates(crossed, scale)[:2], s=90, marker="x", color=_INK, linewidths=1.0, zorder=4)
+def _caption(figure: Figure, panel: _Panel, style: FigureStyle, words: str) -> None:
+    """Data set, guarantee and what marks mean above; the methods below."""
+    dagger = (
+        "; †, hollow: ε depends on private votes, operator only" if any(x.hollow for x in panel.looks.values()) else ""
+    )
+    seeded = "; noise from a seed: not private" if any(point.is_seeded for point in panel.points) else ""
+    where = panel.points[0].panel
+    text = f"{where.data}, ε {class_label(where.privacy)}; {words}{dagger}{seeded}"
+    letters = int(72 * figure.get_figwidth() / (_LETTER * style.font_size))
+    figure.suptitle(textwrap.fill(text, width=letters), color=_MUTED, x=0.01, ha="left")
+    handles = [_handle(look) for look in panel.looks.values()]
+    columns = _legend_columns(panel, style, figure.get_figwidth())
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=2.4)
 
 
-def _coordinates(points: Sequence[Point], scale: EpsilonAxis) -> tuple[list[float], list[float], list[float]]:
-    return (
-        [scale.position(point.value("epsilon")) for point in points],
-        [point.value("disparity") for point in points],
-        [100 * (1 - point.value("error")) for point in points],
+def _handle(look: Look) -> Line2D:
+    return Line2D(
+        [],
+        [],
+        color=look.color,
+        linestyle=_DASHES[look.dash],
+        linewidth=0.9,
+        marker=look.shape.matplotlib,
+        markersize=4.5,
+        markerfacecolor="none" if look.hollow else look.color,
+        label=look.series,
     )
 
 
-def _grid(number: int, *, in_space: bool = False) -> tuple[Figure, list[Any]]:
-    columns = min(number, _COLUMNS)
-    rows = math.ceil(number / columns)
-    width, height = (4.6, 4.4) if in_space else (4.0, 3.3)
-    figure = Figure(figsize=(width * columns + 0.6, height * rows + 1.0), layout="constrained")
-    projection = "3d" if in_space else None
-    return figure, [figure.add_subplot(rows, columns, place + 1, projection=projection) for place in range(number)]
+def _file_name(point: Point) -> str:
+    privacy = point.panel.privacy
+    words = f"{point.panel.data} {privacy.unit} {privacy.relation} {privacy.delta:g}"
+    return re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
-def _finish(axes: Any, title: str, scale: EpsilonAxis, y_label: str) -> None:
-    axes.set_title(title, fontsize=10, fontweight="bold", loc="left", color=_INK)
-    axes.set_xlabel(TITLES["epsilon"], fontsize=9, color=_MUTED)
-    axes.set_ylabel(y_label, fontsize=9, color=_MUTED)
-    axes.set_xticks([at for at, _ in scale.ticks], [label for _, label in scale.ticks])
-    axes.set_xlim(*scale.range)
-    axes.tick_params(labelsize=9, labelcolor=_MUTED, color=_LINE)
-    axes.grid(color="#eceef1")
-    axes.set_axisbelow(True)
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(_MUTED)
-
-
-def _caption(
-    figure: Figure,
-    privacy: PrivacyClass,
-    points: Sequence[Point],
-    own: Mapping[str, Look],
-    words: str,
-    *,
-    lines: bool = False,
-) -> None:
-    names = [name for name in own if name in by_series(points)]
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle=_DASHES[own[name].dash] if lines else "none",
-            marker=own[name].shape.matplotlib,
-            color=own[name].color if lines else _INK,
-            markerfacecolor="none" if own[name].hollow else None,
-            markersize=6,
-            label=name,
-        )
-        for name in names
-    ]
-    dagger = "; †, hollow: ε depends on private votes, operator only" if any(own[n].hollow for n in names) else ""
-    seeded = "; noise from a seed: not private" if any(point.is_seeded for point in points) else ""
-    width = figure.get_figwidth()
-    caption = textwrap.fill(f"ε {class_label(privacy)}; {words}{dagger}{seeded}", width=int(_LETTERS_PER_INCH * width))
-    figure.suptitle(caption, fontsize=9.5, color=_MUTED, x=0.01, ha="left")
-    columns = min(len(names), int(width / _LEGEND_INCHES))
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
-
-
-def _hue(points: Sequence[Point]) -> ScalarMappable:
-    low, high = coverage_range(points)
-    colors = LinearSegmentedColormap.from_list("coverage", [*reversed(CIVIDIS)][1:])
-    return ScalarMappable(norm=Normalize(low, high, clip=True), cmap=colors)
-
-
-def _file_name(privacy: PrivacyClass) -> str:
-    return re.sub("[^a-z0-9]+", "-", f"{privacy.unit} {privacy.relation} {privacy.delta:g}".lower()).strip("-")
-
-
-def _bytes(figure: Figure, suffix: str) -> bytes:
+def _bytes(figure: Figure, suffix: Format) -> bytes:
     buffer = io.BytesIO()
     # Without a date the same points give the same file.
-    metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
-    figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
+    metadata: Mapping[Format, dict[str, Any]] = {
+        "pdf": {"CreationDate": None},
+        "svg": {"Date": None},
+        "png": {"Software": None},
+    }
+    figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata[suffix])
     return buffer.getvalue()

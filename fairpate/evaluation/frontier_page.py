@@ -1,4 +1,4 @@
-"""The comparison as one page: frontiers to turn and to click, choices, dominance, hypervolumes, and what failed.
+"""The comparison as one page: in words, in planes, in space; choices, dominance, hypervolumes, and what failed.
 
 The page is one HTML file with its scripts inside; its content policy forbids every request. What depends on private
 votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's; results without
@@ -25,17 +25,9 @@ from fairpate.evaluation.frontier import (
     notions_of,
     points_of,
 )
-from fairpate.evaluation.frontier_charts import (
-    PAIRS,
-    accuracy_range,
-    class_label,
-    coverage_range,
-    looks,
-    on_frontier,
-    script_data,
-    size_of,
-    titles,
-)
+from fairpate.evaluation.frontier_charts import PAIRS, class_label, on_frontier, script_data, titles
+from fairpate.evaluation.frontier_looks import COLOURS, DARK_COLOURS, Look, by_family, looks
+from fairpate.evaluation.frontier_planes import MOST_SHIFT, coverage_range, epsilon_levels, middle_level, size_of
 from fairpate.evaluation.frontier_tables import (
     baseline_words,
     baselines,
@@ -49,18 +41,14 @@ from fairpate.evaluation.frontier_tables import (
     settings_words,
     volumes,
 )
-from fairpate.evaluation.page import count, counted, percent, render
+from fairpate.evaluation.frontier_words import findings
+from fairpate.evaluation.page import count, counted, epsilon_text, render
 from fairpate.evaluation.rows import FAILED, Row
 from fairpate.evaluation.selection import SelectionRule
 from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
-_SLICES = (
-    ("0,1", "ε and disparity"),
-    ("0,2", "ε and accuracy"),
-    ("1,2", "disparity and accuracy"),
-    ("3,2", "coverage and accuracy"),
-    ("0,3", "ε and coverage"),
-)
+_PLANES = ((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage"))
+"""What the third plane of a data set shows, by its number among all planes."""
 _MOST_COLUMNS = 5
 
 
@@ -136,7 +124,10 @@ def frontier_report(report: FrontierReport) -> str:
         series_number={name: number for number, name in enumerate(series)},
         classes=[
             _class_view(
-                report, [[point for point in found if point.panel.privacy == privacy] for found in seen], number_of
+                report,
+                [[point for point in found if point.panel.privacy == privacy] for found in seen],
+                number_of,
+                list(series.values()),
             )
             for privacy in sorted({panel.privacy for panel in panels})
         ],
@@ -144,9 +135,12 @@ def frontier_report(report: FrontierReport) -> str:
         rules=[rule_words(report.rule, notion) for notion in notions],
         settings=[settings_words(notion) for notion in notions],
         fairness={point: fairness_words(point, notions) for point in points},
-        slices=_SLICES,
+        planes=_PLANES,
+        colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
+        most_shift=MOST_SHIFT / 1000,
         pairs=list(enumerate(pairs)),
         dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
+        lowest=coverage_range(points)[0],
         cells=cells,
         class_label=class_label,
         epsilons_words=epsilons_words,
@@ -158,17 +152,17 @@ def frontier_report(report: FrontierReport) -> str:
 
 
 def _class_view(
-    report: FrontierReport, seen: Sequence[Sequence[Point]], number_of: Mapping[Panel, int]
+    report: FrontierReport, seen: Sequence[Sequence[Point]], number_of: Mapping[Panel, int], known: Sequence[Look]
 ) -> dict[str, Any]:
     """What the section of one privacy class shows; ``seen`` are its points by each notion."""
     panels_by_notion = [by_panel(found) for found in seen]
     points, panels = seen[0], panels_by_notion[0]
-    privacy = points[0].panel.privacy
+    privacy, names = points[0].panel.privacy, by_series(points).keys()
     most = max(len(by_series(found)) for found in panels.values())
     return {
         "label": class_label(privacy),
-        "names": sorted(by_series(points)),
-        "coverage": [percent(end) for end in coverage_range(points)],
+        "families": by_family(look for look in known if look.series in names),
+        "names": [look.series for look in known if look.series in names],
         "panels": [
             _panel_view(report, [found[panel] for found in panels_by_notion], number_of[panel]) for panel in panels
         ],
@@ -182,14 +176,15 @@ def _panel_view(report: FrontierReport, seen: Sequence[Sequence[Point]], number:
     """What the cards of one data set show; ``seen`` are its points by each notion."""
     points, panel = seen[0], seen[0][0].panel
     label, compared = class_label(panel.privacy), baseline_words(baselines(points))
-    least, most = accuracy_range(points)
-    slice_words = [f"{label}; accuracy {percent(least)} to {percent(most)}.", compared]
+    levels = epsilon_levels(points)
     return {
         "data": panel.data,
         "number": number,
         "label": label,
-        "slice_words": " ".join(filter(None, slice_words)),
-        "names": sorted(by_series(points)),
+        "compared": compared,
+        "levels": [(place, epsilon_text(level)) for place, level in enumerate(levels)],
+        "level": middle_level(points),
+        "names": list(looks(points)),
         "seen": [_seen_view(report, found, compared) for found in seen],
     }
 
@@ -200,6 +195,7 @@ def _seen_view(report: FrontierReport, points: Sequence[Point], compared: str) -
     undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
     return {
         "undefined": undefined if num_undefined else "",
+        "findings": findings(points),
         "choice_words": " ".join(filter(None, (compared, left_out_words(report.rule, points)))),
         "choices": choices(report.rule, points),
         "dominance": dominance_by_pair(points),

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from fairpate.evaluation.frontier import OBJECTIVES, Dominance, Point, by_series, dominance, guaranteed
-from fairpate.evaluation.frontier_charts import titles, with_spread
+from fairpate.evaluation.frontier_charts import sound, titles, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import counted, epsilon_text, percent
 from fairpate.evaluation.selection import FIRST, SelectionRule, Setting, Threshold, best_error, left_out_by, select
@@ -139,8 +139,8 @@ def fairness_words(point: Point, notions: Sequence[NotionName]) -> list[str]:
 
 
 def dominance_by_pair(points: Sequence[Point]) -> dict[tuple[str, str], Dominance]:
-    """How much of the second series the first dominates."""
-    return {(pair.winner, pair.loser): pair for pair in dominance(points)}
+    """How much of the second series the first dominates, of configurations that are not degenerate."""
+    return {(pair.winner, pair.loser): pair for pair in dominance(sound(points))}
 
 
 def epsilons_words(epsilons: Sequence[float]) -> str:
@@ -150,7 +150,9 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
 
 
 def volumes(points: Sequence[Point], *, bootstrap_seed: int, num_replicates: int) -> Volumes:
-    """Hypervolumes of a panel's series with their intervals."""
+    """Hypervolumes of a panel's series with their intervals, of configurations that are not degenerate."""
+    names = titles(points[0].notion)
+    points = sound(points)
     reference_O = reference_point(points, OBJECTIVES)
     generator = np.random.default_rng(bootstrap_seed)
     found = {
@@ -158,7 +160,7 @@ def volumes(points: Sequence[Point], *, bootstrap_seed: int, num_replicates: int
         for name, own in by_series(points).items()
     }
     ends = [
-        f"{titles(points[0].notion)[name]} {1 - end if name in ('error', 'refused') else end:g}"
+        f"{names[name]} {1 - end if name in ('error', 'refused') else end:g}"
         for name, end in zip(OBJECTIVES, reference_O.tolist(), strict=True)
     ]
     rows = [

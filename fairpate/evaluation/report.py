@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.evaluation import charts
-from fairpate.evaluation.frontier_charts import SHAPES
+from fairpate.evaluation.frontier_looks import SHAPES
 from fairpate.evaluation.metrics import Evaluation, GapResult
 from fairpate.evaluation.page import (
     count,

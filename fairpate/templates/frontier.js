@@ -6,132 +6,163 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const coarse = matchMedia("(pointer: coarse)").matches;
   const hidden = new Set();
-  const EPSILON = 0, ACCURACY = 2, COVERAGE = 3;
+  const [EPSILON, DISPARITY, ACCURACY, COVERAGE] = [0, 1, 2, 3];
+  const NARROW = 480, MANY = 1500, CELL = 0.02;
   const config = { displayModeBar: false, responsive: true, displaylogo: false };
   root.dataset.errors = "0";
   addEventListener("error", () => { root.dataset.errors = String(Number(root.dataset.errors) + 1); });
 
   const color = name => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const escaped = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
+  // Read once for a drawing: a style costs more than a mark.
+  const palette = () => Object.fromEntries(["ink", "muted", "line", "paper", ...Array.from({ length: model.ink + 1 }, (_, k) => `m${k}`)].map(name => [name, color(name)]));
 
-  // Coverage: dark is much on a light page, light is much on a dark one.
-  function stops() {
-    return dark.matches ? model.cividis.slice(2) : [...model.cividis].reverse().slice(1);
-  }
-
-  function hue(coverage) {
-    const [low, high] = model.coverage;
-    const scale = stops();
-    const place = Math.min(Math.max((coverage - low) / (high - low), 0), 1) * (scale.length - 1);
-    const index = Math.min(Math.floor(place), scale.length - 2);
-    const parts = [1, 3, 5].map(at => {
-      const [from, to] = [scale[index], scale[index + 1]].map(hex => parseInt(hex.slice(at, at + 2), 16));
-      return Math.round(from + (to - from) * (place - index));
+  // ---- what is drawn of a panel: points with their rank among its coordinates
+  function visible(holder, panel) {
+    const level = holder.dataset.level === "" || holder.dataset.level === undefined ? Infinity : Number(holder.dataset.level);
+    const only = holder.dataset.only === "1", shown = [];
+    panel.points.forEach((index, rank) => {
+      const point = model.points[index];
+      if (!hidden.has(point.series) && (point.front || !only) && panel.levels[rank] <= level) shown.push({ index, rank, point });
     });
-    return `rgb(${parts.join(",")})`;
+    return shown;
   }
 
-  function visible(panel, onlyFrontier) {
-    return panel.points
-      .map((index, rank) => ({ index, rank, ...model.points[index] }))
-      .filter(point => !hidden.has(point.series) && (point.front || !onlyFrontier));
+  const coordinate = (panel, rank, objective) =>
+    objective === EPSILON ? panel.positions[rank] : model.points[panel.points[rank]].values[objective];
+
+  // Of many points of a method in one place one is drawn: first those on the frontier.
+  function thinned(panel, shown, [across, up]) {
+    if (shown.length <= MANY) return shown;
+    const length = objective => panel.extents[objective][1] - panel.extents[objective][0];
+    const taken = new Set();
+    return [...shown].sort((a, b) => b.point.front - a.point.front).filter(({ rank, point }) => {
+      const cell = [across, up].map(objective => Math.round(coordinate(panel, rank, objective) / length(objective) / CELL));
+      const key = `${point.series}:${cell}`;
+      return !taken.has(key) && taken.add(key);
+    });
   }
 
-  const coordinate = (panel, point, objective) =>
-    objective === EPSILON ? panel.positions[point.rank] : point.values[objective];
+  function grouped(shown) {
+    const groups = new Map();
+    for (const each of shown) {
+      if (!groups.has(each.point.series)) groups.set(each.point.series, []);
+      groups.get(each.point.series).push(each);
+    }
+    return [...groups].sort((a, b) => a[0] - b[0]);
+  }
 
-  const hover = point =>
+  const hover = ({ point }) =>
     `<b>${escaped(model.series[point.series].name)}</b><br>ε ${point.words[0]}<br>${model.titles[1]} ${point.words[1]}` +
     `<br>accuracy ${point.words[2]}<br>coverage ${point.words[3]}` +
     point.degenerate.map(words => `<br>${escaped(words)}`).join("") + "<extra></extra>";
 
-  function axis(panel, objective) {
+  function axis(panel, objective, inks) {
     const common = {
-      title: { text: model.titles[objective], font: { size: 13, color: color("muted") } },
-      tickfont: { size: 12, color: color("muted") }, gridcolor: color("line"), linecolor: color("muted"),
+      title: { text: model.titles[objective], font: { size: 13, color: inks.muted } }, range: panel.extents[objective],
+      tickfont: { size: 12, color: inks.muted }, gridcolor: inks.line, linecolor: inks.muted,
       zeroline: false, showline: true, fixedrange: coarse, automargin: true,
     };
-    if (objective === EPSILON) {
-      return { ...common, range: panel.range, tickvals: panel.ticks.map(t => t[0]), ticktext: panel.ticks.map(t => t[1]) };
-    }
-    return objective >= ACCURACY ? { ...common, tickformat: ".3~%" } : { ...common, rangemode: "tozero" };
+    if (objective === EPSILON) return { ...common, tickvals: panel.ticks.map(t => t[0]), ticktext: panel.ticks.map(t => t[1]) };
+    return objective >= ACCURACY ? { ...common, tickformat: ".3~%" } : common;
   }
 
-  function layout(more) {
+  function layout(inks, more) {
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      font: { family: getComputedStyle(document.body).fontFamily, color: color("ink"), size: 12 },
-      hoverlabel: { bgcolor: color("paper"), bordercolor: color("muted"), font: { color: color("ink"), size: 13 }, align: "left" },
-      margin: { l: 52, r: 12, t: 8, b: 44 }, hovermode: "closest", dragmode: coarse ? false : "zoom", ...more,
+      font: { family: getComputedStyle(document.body).fontFamily, color: inks.ink, size: 12 },
+      hoverlabel: { bgcolor: inks.paper, bordercolor: inks.muted, font: { color: inks.ink, size: 13 }, align: "left" },
+      margin: { l: 48, r: 8, t: 8, b: 44 }, hovermode: "closest", dragmode: coarse ? false : "zoom", ...more,
     };
   }
 
-  function grouped(points) {
-    const groups = new Map();
-    for (const point of points) groups.set(point.series, [...(groups.get(point.series) || []), point]);
-    return [...groups].sort((a, b) => a[0] - b[0]);
-  }
-
-  // ---- planes: size is accuracy, hue is coverage, shape is the method
+  // ---- planes
   function drawPlane(holder) {
-    const panel = model.panels[holder.dataset.panel];
-    const [across, up] = holder.dataset.axes.split(",").map(Number);
-    const points = visible(panel, holder.dataset.only === "1");
-    const traces = grouped(points).map(([series, members]) => ({
-      type: "scatter", mode: "markers", name: model.series[series].name,
-      x: members.map(p => coordinate(panel, p, across)), y: members.map(p => coordinate(panel, p, up)),
-      customdata: members.map(p => p.index), hovertemplate: members.map(hover),
-      marker: {
-        symbol: model.series[series].symbol, size: members.map(p => panel.sizes[p.rank]),
-        color: members.map(p => hue(p.values[COVERAGE])), opacity: members.map(p => (p.front ? 0.95 : 0.35)),
-        line: { width: members.map(p => (model.series[series].symbol.endsWith("-open") ? 2 : p.front ? 1 : 0.5)),
-                color: model.series[series].symbol.endsWith("-open") ? members.map(p => hue(p.values[COVERAGE])) : color("ink") },
-      },
-    }));
-    const crossed = points.filter(point => point.degenerate.length);
+    const panel = model.panels[holder.dataset.panel], inks = palette();
+    const number = Number(holder.dataset.plane), plane = model.planes[number], [across, up] = plane;
+    const [low, high] = panel.extents[across];
+    const x = rank => coordinate(panel, rank, across) + panel.shifts[number][rank] / 1000 * (high - low);
+    const y = rank => coordinate(panel, rank, up);
+    const shown = visible(holder, panel), points = thinned(panel, shown, plane);
+    const there = new Set(shown.map(each => each.rank));
+    const lines = (across === EPSILON ? panel.lines : []).map(([series, ranks]) => [series, ranks.filter(rank => there.has(rank))]).map(([series, ranks]) => {
+      const look = model.series[series];
+      return { type: "scatter", mode: "lines", hoverinfo: "skip", x: ranks.map(x), y: ranks.map(y), opacity: 0.6,
+        line: { color: inks[`m${look.place}`], width: 1.4, dash: look.dash } };
+    });
+    const marks = grouped(points).map(([series, members]) => {
+      const look = model.series[series];
+      return {
+        type: "scatter", mode: "markers", name: look.name, x: members.map(p => x(p.rank)), y: members.map(p => y(p.rank)),
+        customdata: members.map(p => p.index), hovertemplate: members.map(hover),
+        marker: {
+          symbol: look.symbol, size: members.map(p => panel.sizes[p.rank]), color: inks[`m${look.place}`],
+          opacity: members.map(p => (p.point.front ? 1 : 0.35)), line: { width: look.hollow ? 2 : 0.6, color: look.hollow ? inks[`m${look.place}`] : inks.paper },
+        },
+      };
+    });
+    const crossed = points.filter(p => p.point.degenerate.length);
     if (crossed.length) {
-      traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip",
-        x: crossed.map(p => coordinate(panel, p, across)), y: crossed.map(p => coordinate(panel, p, up)),
-        marker: { symbol: "x-thin", size: crossed.map(p => panel.sizes[p.rank] + 8), line: { width: 1.5, color: color("ink") } } });
+      marks.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: crossed.map(p => x(p.rank)), y: crossed.map(p => y(p.rank)),
+        marker: { symbol: "x-thin", size: crossed.map(p => panel.sizes[p.rank] + 6), line: { width: 1.4, color: inks.ink } } });
     }
-    return draw(holder, traces, layout({ xaxis: axis(panel, across), yaxis: axis(panel, up) }));
+    const missing = shown.length - points.length;
+    note(holder, missing ? `${missing} of ${shown.length} points lie under others of their method and are not drawn.` : "");
+    return draw(holder, [...lines, ...marks], layout(inks, { xaxis: axis(panel, across, inks), yaxis: axis(panel, up, inks) }));
   }
 
-  // ---- space: every mark is a character, so that all shapes exist
+  function note(holder, words) {
+    let line = holder.nextElementSibling;
+    if (!words && !line) return;
+    if (!line) {
+      line = holder.parentElement.appendChild(document.createElement("p"));
+      line.className = "note";
+    }
+    line.textContent = words;
+  }
+
+  // ---- space: z stays up, whatever is dragged; short titles, so that none is cut off
   function drawSpace(holder) {
-    const panel = model.panels[holder.dataset.panel];
-    const points = visible(panel, holder.dataset.only === "1");
-    const traces = grouped(points).map(([series, members]) => ({
-      type: "scatter3d", mode: "text", name: model.series[series].name,
-      x: members.map(p => coordinate(panel, p, EPSILON)), y: members.map(p => p.values[1]), z: members.map(p => p.values[ACCURACY]),
-      text: members.map(() => model.series[series].glyph), customdata: members.map(p => p.index),
-      hovertemplate: members.map(hover),
-      textfont: { color: members.map(p => hue(p.values[COVERAGE])), size: members.map(p => (p.front ? 15 : 8)) },
+    const panel = model.panels[holder.dataset.panel], inks = palette();
+    const shown = visible(holder, panel), narrow = holder.clientWidth < NARROW;
+    const at = ranks => ({ x: ranks.map(r => coordinate(panel, r, EPSILON)), y: ranks.map(r => coordinate(panel, r, DISPARITY)), z: ranks.map(r => coordinate(panel, r, ACCURACY)) });
+    const there = new Set(shown.map(each => each.rank));
+    const lines = panel.lines.filter(([, ranks]) => ranks.some(rank => there.has(rank))).map(([series, ranks]) => ({
+      type: "scatter3d", mode: "lines", hoverinfo: "skip", ...at(ranks.filter(rank => there.has(rank))), line: { color: inks[`m${model.series[series].place}`], width: 2 },
     }));
-    const side = objective => {
-      const { fixedrange, automargin, rangemode, ...rest } = axis(panel, objective);
-      return { ...rest, showspikes: false, backgroundcolor: "rgba(0,0,0,0)", gridcolor: color("line"), tickfont: { size: 11, color: color("muted") } };
-    };
-    const narrow = holder.clientWidth < 480;
-    return draw(holder, traces, layout({
+    const traces = grouped(shown).map(([series, members]) => {
+      const look = model.series[series];
+      return {
+        type: "scatter3d", mode: "markers", name: look.name, ...at(members.map(p => p.rank)),
+        customdata: members.map(p => p.index), hovertemplate: members.map(hover),
+        marker: { symbol: look.space, color: inks[`m${look.place}`], size: members.map(p => (p.point.front ? 6 : 3)), line: { width: 0 } },
+      };
+    });
+    const side = (objective, title) => ({
+      title: { text: title, font: { size: 14, color: inks.muted } }, range: panel.extents[objective], showspikes: false, nticks: narrow ? 4 : 6,
+      backgroundcolor: "rgba(0,0,0,0)", gridcolor: inks.line, linecolor: inks.muted, zeroline: false, tickfont: { size: narrow ? 10 : 11, color: inks.muted },
+      ...(objective === EPSILON ? { tickvals: panel.ticks.map(t => t[0]), ticktext: panel.ticks.map(t => t[1]) } : objective === ACCURACY ? { tickformat: ".3~%" } : {}),
+    });
+    const [low, high] = panel.extents[DISPARITY];
+    return draw(holder, [...lines, ...traces], layout(inks, {
       margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
       scene: {
-        xaxis: { ...side(EPSILON), title: { text: "ε", font: { size: 15, color: color("muted") } } }, yaxis: { ...side(1), autorange: "reversed" }, zaxis: side(ACCURACY), aspectmode: "manual",
-        aspectratio: { x: 1.2, y: 1.1, z: 0.8 },
-        camera: { eye: narrow ? { x: 2.15, y: 2.25, z: 1.1 } : { x: 1.2, y: 1.4, z: 0.65 }, center: { x: 0, y: 0, z: -0.2 } },
+        dragmode: "turntable", xaxis: side(EPSILON, "ε"), yaxis: { ...side(DISPARITY, "disparity"), range: [high, low] }, zaxis: side(ACCURACY, "accuracy"),
+        aspectmode: "manual", aspectratio: { x: 1.2, y: 1.1, z: 0.8 },
+        camera: { up: { x: 0, y: 0, z: 1 }, eye: narrow ? { x: 1.75, y: 1.85, z: 0.9 } : { x: 1.2, y: 1.4, z: 0.65 }, center: { x: 0, y: 0, z: -0.15 } },
       },
     }));
   }
 
   // ---- attainment: medians of all methods; best to worst of the chosen one
   function drawAttainment(holder) {
-    const panel = model.panels[holder.dataset.panel];
+    const panel = model.panels[holder.dataset.panel], inks = palette();
     const lines = panel.attainment[holder.dataset.pair].filter(line => !hidden.has(line.series));
-    const [across, up] = [[0, ACCURACY], [1, ACCURACY], [0, 1]][holder.dataset.pair];
+    const [across, up] = [[EPSILON, ACCURACY], [DISPARITY, ACCURACY], [EPSILON, DISPARITY]][holder.dataset.pair];
     const traces = [];
     for (const line of lines) {
-      const look = model.series[line.series];
-      const path = points => ({ x: points.map(p => p[0]), y: points.map(p => p[1]), line: { shape: "hv", color: look.color === "#000000" ? color("ink") : look.color } });
+      const look = model.series[line.series], ink = inks[`m${look.place}`];
+      const path = points => ({ x: points.map(p => p[0]), y: points.map(p => p[1]), line: { shape: "hv", color: ink } });
       if (String(line.series) === holder.dataset.chosen) {
         for (const [name, points] of [["best seed", line.best], ["worst seed", line.worst]]) {
           const trace = path(points);
@@ -141,10 +172,10 @@
       }
       const trace = path(line.median);
       traces.push({ ...trace, type: "scatter", mode: "lines+markers", name: look.name, line: { ...trace.line, width: 2, dash: look.dash },
-        marker: { symbol: look.symbol, size: 8, color: trace.line.color },
+        marker: { symbol: look.symbol, size: 8, color: ink },
         hovertemplate: `<b>${escaped(look.name)}</b>, median over seeds<br>${model.titles[across]}, ${model.titles[up]}: corner of the frontier<extra></extra>` });
     }
-    return draw(holder, traces, layout({ xaxis: axis(panel, across), yaxis: axis(panel, up) }));
+    return draw(holder, traces, layout(inks, { xaxis: axis(panel, across, inks), yaxis: axis(panel, up, inks) }));
   }
 
   function draw(holder, traces, figure) {
@@ -173,6 +204,8 @@
   // ---- the configuration behind a point
   const dialog = document.getElementById("point");
   const rows = settings => Object.entries(settings).sort().map(([name, value]) => `<dt>${escaped(name)}</dt><dd>${escaped(value)}</dd>`).join("");
+  const mark = look => `<svg class="m${look.place} ${look.hollow ? "hollow" : "filled"}" viewBox="0 0 16 16" aria-hidden="true"><path d="${look.path}"/></svg>`;
+  const standing = point => (point.degenerate.length ? "degenerate, so on no frontier" : point.front ? "on the frontier" : "dominated by another configuration");
 
   function show(index) {
     const point = model.points[index];
@@ -185,9 +218,9 @@
           ? `<details><summary>The other ${point.commands.length - 1} seeds</summary><pre><code>${escaped(point.commands.slice(1).join("\n"))}</code></pre></details>` : "")
       : "";
     document.getElementById("point-body").innerHTML =
-      `<p class="kicker">${escaped(point.data)} · ${escaped(point.privacy)}</p><h2><span aria-hidden="true">${look.glyph}</span> ${escaped(look.name)}</h2>` +
-      `<p class="note">${escaped(seeds)}; ${point.front ? "on the frontier" : "dominated by another configuration"}` +
-      `${point.undefined ? `; undefined in ${point.undefined} of them` : ""}${look.symbol.endsWith("-open") ? "; ε depends on private votes: operator only" : ""}</p>` +
+      `<p class="kicker">${escaped(point.data)} · ${escaped(point.privacy)}</p><h2 class="name">${mark(look)} ${escaped(look.name)}</h2>` +
+      `<p class="note">${escaped(seeds)}; ${point.undefined ? `undefined in ${point.undefined} of them` : standing(point)}` +
+      `${look.hollow ? "; ε depends on private votes: operator only" : ""}</p>` +
       point.remarks.map(remark => `<p class="note">${escaped(remark)}</p>`).join("") +
       `<dl class="values">${words}</dl>` +
       (Object.keys(point.settings).length ? `<h3>Settings that differ within the method</h3><dl class="settings">${rows(point.settings)}</dl>` : "") +
@@ -205,6 +238,7 @@
     if (target.dataset.close !== undefined) dialog.close();
     if (target.dataset.copy !== undefined) copy(target);
     if (target.dataset.series !== undefined) toggle(Number(target.dataset.series));
+    if (target.dataset.draw !== undefined) unfold(target);
   });
   document.addEventListener("keydown", event => { if (event.key === "Escape" && dialog.open) dialog.close(); });
 
@@ -216,6 +250,8 @@
   }
 
   // ---- the notion of fairness that disparity is of
+  const redraw = () => holders.filter(holder => holder.dataset.drawn).forEach(paint);
+
   function see(number) {
     const seen = model.notions[number];
     model.titles[1] = seen.measure;
@@ -225,47 +261,62 @@
     });
     seen.panels.forEach((panel, index) => Object.assign(model.panels[index], panel));
     for (const part of document.querySelectorAll("[data-notion]")) part.hidden = part.dataset.notion !== String(number);
-    holders.filter(holder => holder.dataset.drawn).forEach(paint);
+    redraw();
     if (dialog.open) show(Number(dialog.dataset.point));
   }
   document.getElementById("notion").addEventListener("change", event => see(Number(event.target.value)));
 
-  // ---- controls
+  // ---- controls: for all charts of a section, or for the one of a panel that takes them
   function toggle(series) {
     hidden.has(series) ? hidden.delete(series) : hidden.add(series);
     for (const button of document.querySelectorAll(`button[data-series="${series}"]`)) button.setAttribute("aria-pressed", String(!hidden.has(series)));
-    holders.filter(holder => holder.dataset.drawn).forEach(paint);
+    redraw();
+  }
+
+  function isSet(holder, { section, charts, panel, sets }) {
+    if (holder.dataset.section !== section || !charts.split(" ").includes(holder.dataset.chart)) return false;
+    return !panel || (holder.dataset.panel === panel && holder.dataset.takes === sets);
   }
 
   for (const control of document.querySelectorAll("[data-sets]")) {
     control.addEventListener("change", () => {
       const value = control.type === "checkbox" ? (control.checked ? "1" : "0") : control.value;
-      for (const holder of holders.filter(h => h.dataset.section === control.dataset.section && control.dataset.charts.split(" ").includes(h.dataset.chart))) {
+      for (const holder of holders.filter(each => isSet(each, control.dataset))) {
         holder.dataset[control.dataset.sets] = value;
         if (holder.dataset.drawn) paint(holder);
       }
     });
   }
 
-  // ---- draw what comes into view; everything at once for print and for tests
+  // ---- draw what comes into view; everything at once for print and for tests. Space on a phone waits to be asked for.
   async function begin(holder) {
     if (holder.dataset.drawn) return;
     holder.dataset.drawn = "1";
     if (holder.dataset.chart === "space" && !hasWebgl()) {
-      holder.outerHTML = '<p class="note">This browser has no WebGL, which the picture in space needs. The planes below show the same points.</p>';
+      holder.outerHTML = '<p class="note">This browser has no WebGL, which the picture in space needs. The planes above show the same points.</p>';
       return;
     }
     await paint(holder);
   }
+
+  function unfold(button) {
+    const holder = button.nextElementSibling;
+    button.hidden = true;
+    holder.hidden = false;
+    begin(holder);
+  }
+
+  for (const holder of holders.filter(each => each.dataset.chart === "space" && each.clientWidth < NARROW)) {
+    holder.hidden = true;
+    holder.previousElementSibling.hidden = false;
+  }
   const seen = new IntersectionObserver(entries => entries.filter(e => e.isIntersecting).forEach(e => begin(e.target)), { rootMargin: "400px" });
-  holders.forEach(holder => seen.observe(holder));
-  addEventListener("beforeprint", () => holders.forEach(begin));
-  dark.addEventListener("change", () => { scale(); holders.filter(h => h.dataset.drawn).forEach(paint); });
-  const scale = () => root.style.setProperty("--cividis", stops().join(","));
-  scale();
+  holders.filter(holder => !holder.hidden).forEach(holder => seen.observe(holder));
+  addEventListener("beforeprint", () => holders.filter(holder => !holder.hidden).forEach(begin));
+  dark.addEventListener("change", redraw);
   const wanted = location.hash.slice(1);
   if (wanted === "all" || wanted.startsWith("point-")) {
-    Promise.all(holders.map(begin)).then(() => {
+    Promise.all(holders.filter(holder => !holder.hidden).map(begin)).then(() => {
       if (wanted !== "all") show(Number(wanted.slice(6)));
       root.dataset.drawn = String(holders.length);
     });

@@ -73,9 +73,10 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert tab.until(f"{marks} < {everything}", seconds=10)
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{marks} === {everything}", seconds=10)
-    title = "document.querySelector('.plot.plane .ytitle').textContent"
+    disparity = "document.querySelectorAll('.plot.plane')[1]"
+    title = f"{disparity}.querySelector('.xtitle').textContent"
     assert tab.run(title) == "demographic-parity gap"
-    heights = "[...document.querySelectorAll('.plot.plane .points path')].map(p => p.getBoundingClientRect().y).join()"
+    heights = f"[...{disparity}.querySelectorAll('.points path')].map(p => p.getBoundingClientRect().x).join()"
     settings = "[...document.querySelectorAll('tr.setting small')]"
     shown = f"{settings}.filter(words => words.checkVisibility()).map(words => words.innerText).join()"
     before = tab.run(heights)
@@ -89,10 +90,19 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert "smallest equalized-odds gap" in tab.run(shown)
     assert "smallest demographic-parity gap" not in tab.run(shown)
     tab.run(
-        "(() => { const axes = document.querySelector('select[data-sets=axes]'); axes.value = '0,2'; "
-        "axes.dispatchEvent(new Event('change')); })()"
+        "(() => { const plane = document.querySelector('select[data-sets=plane]'); plane.value = '4'; "
+        "plane.dispatchEvent(new Event('change')); })()"
     )
-    assert tab.until(f"{title} === 'accuracy'", seconds=10)
+    third = "document.querySelectorAll('.plot.plane')[2].querySelector('.xtitle').textContent"
+    assert tab.until(f"{third} === 'coverage'", seconds=10)
+    assert tab.run(title) == "equalized-odds gap"
+    shown = f"{disparity}.querySelectorAll('.points path').length"
+    within = tab.run(shown)
+    tab.run(
+        "(() => { const level = document.querySelector('select[data-sets=level]'); level.value = '0'; "
+        "level.dispatchEvent(new Event('change')); })()"
+    )
+    assert tab.until(f"{shown} < {within}", seconds=10)
     tab.run("document.querySelector('button.name').click()")
     assert tab.run("document.getElementById('point').open")
     assert faults(tab) == []

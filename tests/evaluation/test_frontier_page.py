@@ -8,26 +8,14 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_charts import (
-    CIVIDIS,
-    SHAPES,
-    EpsilonAxis,
-    coverage_range,
-    epsilon_axis,
-    looks,
-    on_frontier,
-    script_data,
-    size_of,
-)
+from fairpate.evaluation.frontier_charts import on_frontier, script_data
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.rows import Row
-from fairpate.methods import method_names
 from fairpate.types import STOPPED_BY_VOTES
 
 VOID = {"meta", "link", "input", "br", "wbr"}
@@ -194,6 +182,35 @@ def test_the_reader_chooses_the_notion_and_what_lacks_it_is_said(public, compari
     assert opened["titles"][1] == opened["notions"][0]["measure"] == "equalized-odds gap"
 
 
+def test_the_frontier_counts_no_degenerate_configuration(comparison):
+    """A constant predictor with no gap at the least epsilon: nothing beats it, and it says nothing."""
+    rows = [row for row in comparison() if (row.data, row.method) == ("adult", "dp_sgd")]
+    constant = {"accuracy": 0.5, "disparity": 0.0, "epsilon": 0.01, "degenerate": ("predicts 'no' for every record",)}
+    beside = [replace(row, record=replace(row.record, **constant)) for row in rows[:2]]
+    sound = [replace(row, record=replace(row.record, accuracy=0.6, disparity=0.1)) for row in rows[2:4]]
+    page = written([*beside, *sound])
+    assert "2 1 of them on a frontier by demographic-parity gap" in Nesting(page).words
+    assert [point["front"] for point in model_of(page)["points"]] == [False, True]
+    assert "Degenerate: predicts 'no' for every record" in Nesting(page).words
+
+
+def test_details_list_only_what_the_run_read(comparison):
+    model = {"name": "logistic", "hidden": [64], "width": 32, "dropout": 0.0, "weights": None, "trainable": "all"}
+    fit = {"epochs": 9, "optimizer": "adam", "momentum": 0.9, "augment": {"erase": 0.0, "channel_swap": 0.5}}
+    student = {"model": model, "fit": fit, "method": "supervised", "rounds": 1, "strong_augment": {"erase": 0.1}}
+    config = {"method": "pate", "data": {"name": "adult", "options": {}}, "student": student, "idp3": None}
+    (series,) = script_data(points_of([replace(comparison()[0].record, config=config)]))["series"]
+    assert series["shared"] == {
+        "method": "pate",
+        "data.name": "adult",
+        "student.model.name": "logistic",
+        "student.fit.epochs": "9",
+        "student.fit.optimizer": "adam",
+        "student.fit.augment.channel_swap": "0.5",
+        "student.method": "supervised",
+    }
+
+
 def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
     words = "predicts 'no' for every record"
     rows = comparison()
@@ -203,8 +220,9 @@ def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
     for point in model_of(page)["points"]:
         is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
         assert point["degenerate"] == ([sentence] if is_named else [])
-    assert "what is crossed out is degenerate" in Nesting(page).words
-    assert "what is crossed out" not in Nesting(written(rows)).words
+        assert not (is_named and point["front"])
+    assert "what is degenerate is crossed out" in Nesting(page).words
+    assert "is crossed out" not in Nesting(written(rows)).words
 
 
 def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):
@@ -225,52 +243,6 @@ def test_a_price_that_depends_on_votes_strikes_no_published_point(comparison):
     without = FrontierReport(title="", rows=comparison()).points()
     alone = {str(p.settings) for p in without if id(p) in on_frontier(without) and p.method == "fairpate"}
     assert {str(p.settings) for p in own if id(p) in on_frontier(points)} == {text for text in alone if "adult" in text}
-
-
-def test_marks_differ_in_shape_and_size_means_accuracy_by_area():
-    assert len({shape.plotly for shape in SHAPES}) == len({shape.matplotlib for shape in SHAPES}) == len(SHAPES)
-    assert len(SHAPES) >= len(list(method_names()))
-    areas = [size_of(accuracy, (0.5, 0.9)) ** 2 for accuracy in (0.5, 0.7, 0.9)]
-    assert areas[1] - areas[0] == pytest.approx(areas[2] - areas[1])
-
-
-def test_the_colours_are_ordered_in_grey():
-    lightness = [
-        np.dot([0.2126, 0.7152, 0.0722], [int(color[at : at + 2], 16) for at in (1, 3, 5)]) for color in CIVIDIS
-    ]
-    assert (np.diff(lightness) > 0).all()
-
-
-def test_every_series_looks_its_own(comparison):
-    found = looks(FrontierReport(title="", rows=comparison(operator=True), for_operator=True).points())
-    assert len({(look.shape.plotly, look.hollow) for look in found.values()}) == len(found)
-    assert found["fairpate"].shape == found["fairpate †"].shape
-
-
-def test_epsilon_stands_at_its_logarithm_and_infinity_beyond(comparison):
-    points = FrontierReport(title="", rows=comparison()).points()
-    axis = epsilon_axis(points)
-    assert axis.position(10.0) - axis.position(1.0) == pytest.approx(1.0)
-    assert axis.position(math.inf) > axis.position(10.0)
-    assert axis.position(0.0) < axis.position(1.0)
-    assert [label for _, label in axis.ticks] == ["1", "3", "10"]
-    low, high = axis.range
-    assert low < axis.position(1.0) < axis.position(10.0) < high
-    assert coverage_range(points) == (0.9, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ((0.9996, 3.0), ["1", "3"]),  # a calibrated epsilon stays a little below its target
-        ((1.0, 9.9, 10.0), ["1", "2", "5", "10"]),  # two that touch
-        ((1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0), ["1", "2", "5", "10"]),  # too many
-    ],
-)
-def test_epsilons_are_marked_where_they_are_few_and_apart(values, labels):
-    low, high = math.log10(values[0]), math.log10(values[-1])
-    axis = EpsilonAxis(low=low, high=high, values=values, has_zero=False, has_infinity=False)
-    assert [label for _, label in axis.ticks] == labels
 
 
 def test_the_same_charts_as_pictures(comparison):
