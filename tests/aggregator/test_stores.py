@@ -15,10 +15,11 @@ from serving import TERMS
 
 from aggregator.ledger import audit
 from aggregator.ledger.anchors import open_anchor
+from aggregator.ledger.chain import SCHEMA_VERSION, Chain, Header
 from aggregator.ledger.entries import Asker, OwnLimit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.stores import is_database, shown
+from aggregator.ledger.stores import is_database, reading, shown, write_store
 from aggregator.mechanism import Outcome
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
@@ -28,6 +29,10 @@ EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",
     "UPDATE {entries} SET payload = replace(payload, '[0]', '[1]') WHERE number = 2",
     "UPDATE {entries} SET kind = 'commit' WHERE number = 1",
+    "UPDATE {entries} SET kind = kind || '\t' WHERE number = 2",
+    "UPDATE {entries} SET payload = payload || '\n' WHERE number = 2",
+    "UPDATE {entries} SET number = 9000000000000 WHERE number = 2",
+    "UPDATE {entries} SET number = 0 WHERE number = 1",
     "DELETE FROM {entries} WHERE number = 1",
     "DELETE FROM {entries} WHERE number = 2",
     "DELETE FROM {entries}",
@@ -136,6 +141,18 @@ def test_a_ledger_that_was_edited_or_cut_short_refuses_to_open_and_to_be_read(pl
     for look in (lambda: Ledger(place, TERMS, create=False), lambda: audit.verify(place)):
         with pytest.raises(LedgerError):
             look()
+
+
+@pytest.mark.parametrize("after", [0, 1, 255, 256, 257, 599, 600, 700])
+def test_entries_are_read_in_order_from_anywhere(place, after):
+    chain = Chain(bytes(32))
+    rows, head = [], chain.start("{}")
+    for number in range(1, 601):
+        head = chain.after(head, "limit", f'{{"n":{number}}}')
+        rows.append((number, "limit", f'{{"n":{number}}}', head.digest))
+    write_store(place, Header(version=SCHEMA_VERSION, terms="{}", chain=chain), rows)
+    with reading(place, after=after) as stored:
+        assert [(row[0], row[2]) for row in stored.rows] == [(n, f'{{"n":{n}}}') for n in range(after + 1, 601)]
 
 
 def test_a_ledger_is_made_once_and_never_again_where_that_is_not_asked_for(place):
