@@ -236,16 +236,26 @@ def _shards_of(block: Block, given: Any, lessons: _Lessons) -> list[Shard]:
     if lessons.read is None:
         # Copied, because arrays out of Ray's store are read-only.
         return [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
-    private = lessons.read()
-    index = [torch.tensor(rows) for rows in given]
-    is_there = all(int(rows.max(initial=-1)) < len(private) for rows in given)
-    shards = [Shard(x=private.x[rows], y=private.y[rows]) for rows in index] if is_there else []
-    if not is_there or block_path("", shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
-        raise PoolError(
-            "ray.read_shards: a worker reads other private records than the run does; give every node the same files, "
-            "or set it to false."
-        )
+    shards = read_shards(lessons.read, given)
+    if block_path("", shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
+        raise other_records()
     return shards
+
+
+def read_shards(read: Callable[[], Split], given: Sequence[IntArray]) -> list[Shard]:
+    """The records in rows ``given`` of what ``read`` gives. PoolError where it has no such rows."""
+    private = read()
+    if any(int(rows.max(initial=-1)) >= len(private) for rows in given):
+        raise other_records()
+    return [Shard(x=private.x[rows], y=private.y[rows]) for rows in map(torch.tensor, given)]
+
+
+def other_records() -> PoolError:
+    """What a worker raises that reads other records than the block's content says."""
+    return PoolError(
+        "ray.read_shards: a worker reads other private records than the run does; give every node the same files, or "
+        "set it to false."
+    )
 
 
 def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> _TrainedBlock:

@@ -43,9 +43,12 @@ from teachers.checkpoint import ArrayWeights, keyed_name, load_block, save_block
 from teachers.ensemble import (
     ArrayShard,
     Block,
+    Given,
     Progress,
     TeacherCounter,
     missing_blocks,
+    other_records,
+    read_shards,
     rows_of_teachers,
     split_blocks,
 )
@@ -84,6 +87,8 @@ class _Lesson:
     num_classes: int
     seed: int
     queries: npt.NDArray[np.float32]
+    told: bytes
+    read: Callable[[], Split] | None
 
 
 def ask_own_teachers(
@@ -96,10 +101,13 @@ def ask_own_teachers(
     checkpoint_dir: Path | Storage,
     pool: Pool | None = None,
     on_progress: Progress | None = None,
+    read: Callable[[], Split] | None = None,
 ) -> OwnVotes:
     """The votes of one teacher per shard; those that ``checkpoint_dir`` lacks are trained.
 
-    OwnTeacherError where the factory makes no teachers, all of them fail, or one votes for what is no class.
+    ``read`` gives ``private`` again, wherever it is called: workers then read their shards and none is sent to them.
+    OwnTeacherError where the factory makes no teachers, all of them fail, or one votes for what is no class; PoolError
+    where a worker reads other records.
     """
     place = config.model.python
     assert place is not None
@@ -107,21 +115,19 @@ def ask_own_teachers(
     workers = pool or InProcessPool()
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
-    lesson = _Lesson(
-        place=place,
-        factory=factory,
-        num_classes=num_classes,
-        seed=seed,
-        queries=_table(queries_x),
-    )
+    settings: dict[str, Any] = {"place": place, "num_classes": num_classes, "seed": seed}
+    queries = _table(queries_x)
+    told = _told(factory, queries, settings)
+    lesson = _Lesson(factory=factory, queries=queries, told=told, read=read, **settings)
     for module in _own_modules(factory):
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: Sequence[int]) -> list[ArrayShard]:
-        return [(_table(private.x[rows[t]]), private.y[rows[t]].numpy()) for t in teachers]
+        return [_array_shard(private.x[rows[t]], private.y[rows[t]]) for t in teachers]
 
-    told = _told(lesson, factory)
+    def given(teachers: Sequence[int]) -> Given:
+        return shards(teachers) if read is None else [rows[teacher] for teacher in teachers]
 
     def block(teachers: tuple[int, ...]) -> Block:
         content = _name(told, teachers, shards(teachers))
@@ -131,7 +137,7 @@ def ask_own_teachers(
     blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, config.block_size or _BLOCK))
     report, missing = TeacherCounter(blocks, on_progress), missing_blocks(blocks, storage, workers)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
-    items = ((blocks[i], shards(blocks[i].teacher_indices)) for i in missing)
+    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
     failures = []
     for number, (asked, failure) in workers.run(_ask_block, lesson, items):
         save_block(blocks[missing[number]].checkpoint, asked)
@@ -218,9 +224,20 @@ def _held(model: Any) -> Iterator[Any]:
             yield from item if isinstance(item, tuple) else (item,)
 
 
-def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
+def _shards_of(block: Block, given: Any, lesson: _Lesson) -> list[ArrayShard]:
+    """The records that a block learns from: those that came, or the rows of what this process reads."""
+    if lesson.read is None:
+        return list(given)
+    shards = [_array_shard(shard.x, shard.y) for shard in read_shards(lesson.read, given)]
+    if _name(lesson.told, block.teacher_indices, shards) != block.content:
+        raise other_records()
+    return shards
+
+
+def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
     """The votes of a block, and what the first teacher that failed raised."""
-    block, shards = item
+    block, given = item
+    shards = _shards_of(block, given, lesson)
     kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
     predictions, failures = [], []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
@@ -292,22 +309,23 @@ def _table(x: Tensor) -> npt.NDArray[np.float32]:
     return table
 
 
-def _told(lesson: _Lesson, factory: Factory) -> bytes:
+def _array_shard(x: Tensor, y: Tensor) -> ArrayShard:
+    return _table(x), y.numpy()
+
+
+def _told(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
     """What determines votes beside the shards."""
     try:
         code = inspect.getsource(sys.modules[factory.__module__])
     except (OSError, TypeError, KeyError, AttributeError):
         code = ""
-    settings = {
-        "place": lesson.place,
+    told = settings | {
         "code": hashlib.sha256(code.encode()).hexdigest(),
-        "num_classes": lesson.num_classes,
-        "seed": lesson.seed,
-        "queries": hashlib.sha256(lesson.queries.tobytes()).hexdigest(),
+        "queries": hashlib.sha256(queries.tobytes()).hexdigest(),
         "definition": _DEFINITION,
         "versions": [__version__, sklearn.__version__, np.__version__],
     }
-    return json.dumps(settings, sort_keys=True).encode()
+    return json.dumps(told, sort_keys=True).encode()
 
 
 def _name(told: bytes, teachers: Sequence[int], shards: Sequence[ArrayShard]) -> str:

@@ -46,6 +46,7 @@ def collect_vote_batch(
 
     ``pool`` None opens one for the purpose, as ``ray`` says.
     """
+    read = _reader(dataset, ray)
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
         if teachers.model.python is not None:
             with reporter.stage("teachers") as advance:
@@ -58,6 +59,7 @@ def collect_vote_batch(
                     checkpoint_dir=checkpoint_dir,
                     pool=workers,
                     on_progress=advance,
+                    read=read,
                 )
             return _batch(queries, own.votes_QC, own.digest)
         with reporter.stage("teachers") as advance:
@@ -69,7 +71,7 @@ def collect_vote_batch(
                 checkpoint_dir=checkpoint_dir,
                 pool=workers,
                 on_progress=advance,
-                read=_reader(dataset, ray),
+                read=read,
             )
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)

@@ -18,6 +18,7 @@ from fairpate.config import RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from teachers.cluster import open_pool
 from teachers.own import OwnTeacherError, ask_own_teachers
+from teachers.pool import InProcessPool, PoolError
 from teachers.shard import assign_teachers, shard_key
 
 TEACHERS, CLASSES = 6, 3
@@ -45,10 +46,11 @@ def own(monkeypatch):
     return place
 
 
-def ask(place, folder, private=None, **options):
+def ask(place, folder, private=None, *, told=None, **options):
     config = TeachersConfig(num_teachers=TEACHERS, model={"python": place}, **options)
     private = records() if private is None else private
-    return ask_own_teachers(private, config, QUERIES, num_classes=CLASSES, seed=5, checkpoint_dir=folder)
+    words = {"num_classes": CLASSES, "seed": 5, "checkpoint_dir": folder} | (told or {})
+    return ask_own_teachers(private, config, QUERIES, **words)
 
 
 def boosting(random_state):
@@ -232,6 +234,34 @@ def test_whole_numbers_of_any_type_are_classes(own, tmp_path, values):
 
 KEPT = LogisticRegression()
 SECOND = [LogisticRegression(), LogisticRegression()]
+
+
+class Watching(InProcessPool):
+    """Keeps what is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def run(self, function, shared, items):
+        return super().run(function, shared, (self.sent.append(item) or item for item in items))
+
+
+def test_workers_that_read_their_shards_get_the_numbers_of_rows(own, tmp_path):
+    place, watching = own(boosting), Watching()
+    sent = ask(place, tmp_path / "sent")
+    read = ask(place, tmp_path / "read", told={"read": records, "pool": watching})
+    assert read.digest == sent.digest
+    np.testing.assert_array_equal(read.votes_QC, sent.votes_QC)
+    given = [rows for _, shards in watching.sent for rows in shards]
+    assert sorted(np.concatenate(given).tolist()) == list(range(len(records())))
+
+
+@pytest.mark.parametrize("other", [lambda: records(239), lambda: records(240, seed=1), lambda: records(0)])
+def test_a_worker_that_reads_other_records_ends_the_run(own, tmp_path, other):
+    with pytest.raises(PoolError, match=r"ray\.read_shards: a worker reads other private records than the run does"):
+        ask(own(boosting), tmp_path, told={"read": other})
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 class Holding:
