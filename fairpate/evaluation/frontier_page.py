@@ -49,7 +49,7 @@ from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
 _PLANES = ((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage"))
 """What the third plane of a data set shows, by its number among all planes."""
-_MOST_COLUMNS = 5
+_MOST_COLUMNS, _MOST_LISTED = 5, 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,7 @@ def frontier_report(report: FrontierReport) -> str:
         points=points,
         index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
+        listed=[point for point in points if len(points) <= _MOST_LISTED or id(point) in members],
         series=series,
         series_number={name: number for number, name in enumerate(series)},
         classes=[
