@@ -23,7 +23,7 @@ from fairpate.methods import method_names
 from fairpate.types import RunRecord
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from browser import browser
+from browser import browser  # type: ignore[import-not-found]
 
 _DATA, _EPSILONS = ("adult", "color_mnist"), (0.3, 1.0, 3.0, 10.0)
 
