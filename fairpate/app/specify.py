@@ -26,8 +26,7 @@ from fairpate.evaluation.demands import (
 )
 from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_panel, points_of
 from fairpate.evaluation.frontier_tables import Baselines, baselines
-from fairpate.fairness.notions import DEFAULT, NAMES, NotionName
-from fairpate.names import nearest
+from fairpate.fairness.notions import DEFAULT, NAMES, NotionName, notion_named
 from fairpate.strict_json import strict
 from fairpate.types import UsageError
 
@@ -125,9 +124,10 @@ def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
     limits: dict[NotionName, float] = {}
     for each in given:
         name, _, text = each.partition("=")
-        notion = next((known for known in NAMES if known == name.strip()), None)
-        if notion is None:
-            raise ValueError(f"fairness: no notion {name!r}{nearest(name, NAMES)}.")
+        try:
+            notion = notion_named(name)
+        except ValueError as error:
+            raise ValueError(f"fairness: {error}") from None
         if notion in limits:
             raise ValueError(f"fairness: {notion} is limited twice; leave one out.")
         try:

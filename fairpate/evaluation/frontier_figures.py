@@ -8,11 +8,12 @@ journals ask; in SVG, letters are outlines.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -42,8 +43,7 @@ from fairpate.evaluation.frontier_planes import (
 )
 from fairpate.evaluation.page import epsilon_text
 
-Format = Literal["pdf", "svg", "png"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS = ("pdf", "svg", "png")
 WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
 """Inches of one column and of two (85 and 178 mm)."""
 _DASHES: Mapping[str, Any] = {
@@ -72,7 +72,7 @@ class FigureStyle:
     columns: int = 2
     font_size: float = 8.0
     width_in: float | None = None
-    formats: tuple[Format, ...] = ("png", "pdf")
+    formats: tuple[str, ...] = ("png", "pdf")
 
     def __post_init__(self) -> None:
         if self.columns not in WIDTHS_IN:
@@ -80,7 +80,11 @@ class FigureStyle:
         if not 4 <= self.font_size <= 24:
             raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
         if self.width_in is not None and not 1 <= self.width_in <= 40:
-            raise ValueError(f"width_in: expected 1 to 40 inches, got {self.width_in:g}.")
+            raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
+
+        unknown = [name for name in self.formats if name not in FORMATS]
+        if unknown:
+            raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
 
     @property
     def width(self) -> float:
@@ -109,14 +113,14 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     own = looks(points)
     settings: Any = style.settings
     with matplotlib.rc_context(settings):
-        for found in by_panel(points).values():
+        for place, found in _places(points).items():
             for kind, draw in _KINDS.items():
                 figure = draw(_Panel.of(found, own), style)
                 # Laid out once, not again for each file.
                 figure.draw_without_rendering()
                 figure.set_layout_engine("none")
                 for suffix in style.formats:
-                    files[f"{kind}-{_file_name(found[0])}.{suffix}"] = _bytes(figure, suffix)
+                    files[f"{kind}-{place}.{suffix}"] = _bytes(figure, suffix)
     return files
 
 
@@ -337,16 +341,22 @@ def _handle(look: Look) -> Line2D:
     )
 
 
-def _file_name(point: Point) -> str:
-    privacy = point.panel.privacy
-    words = f"{point.panel.data} {privacy.unit} {privacy.relation} {privacy.delta:g}"
-    return re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
+def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each panel under a name for files; of names that read alike the later ones are numbered."""
+    places: dict[str, list[Point]] = {}
+    for panel, found in by_panel(points).items():
+        privacy = panel.privacy
+        words = f"{panel.data} {privacy.unit} {privacy.relation} {privacy.delta:g}"
+        name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        places[name if name not in places else next(each for each in numbered if each not in places)] = found
+    return places
 
 
-def _bytes(figure: Figure, suffix: Format) -> bytes:
+def _bytes(figure: Figure, suffix: str) -> bytes:
     buffer = io.BytesIO()
     # Without a date the same points give the same file.
-    metadata: Mapping[Format, dict[str, Any]] = {
+    metadata: Mapping[str, dict[str, Any]] = {
         "pdf": {"CreationDate": None},
         "svg": {"Date": None},
         "png": {"Software": None},

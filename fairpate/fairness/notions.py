@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fairpate.fairness import gaps
+from fairpate.names import nearest
 from fairpate.types import DEFAULT_NOTION
 from fairpate.types import NotionName as NotionName
 
@@ -124,3 +125,11 @@ _ROWS = (
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}
 """The table, in the order in which pages list it."""
 NAMES: tuple[NotionName, ...] = get_args(NotionName)
+
+
+def notion_named(name: str) -> NotionName:
+    """The notion of this name. ValueError for one that there is not, with the nearest."""
+    found = next((known for known in NAMES if known == name.strip()), None)
+    if found is None:
+        raise ValueError(f"no notion {name!r}{nearest(name, NAMES)}.")
+    return found

@@ -34,6 +34,7 @@ SUCCEEDS = {
     "plan": None,
     "specify": None,
     "compare": None,
+    "figures": None,
     "aggregate": ["votes.csv", "--unit", "hospital", "--classes", "no,yes", "--epsilon", "1", "--out", "labels"],
     "bundle": None,
     "verify": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairpate import __version__
-from fairpate.app.cli import bundles, choices, data, ledger, machine, runs, services, tokens, votes
+from fairpate.app.cli import bundles, choices, data, figures, ledger, machine, runs, services, tokens, votes
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.endings import exit_with_code
 from fairpate.app.output import Output
@@ -17,6 +17,7 @@ app = Commands(
 app.command(cls=runs.RunCommand)(runs.run)
 app.command()(choices.methods)
 app.command()(runs.compare)
+app.command()(figures.figures)
 app.command()(votes.aggregate)
 app.command()(choices.specify)
 app.command()(choices.plan)

@@ -1,0 +1,127 @@
+"""`fairpate figures`: vector pictures of a table of results, in a journal's width, font size and fonts."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from fairpate.app.compare.pictures import write_figures
+from fairpate.app.records_table import write_rows
+from fairpate.evaluation.frontier import points_of
+from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
+from fairpate.evaluation.frontier_looks import COLOURS
+from fairpate.evaluation.rows import Row
+from fairpate.types import RunRecord, UsageError
+
+
+def row(method, epsilon, seed, **changes):
+    config = {"method": method, "target": {"epsilon": epsilon}, "noise": "seeded"}
+    fields = {
+        "unit": "record",
+        "relation": "add or remove one",
+        "delta": 1e-5,
+        "epsilon": epsilon,
+        "epsilon_is_data_dependent": False,
+        "accuracy": 0.7 + 0.02 * epsilon + 0.001 * seed,
+        "coverage": 0.8 if method == "fairpate" else 1.0,
+        "disparity": 0.01 if method == "fairpate" else 0.15,
+    }
+    identity = {"method": method, "data": "adult", "seed": seed, "config": config}
+    record = RunRecord(**identity, **(fields | changes))
+    return Row(digest=f"{method}{epsilon}{seed}", command="fairpate run", minutes=math.nan, record=record, **identity)
+
+
+@pytest.fixture
+def table(tmp_path):
+    def make(folder="sweep", **changes):
+        place = tmp_path / folder / "results.parquet"
+        place.parent.mkdir(parents=True)
+        rows = [row(m, e, s) for m in ("fairpate", "dp_sgd") for e in (1.0, 3.0) for s in (0, 1)]
+        write_rows(
+            [*rows, row("sgd", math.inf, 0, accuracy=0.9), *changes.get("more", ())], place, private=folder == "private"
+        )
+        return place
+
+    return make
+
+
+def test_pictures_are_as_wide_as_a_column_with_one_font_size_that_is_embedded(table, monkeypatch):
+    sizes = set()
+
+    def note(self, *arguments, **options):
+        sizes.update(text.get_fontsize() for text in self.findobj(Text) if text.get_text().strip())
+        return save(self, *arguments, **options)
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", note)
+    written = write_figures(table(), style=FigureStyle(columns=1, font_size=7, formats=("pdf", "svg")))
+    assert {path.name.partition("-")[0] for path in written} == {"slices", "attainment", "frontier"}
+    assert len(written) == 3 * 2
+    assert sizes == {7.0}
+    for path in (path for path in written if path.suffix == ".pdf"):
+        content = path.read_bytes()
+        _, _, width, _ = re.search(rb"/MediaBox \[ (\S+) (\S+) (\S+) (\S+) \]", content).groups()
+        assert float(width) == pytest.approx(85 / 25.4 * 72, abs=1)
+        assert b"/FontFile2" in content, "TrueType"
+        assert b"/Type3" not in content
+        assert b"/Subtype /Image" not in content, "vector"
+    slices = next(path for path in written if path.name.startswith("slices") and path.suffix == ".svg").read_text()
+    assert "<text" not in slices, "letters are outlines"
+    assert "<image" not in slices
+    for place in (0, 2, 6):  # fairpate, dp_sgd and sgd, as on the page
+        assert COLOURS[place] in slices
+    assert COLOURS[4] not in slices
+
+
+def test_two_columns_and_the_same_file_every_time(table):
+    style = FigureStyle(columns=2, formats=("svg",))
+    place = table()
+    first = [path.read_text() for path in write_figures(place, style=style)]
+    again = [path.read_text() for path in write_figures(place.parent, style=style)]
+    assert first == again
+    widths = [float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', text).group(1)) for text in first]
+    assert max(widths) == pytest.approx(178 / 25.4 * 72, abs=1)
+
+
+def test_of_an_operators_table_nothing_is_drawn_that_may_not_be_published(table):
+    dependent = [row("fairpate", 0.4, seed, epsilon_is_data_dependent=True) for seed in (0, 1)]
+    written = write_figures(table("private", more=dependent), style=FigureStyle(formats=("svg",)))
+    public = write_figures(table("open"), style=FigureStyle(formats=("svg",)))
+    marks = [sum(path.read_text().count("<use ") for path in files) for files in (written, public)]
+    assert marks[0] < marks[1]
+
+
+def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path):
+    place = table()
+    code, output, _ = fairpate("figures", place, "--format", "pdf", "--width-mm", "120", "--out", "here")
+    assert code == 0
+    assert output.split() == [
+        f"here/{name}-adult-record-add-or-remove-one-1e-05.pdf" for name in ("slices", "attainment", "frontier")
+    ]
+    assert all((tmp_path / name).exists() for name in output.split())
+    for wrong, words in (
+        (["--columns", "3"], "columns: expected 1 or 2, got 3"),
+        (["--font-size", "0"], "font_size: expected 4 to 24 points, got 0"),
+        (["--format", "gif"], "format: expected pdf, svg, png, got 'gif'"),
+        (["--notion", "acuracy_parity"], "did you mean accuracy_parity?"),
+        (["--width-mm", "nan"], "width"),
+    ):
+        code, _, errors = fairpate("figures", place, *wrong)
+        assert (code, words in errors) == (2, True), errors
+
+
+def test_data_sets_whose_names_read_alike_have_files_of_their_own():
+    records = [replace(row("dp_sgd", 1.0, 0).record, data=data) for data in ("my data", "my-data", "My_Data", "é")]
+    assert len(frontier_figures(points_of(records), FigureStyle(formats=("png",)))) == 4 * 3
+
+
+def test_a_table_without_anything_to_publish_is_refused(tmp_path):
+    place = tmp_path / "results.parquet"
+    write_rows([], place)
+    with pytest.raises(UsageError, match="no finished run"):
+        write_figures(place, style=FigureStyle())
