@@ -43,10 +43,13 @@ _PLACES = (
     "teachers.block_size",
     "teachers.model.weights.path",
     "votes.path",
+    "votes.test",
+    "votes.label",
     "student.model.weights.path",
     "public_data.self_label.model.weights.path",
 )
 
+_TESTED_BY = ("votes.test", "votes.label")  # measures a model, and determines nothing of it
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
@@ -279,7 +282,7 @@ def create_run_directory(config: Method) -> RunDirectory:
     nothing can be written.
     """
     run = check_run_directory(config)
-    if not run.config.exists():
+    if not run.config.exists() or _is_tested_otherwise(run, config):
         # The configuration comes first: by it a folder that a crash left is known as this run's.
         run.root.mkdir(parents=True, exist_ok=True)
         write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -318,6 +321,11 @@ def _require_same(run: RunDirectory, config: Method) -> None:
         raise RunFolderError(
             f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
         )
+
+
+def _is_tested_otherwise(run: RunDirectory, config: Method) -> bool:
+    before, now = flat_values(read_yaml(run.config)), flat_values(config.model_dump(mode="json"))
+    return any(before.get(name) != now.get(name) for name in _TESTED_BY if name in now)
 
 
 def _stored(run: RunDirectory) -> dict[str, Any]:

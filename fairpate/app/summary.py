@@ -55,7 +55,7 @@ def summarise(run: RunDirectory) -> Group:
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         ("epsilon", guarantee),
-        *_measured_rows(metrics),
+        *measured_rows(metrics),
     ]
     if queries is not None:
         rows += [
@@ -70,7 +70,8 @@ def summarise(run: RunDirectory) -> Group:
     return Group(Text(), facts(rows))
 
 
-def _measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Accuracy and gap on the test records, or that there were none."""
     if not metrics["num_records"]:
         return [("accuracy", "unknown: no test records")]
     gap = metrics["gaps"]["dp_one_vs_rest"]

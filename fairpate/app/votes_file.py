@@ -1,10 +1,10 @@
 """A file of votes that were made elsewhere, as a data set of its public records and as the votes on them.
 
 A row is a public record: its id, its group, and either one column per voter, each a class, or one column per class,
-each how many voters chose it. Other columns are features that are named. All faults are told at once; they count rows
-and show no vote.
+each how many voters chose it. Other columns are features that are named. A second file may hold test records, with
+their true labels in the place of votes. All faults are told at once; they count rows and show no vote.
 
-Shapes: Q records, C classes, T voters, F features.
+Shapes: Q records, C classes, T voters, F features, N test records.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class VotesConfig(Section):
     id: str = Field("record_id", description="Column of names of the public records.")
     group: str = Field("group", description="Column of their public groups.")
     features: tuple[str, ...] = Field((), description="Columns of numbers that teach a student; empty: none.")
+    test: Path | None = Field(
+        None, description="Test records for a student: a file with the same columns and `label`; null: not measured."
+    )
+    label: str = Field("label", description="Column of the test records' true classes.")
     name: str | None = Field(None, description="Of the data set, in the odometer; null: the file's.")
     are_counts: bool = Field(False, description="Whether columns are classes, and not voters.")
 
@@ -59,6 +63,8 @@ class VotesConfig(Section):
     def _names_are_apart(self) -> VotesConfig:
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
+        if self.test is not None and not self.features:
+            raise ValueError("Expected test records where there are features, and so a student that they measure")
         return self
 
 
@@ -74,25 +80,25 @@ class VotesFile:
 def resolved(config: VotesConfig) -> VotesConfig:
     """With the number of voters that the file's header tells. Errors as :func:`read_votes_file`."""
     assert config.path is not None
-    return config.model_copy(update={"path": config.path.absolute(), "num_voters": read_votes_file(config).num_voters})
+    places = {"path": config.path.absolute(), "test": None if config.test is None else config.test.absolute()}
+    return config.model_copy(update={**places, "num_voters": read_votes_file(config).num_voters})
 
 
 def read_votes_file(config: VotesConfig) -> VotesFile:
-    """All of the file. VotesFileError lists every fault."""
+    """All of the file, and of the one of test records. VotesFileError lists every fault."""
     path = config.path
     assert path is not None
-    table, faults = _table(path, config), _Faults(path)
-    names, groups = _text(table, config.id), _text(table, config.group)
-    faults.add(config.id, names == "", "no id")
-    faults.add(config.id, _repeated(names), "an id that another row has too; every public record is asked once")
-    faults.add(config.group, groups == "", "no group")
+    table = _table(path, (config.id, config.group, *config.features, *(config.classes if config.are_counts else ())))
+    faults = _Faults(path, [])
+    names, groups = _names_and_groups(table, config, faults)
     votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
     x = _features(table, config, faults)
-    faults.require_none()
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
+    test = _test(config, names, group_names, faults)
+    faults.require_none()
     return VotesFile(
-        dataset=_dataset(config, names.tolist(), x, codes_Q, tuple(group_names)),
+        dataset=_dataset(config, names.tolist(), x, codes_Q, tuple(group_names), test),
         votes=VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16]),
         num_voters=num_voters,
     )
@@ -101,8 +107,12 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
 class _Faults:
     """What is wrong with which column in how many rows."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._found = path, list[str]()
+    def __init__(self, path: Path, found: list[str]) -> None:
+        self._path, self._found = path, found
+
+    def of(self, path: Path) -> _Faults:
+        """Of another file, told together with these."""
+        return _Faults(path, self._found)
 
     def add(self, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> None:
         if wrong_Q.any():
@@ -116,7 +126,7 @@ class _Faults:
             raise VotesFileError("\n".join(self._found))
 
 
-def _table(path: Path, config: VotesConfig) -> pa.Table:
+def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
@@ -128,7 +138,6 @@ def _table(path: Path, config: VotesConfig) -> pa.Table:
             table = csv.read_csv(path, convert_options=kinds)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise VotesFileError(f"{path}: cannot be read ({error}); give CSV in UTF-8, or Parquet.") from error
-    wanted = [config.id, config.group, *config.features, *(config.classes if config.are_counts else ())]
     missing = [name for name in wanted if name not in table.column_names]
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if missing or repeated or not len(table):
@@ -137,6 +146,41 @@ def _table(path: Path, config: VotesConfig) -> pa.Table:
             f"{path}: {what if missing or repeated else 'no row'}; it has the columns {', '.join(table.column_names)}."
         )
     return table
+
+
+def _names_and_groups(
+    table: pa.Table, config: VotesConfig, faults: _Faults
+) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    names, groups = _text(table, config.id), _text(table, config.group)
+    faults.add(config.id, names == "", "no id")
+    faults.add(config.id, _repeated(names), "an id that another row has too; every record stands there once")
+    faults.add(config.group, groups == "", "no group")
+    return names, groups
+
+
+def _test(
+    config: VotesConfig, public_names: npt.NDArray[np.str_], group_names: Sequence[str], faults: _Faults
+) -> Split | None:
+    """Test records with their true labels; None where no file is named."""
+    if config.test is None:
+        return None
+    table = _table(config.test, (config.id, config.group, *config.features, config.label))
+    found = faults.of(config.test)
+    names, groups = _names_and_groups(table, config, found)
+    found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
+    z = _codes(table, config.group, group_names)
+    found.add(config.group, (z < 0) & (groups != ""), f"a group that no public record has ({', '.join(group_names)})")
+    y = _codes(table, config.label, config.classes)
+    found.add(config.label, y < 0, f"no label among {', '.join(config.classes)}")
+    x = _features(table, config, found)
+    return Split(x=torch.from_numpy(x), y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=tuple(names.tolist()))
+
+
+def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
+    """The place of each row's text among ``values``; -1 where it is none of them."""
+    is_it = _text(table, column)[:, None] == np.array(values)
+    codes: IntArray = np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
+    return codes
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
@@ -220,7 +264,12 @@ def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDAr
 
 
 def _dataset(
-    config: VotesConfig, names: Sequence[str], x: npt.NDArray[np.float32], codes_Q: IntArray, groups: tuple[str, ...]
+    config: VotesConfig,
+    names: Sequence[str],
+    x: npt.NDArray[np.float32],
+    codes_Q: IntArray,
+    groups: tuple[str, ...],
+    test: Split | None,
 ) -> Dataset:
     assert config.path is not None
     none = torch.zeros(0, dtype=torch.int64)
@@ -237,7 +286,7 @@ def _dataset(
         private=empty,
         public=public,
         validation=empty,
-        test=empty,
+        test=empty if test is None else test,
         label_names=config.classes,
         group_names=groups,
         sensitive_attribute=config.group,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from scipy.stats import binom, norm
 from serving import free_port, ids
 from small_runs import open_terms, read_json
@@ -230,6 +231,98 @@ def test_a_student_learns_and_every_page_says_what_is_attested(tmp_path, fairpat
     code, _, errors = aggregate(fairpate, path, tmp_path / "another", "--epsilon", "40")
     assert code == 1
     assert "unit hospital" in errors
+
+
+TESTED = 300
+
+
+def held_out(folder, change=lambda columns: columns):
+    """Test records, of which F are labelled by age and M the other way round."""
+    rng = np.random.default_rng(1)
+    age, sex = rng.random(TESTED).round(3), rng.choice(["F", "M"], TESTED)
+    columns = {
+        "record_id": [f"t{row}" for row in range(TESTED)],
+        "group": sex.tolist(),
+        "age": age.tolist(),
+        "size": rng.random(TESTED).round(3).tolist(),
+        "truth": [CLASSES[int(yes)] for yes in (age > 0.5) ^ (sex == "M")],
+    }
+    return written(folder, change(columns), "held_out.csv")
+
+
+def test_test_records_measure_the_student_when_they_are_named_and_cost_nothing(tmp_path, fairpate, state):
+    path, run = written(tmp_path, table()), RunDirectory(root=tmp_path / "run")
+    fit = ("student.model.name=logistic", "student.fit.epochs=60", "student.fit.learning_rate=0.1")
+    command = (path, run.root, "--epsilon", "40", *(word for value in fit for word in ("--set", value)))
+    code, output, errors = aggregate(fairpate, *command)
+    assert code == 0, errors
+    assert "unknown: no test records" in output
+    statement, model = run.statement.read_bytes(), run.student.read_bytes()
+
+    tested = held_out(tmp_path)
+    code, output, errors = aggregate(fairpate, *command, "--test", tested, "--label", "truth")
+    assert code == 0, errors
+    assert "unknown" not in output
+    assert (run.statement.read_bytes(), run.student.read_bytes()) == (statement, model)
+    columns = pyarrow.csv.read_csv(tested).to_pydict()
+    x = torch.tensor([columns["age"], columns["size"]], dtype=torch.float32).T
+    said = load_student(run.student).predict(x).labels
+    right = np.array([CLASSES[label] for label in said]) == np.array(columns["truth"])
+    women = np.array(columns["group"]) == "F"
+    metrics = read_json(run.metrics)
+    assert (metrics["num_records"], metrics["accuracy"]) == (TESTED, pytest.approx(right.mean()))
+    assert metrics["gaps"]["accuracy_parity"]["value"] == pytest.approx(right[women].mean() - right[~women].mean())
+    assert right[women].mean() > right[~women].mean() + 0.4
+
+    # Commands that read the folder alone know of them too.
+    assert fairpate("report", run.root)[0] == 0
+    assert read_json(run.metrics) == metrics
+    assert fairpate("card", run.root)[0] == 0
+    for page in (run.public_report, run.public / "card.html"):
+        assert "no test records" not in page.read_text(encoding="utf-8")
+    (total,) = Odometer().totals(delta=1e-5, data="votes")
+    assert total.releases == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            broken("truth", 2, "maybe"),
+            "held_out.csv: column truth: 1 rows have no label among no, yes",
+        ),
+        (broken("truth", 2, ""), "column truth: 1 rows have no label"),
+        (broken("group", 0, "X"), r"column group: 1 rows have a group that no public record has \(F, M\)"),
+        (broken("group", 0, ""), "column group: 1 rows have no group"),
+        (broken("record_id", 9, "q3"), "column record_id: 1 rows have an id of the file of votes"),
+        (broken("record_id", 9, "t3"), "column record_id: 1 rows have an id that another row has too"),
+        (broken("age", 0, math.inf), "column age: 1 rows have no finite number"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "truth"}, "no column truth; it has"),
+        (lambda columns: {name: v[:0] for name, v in columns.items()}, "held_out.csv: no row"),
+    ],
+)
+def test_every_fault_of_test_records_names_column_and_rows_and_shows_no_label(tmp_path, change, words):
+    tested = held_out(tmp_path, change)
+    with pytest.raises(VotesFileError, match=words) as raised:
+        read_votes_file(config(written(tmp_path, table()), test=tested, label="truth"))
+    assert "maybe" not in str(raised.value)
+
+
+def test_faults_of_votes_and_of_test_records_are_told_together(tmp_path):
+    votes, tested = (
+        written(tmp_path, broken("site 3", 2, "maybe")(table())),
+        held_out(tmp_path, broken("truth", 1, "")),
+    )
+    with pytest.raises(VotesFileError, match=r"votes.csv: column site 3: .*\n.*held_out.csv: column truth"):
+        read_votes_file(config(votes, test=tested, label="truth"))
+
+
+def test_test_records_without_features_are_refused(tmp_path, fairpate, state):
+    path = written(tmp_path, {name: values for name, values in table().items() if name not in ("age", "size")})
+    options = ("--epsilon", "8", "--test", held_out(tmp_path))
+    code, _, errors = aggregate(fairpate, path, tmp_path / "run", *options, features=False)
+    assert code == 2
+    assert "test records where there are features" in errors
 
 
 def test_a_public_file_holds_no_digest_of_votes(tmp_path, fairpate, state):

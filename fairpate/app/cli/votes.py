@@ -25,6 +25,10 @@ def aggregate(
     features: Annotated[str | None, typer.Option(help="Columns of numbers for a student, by commas.")] = None,
     id_column: Annotated[str, typer.Option("--id", help="Column of the public records' names.")] = "record_id",
     group: Annotated[str, typer.Option(help="Column of their public groups.")] = "group",
+    test: Annotated[
+        Path | None, typer.Option(help="Test records that measure the student: the same columns, and true labels.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="Column of their true labels.")] = "label",
     name: Annotated[str | None, typer.Option(help="Of the data set, in the odometer; none: the file's.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
     delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
@@ -37,12 +41,14 @@ def aggregate(
     """Release labels from votes made elsewhere: one ledger, one price, and a student where there are features."""
     from fairpate.app.aggregate import aggregate as run_aggregator
     from fairpate.app.progress import Reporter
-    from fairpate.app.rundir import read_statement
+    from fairpate.app.rundir import read_json, read_statement
+    from fairpate.app.summary import measured_rows
     from fairpate.evaluation.page import epsilon_text
 
     columns = {"id": id_column, "group": group, "features": _listed(features), "name": name}
     told = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
-    given = {"votes": told | columns | {"are_counts": voters is not None}}
+    tested = {"test": None if test is None else str(test), "label": label}
+    given = {"votes": told | columns | tested | {"are_counts": voters is not None}}
     target = {"target.epsilon": epsilon, "target.delta": delta, "out": None if out is None else str(out)}
     options = [f"{field}={json.dumps(value)}" for field, value in target.items() if value is not None]
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
@@ -56,7 +62,8 @@ def aggregate(
         ("attested", f"each {statement.unit} touches one vote of a query at most"),
         ("labels released", f"{queries.answered} of {queries.submitted} queries: {run.labels}"),
     ]
-    rows += [("model", str(run.student))] if run.student.exists() else []
+    if run.student.exists():
+        rows += [*measured_rows(read_json(run.metrics)), ("model", str(run.student))]
     files = {"labels": run.labels, "model": run.student if run.student.exists() else None, "statement": run.statement}
     return Output(
         facts={"run": run.root, "statement": statement, "files": files},
