@@ -224,8 +224,8 @@ def evaluate(
 
     Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
     ``generator`` drives the bootstrap of the gaps' intervals; where ``rule`` decided which are answered, it decides
-    anew in every replicate, of which there are then fewer. ``persons_N`` says whose each record is: without a rule,
-    whole persons are drawn. ValueError for lengths or values that do not fit.
+    anew in every replicate, of which there are then fewer. ``persons_N`` says whose each record is: whole persons are
+    then drawn. ValueError for lengths or values that do not fit.
     """
     groups = np.asarray(groups_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -250,6 +250,7 @@ def evaluate(
             num_groups=len(group_names),
             num_classes=len(class_names),
             generator=generator,
+            persons_N=persons_N,
         )
     return Evaluation(
         num_records=len(groups),

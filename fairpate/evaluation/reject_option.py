@@ -5,7 +5,8 @@ accuracy, coverage and gap belong to an order of the records and not to the stud
 pass a fresh gate in several random orders. What the gate accepts is left to ``fairpate.fairness.gate``.
 
 An interval that left the answered records as they are would resample away what the gate balanced, and leave out the gap
-that it holds: so a replicate is a sample of records in random order, which pass a gate of their own.
+that it holds: so a replicate is a sample of records, or of persons with all of their records, in random order, which
+pass a gate of their own.
 
 Accuracy and gaps are over answered records. Undefined numbers are NaN here and null in JSON. Shapes: N records, G
 groups, C classes, A states of one order: before its first answer and after each.
@@ -25,7 +26,7 @@ from fairpate.fairness import gaps, rates
 from fairpate.fairness.gate import filter_stream
 from fairpate.fairness.gate_streams import filter_streams
 from fairpate.strict_json import strict
-from fairpate.types import GateRule
+from fairpate.types import GateRule, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,22 +150,51 @@ def resampled_reject_option(
     num_groups: int,
     num_classes: int,
     generator: np.random.Generator,
+    persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> rates.FloatArray:
-    """The table (R, G, Y, C) of what the gate answers of each bootstrap sample of predictions."""
+    """The table (R, G, Y, C) of what the gate answers of each bootstrap sample of predictions.
+
+    ``persons_N`` says whose each record is: then persons are drawn, each with all of its records.
+    """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels))) if len(labels) else None
     joint_RGYC = np.zeros((num_replicates, num_groups, num_classes, num_classes))
-    if drawn_RN is None:
+    if not len(labels):
         return joint_RGYC
+    if persons_N is None:
+        drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels)))
+        length_R = np.full(num_replicates, len(labels))
+    else:
+        drawn_RN, length_R = _drawn_persons(np.asarray(persons_N), generator, num_replicates)
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
     )
+    answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
     # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()
     row_A = drawn_RN[replicate_A, place_A]
     np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
     return joint_RGYC
+
+
+def _drawn_persons(
+    persons_N: npt.NDArray[Any], generator: np.random.Generator, num_replicates: int
+) -> tuple[IntArray, IntArray]:
+    """Rows of as many persons as there are, in random order, (R, N), and how many of each line count.
+
+    Samples have different lengths; what fills a line up comes last, when the gate has seen all that counts.
+    """
+    _, person_N, size_P = np.unique(persons_N, return_inverse=True, return_counts=True)
+    by_person_N, start_P = person_N.argsort(kind="stable"), size_P.cumsum() - size_P
+    drawn_RP = generator.integers(len(size_P), size=(num_replicates, len(size_P)))
+    length_R: IntArray = size_P[drawn_RP].sum(axis=1)
+    rows_RN = np.zeros((num_replicates, int(length_R.max())), dtype=np.int64)
+    for line_N, drawn_P, length in zip(rows_RN, drawn_RP, length_R, strict=True):
+        sizes = size_P[drawn_P]
+        # Each person's run of rows, shifted to where it lies among all.
+        places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
+        line_N[:length] = generator.permutation(by_person_N[places])
+    return rows_RN, length_R
 
 
 def _one_order(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread, resampled_reject_option
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.types import GateRule
 
@@ -181,3 +181,52 @@ def test_an_interval_of_what_the_gate_answers_holds_the_gap_that_it_keeps():
         kept = filter_stream(predicted[order], groups[order], rule=rule, num_groups=2, num_classes=2)
         rates = [predicted[order][kept & (groups[order] == z)].mean() for z in (0, 1)]
         assert fits.low - 0.002 <= abs(rates[1] - rates[0]) <= fits.high + 0.002
+
+
+def test_whole_persons_are_drawn_where_the_gate_decides_anew():
+    """Persons of 1, 2 and 9 records: every replicate has whole persons, in an order that mixes them."""
+    persons = np.array(["a"] + ["b"] * 2 + ["c"] * 9)
+    groups, predicted = np.array([0] + [1] * 2 + [0] * 9), np.zeros(12, dtype=np.int64)
+    options = {"true_labels_N": predicted, "num_groups": 2, "num_classes": 2, "num_replicates": 400}
+    free = GateRule(max_disparity=math.inf, min_count=0)
+    tables = resampled_reject_option(
+        predicted, groups, persons_N=persons, rule=free, **options, generator=np.random.default_rng(0)
+    )
+    (seen,) = {tables.shape}
+    assert seen == (400, 2, 2, 2)
+    # Three draws: m of a, n of b, the rest of c.
+    possible = {(m + 9 * (3 - m - n), 2 * n) for m in range(4) for n in range(4 - m)}
+    assert {tuple(sizes) for sizes in tables.sum(axis=(2, 3)).astype(int).tolist()} == possible
+    # The gate stops after 4 answers of a group: whichever come first, not those that fill a line up.
+    strict = GateRule(max_disparity=0.0, min_count=4)
+    kept = resampled_reject_option(
+        predicted, groups, persons_N=persons, rule=strict, **options, generator=np.random.default_rng(0)
+    )
+    drawn = tables.sum(axis=(2, 3))
+    assert (kept.sum(axis=(2, 3)) <= drawn).all()
+    both = (drawn > 0).all(axis=1)
+    assert (kept.sum(axis=(2, 3))[both] >= np.minimum(drawn[both], 4)).all()
+
+
+def test_rows_of_one_person_make_the_interval_of_a_gate_wide():
+    """Four equal records of each person are as much as one record each: twice as wide as rows drawn one by one."""
+    generator = np.random.default_rng(0)
+    groups, truth = generator.integers(0, 2, (2, 200))
+    predicted = (generator.random(200) < np.where(groups == 1, 0.7, 0.4)).astype(np.int64)
+    rule = GateRule(max_disparity=0.4, min_count=20)  # hardly ever refuses
+    names = {"class_names": ("no", "yes"), "group_names": ("a", "b"), "rule": rule}
+
+    def width(times, persons):
+        found = evaluate(
+            np.repeat(predicted, times),
+            labels_N=np.repeat(truth, times),
+            groups_N=np.repeat(groups, times),
+            persons_N=persons,
+            **names,
+            generator=np.random.default_rng(1),
+        )
+        return found.gaps["accuracy_parity"].high - found.gaps["accuracy_parity"].low
+
+    persons = np.repeat(np.arange(200), 4)
+    assert width(4, persons) == pytest.approx(width(1, None), rel=0.25)
+    assert width(4, persons) > 1.5 * width(4, None)
