@@ -1,5 +1,19 @@
-"""``python -m fairpate``: the command line."""
+"""The command line: `fairpate`, or ``python -m fairpate``."""
 
-from fairpate.app.cli import main
+import sys
 
-main()
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Load the commands, which takes a moment in which Ctrl-C is as good as later, and run the one that was given."""
+    try:
+        from fairpate.app import cli
+    except KeyboardInterrupt:
+        sys.stderr.write("error Interrupted.\n")
+        sys.exit(_INTERRUPTED)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -50,7 +50,10 @@ from aggregator.ledger.stores import Place, Store, Stored, open_store, reading, 
 from aggregator.ledger.terms import LedgerTerms, check_terms
 from aggregator.mechanism import Outcome
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.steps import tell
 from fairpate.types import IntArray
+
+_TOLD_EVERY = 1024  # entries between two words on how far reading is
 
 
 class Ledger:
@@ -308,12 +311,15 @@ def replayed(name: str, found: Stored, noted: tuple[Head, ...]) -> tuple[dict[st
     last = (*start[:1], "", "", *start[1:])
     lacking = {*found.noted, *noted} - {start}
     lacking_numbers = {number for number, _ in lacking}
+    total = max((head.number for head in found.noted), default=0)
     with _uncollected():
         for last in verified_entries(found.rows, name, header.chain, start):
             number, kind, text, digest = last
             if number in lacking_numbers:
                 lacking.discard(Head(number, digest))
             state.apply(kind, entry_payload(name, number, text))
+            if number % _TOLD_EVERY == 0:
+                tell(number, max(total, number))
     head = Head(last[0], last[3])
     if lacking:
         number = max(lacking).number

@@ -24,7 +24,6 @@ from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_
 from fairpate.app.admission import answer_admitted
 from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
-from fairpate.app.progress import Advance
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
 from fairpate.app.tables import read_labels, write_labels
@@ -35,6 +34,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.fair_training import of_teachers
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.steps import Advance
 from fairpate.strict_json import strict
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, Unit
 

@@ -38,6 +38,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.independent import guarantee_of, recomputed_epsilon
 from fairpate.privacy.worst_pairs import NotRecomputedError
+from fairpate.steps import tell
 from fairpate.types import PrivacyStatement, UsageError, UserError
 from student.predict import load_student
 
@@ -103,8 +104,10 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
-        for check in (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card):
+        checks = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card)
+        for number, check in enumerate(checks, start=1):
             found.run(check)
+            tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
         if head is not None and head != digest:
             found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")

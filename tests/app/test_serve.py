@@ -203,7 +203,7 @@ def test_a_program_is_told_what_a_person_reads(fairpate, url, tmp_path):
         return json.loads(fairpate("query", url, *arguments, "--json")[1])
 
     replies = told("--ids", "0:10")["replies"]
-    words = [line.split(maxsplit=1) for line in fairpate("query", url, "--ids", "0:10")[1].splitlines()[1:]]
+    words = [line.split() for line in fairpate("query", url, "--ids", "0:10")[1].splitlines()[1:]]
     assert [[str(reply["id"]), reply["label_name"] or "refused"] for reply in replies] == words
     asked = told("ask", "0:10")["replies"]
     assert [reply["key"] for reply in asked] == [reply["key"] for reply in replies]

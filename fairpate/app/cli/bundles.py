@@ -10,6 +10,7 @@ import typer
 
 from fairpate.app.cli.options import RunFolder
 from fairpate.app.output import Output
+from fairpate.app.progress import waiting
 
 
 def bundle(
@@ -22,7 +23,8 @@ def bundle(
     """
     from fairpate.app.bundle import write_bundle
 
-    path, digest = write_bundle(folder, out)
+    with waiting("bundle"):
+        path, digest = write_bundle(folder, out)
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
@@ -33,7 +35,8 @@ def verify(
     """Check a bundle: files, epsilon by an independent accountant, student and card. Refused, it ends with code 1."""
     from fairpate.app.verify import verify_bundle
 
-    verdict = verify_bundle(path, head=head)
+    with waiting("verify"):
+        verdict = verify_bundle(path, head=head)
     lines = [f"checked      {line}" for line in verdict.checked]
     lines += [f"differs      {line}" for line in verdict.differs]
     lines += [f"not checked  {line}" for line in verdict.not_checked]

@@ -11,6 +11,7 @@ from rich.console import Group
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import DataDir, data_config
 from fairpate.app.output import Output
+from fairpate.app.progress import waiting
 
 
 def methods(
@@ -43,7 +44,7 @@ def plan(
     from fairpate.methods.fitted import method_for
 
     config = data_config(data, None, data_dir)
-    with checked_arguments():
+    with checked_arguments(), waiting("plan"):
         proposal = plan_for(
             config,
             epsilon=epsilon,
@@ -87,5 +88,6 @@ def specify(
     with checked_arguments():
         limits = fairness_limits(fairness or [])
         demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
-    answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
+    with waiting("specify"):
+        answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     return Output(facts=answer.to_json(), words=describe_answer(answer))

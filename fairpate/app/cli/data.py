@@ -11,7 +11,7 @@ import typer
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import DataDir, DatasetName, Folder, OptionValues, data_config
 from fairpate.app.output import Output
-from fairpate.app.progress import Reporter
+from fairpate.app.progress import Reporter, waiting
 from fairpate.config import ConfigError
 from fairpate.files import check_output_folder, write_atomically
 from fairpate.strict_json import strict
@@ -52,7 +52,8 @@ def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionVa
     from fairpate.app.summary import describe_table
     from fairpate.data import describe
 
-    description = describe(data_config(name, options, data_dir))
+    with waiting("data"):
+        description = describe(data_config(name, options, data_dir))
     return Output(facts=strict(description), words=describe_table(description))
 
 
@@ -62,7 +63,8 @@ def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, opt
     check_output_folder(folder, "folder")
     from fairpate.data import load_dataset, save_dataset
 
-    save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
+    with waiting("data"):
+        save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
     return Output(facts={"folder": folder}, words=str(folder))
 
 
@@ -77,7 +79,8 @@ def declare_data(
         raise ConfigError(f"--output: {output} exists already; name another file.")
     from fairpate.data.declared.draft import QUESTION, draft_declaration
 
-    text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+    with waiting("data"):
+        text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
@@ -96,7 +99,8 @@ def check_data(
     from fairpate.app.summary import check_table
     from fairpate.data.declared.check import check_declaration
 
-    found = check_declaration(data_config(name, options, data_dir))
+    with waiting("data"):
+        found = check_declaration(data_config(name, options, data_dir))
     return Output(facts=strict(found), words=check_table(found), code=int(bool(found.refused)))
 
 

@@ -11,6 +11,7 @@ import typer
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import DatasetName, RunFolder, RunOrLedger
 from fairpate.app.output import Output, is_for_program, say
+from fairpate.app.progress import waiting
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file
 from fairpate.types import UsageError
@@ -23,7 +24,8 @@ def verify_ledger(path: RunOrLedger) -> Output:
     """Check every entry against the chain; a service may be writing meanwhile."""
     from fairpate.app.ledgers import verified_facts
 
-    return Output(facts=verified_facts(path))
+    with waiting("ledger"):
+        return Output(facts=verified_facts(path))
 
 
 @app.command("audit")
@@ -51,7 +53,8 @@ def back_up_ledger(
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.app.ledgers import back_up
 
-    entries = back_up(path, out)
+    with waiting("ledger"):
+        entries = back_up(path, out)
     return Output(facts={"file": out, "entries": entries}, words=f"{out}: {entries} entries")
 
 
@@ -67,7 +70,8 @@ def restore_ledger(
     from fairpate.app.ledger_copies import restore
     from fairpate.app.rundir import run_at
 
-    place = restore(run_at(folder), copy, to=to)
+    with waiting("ledger"):
+        place = restore(run_at(folder), copy, to=to)
     return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is {place}")
 
 
@@ -80,7 +84,8 @@ def anchor_ledger(
     from fairpate.app.ledger_place import add_anchor
     from fairpate.app.rundir import run_at
 
-    anchor = add_anchor(run_at(folder), place)
+    with waiting("ledger"):
+        anchor = add_anchor(run_at(folder), place)
     words = f"The last entry of {folder} is noted at {anchor}"
     return Output(facts={"run": folder, "anchor": anchor}, words=words)
 
@@ -91,7 +96,8 @@ def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
     from fairpate.app.ledgers import export
 
-    export(path, out)
+    with waiting("ledger"):
+        export(path, out)
     return Output(facts={"file": out}, words=str(out))
 
 
@@ -102,7 +108,8 @@ def show_ledger(
     """Print the last charges and what became of them. Private."""
     from fairpate.app.ledgers import last_charges
 
-    return last_charges(path, last)
+    with waiting("ledger"):
+        return last_charges(path, last)
 
 
 @app.command("total")
@@ -114,7 +121,8 @@ def total_of_releases(
     from fairpate.app.ledgers import describe_totals
 
     _checked_delta(delta)
-    return describe_totals(data=data, delta=delta)
+    with waiting("total"):
+        return describe_totals(data=data, delta=delta)
 
 
 @app.command("limit")

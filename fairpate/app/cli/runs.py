@@ -114,13 +114,14 @@ def compare(
 
 def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
-    from fairpate.app.progress import Reporter
+    from fairpate.app.progress import Reporter, waiting
     from fairpate.app.run import finished_run, run_method
     from fairpate.app.summary import outcome
 
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
-    return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
+    with waiting("report"):
+        return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 
 
 def card(
@@ -131,8 +132,10 @@ def card(
 ) -> Output:
     """Write the privacy-and-fairness card of a published student, as HTML and JSON, beside it."""
     from fairpate.app.card import write_card
+    from fairpate.app.progress import waiting
 
-    files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)
+    with waiting("card"):
+        files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 

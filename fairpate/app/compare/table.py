@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.compare.cells import Cell
+from fairpate.app.progress import Pace, is_live
 from fairpate.app.records_table import Row
 
 _REFRESHES_PER_S = 2
@@ -34,7 +35,7 @@ class SweepTable:
 
     def __init__(self, cells: Sequence[Cell], found: set[str], console: Console) -> None:
         self.console = console
-        self._started = time.monotonic()
+        self._started, self._pace = time.monotonic(), Pace()
         self._counts: dict[tuple[str, str], _Count] = {}
         for cell in cells:
             count = self._counts.setdefault((cell.data, cell.method), _Count())
@@ -60,7 +61,8 @@ class SweepTable:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Keep the table on a terminal while cells run; in a log say what there is to do."""
-        if not self.console.is_terminal:
+        self._pace.advance(self.done, self.total)
+        if not is_live(self.console):
             self._line(f"{self.total} cells, {self.done} of them finished before")
             yield
             return
@@ -72,6 +74,7 @@ class SweepTable:
     def add(self, cell: Cell, row: Row) -> None:
         """One more cell has ended."""
         count = self._counts[cell.data, cell.method]
+        self._pace.advance(self.done + 1, self.total)
         if row.record is None:
             count.failed += 1
             outcome = f"failed: {row.error}"
@@ -81,7 +84,7 @@ class SweepTable:
             outcome = f"{60 * row.minutes:.1f} s"
         if self._live is None or row.record is None:
             name = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
-            self._line(f"{self.done}/{self.total} {name}: {outcome}")
+            self._line(", ".join(filter(None, (f"{self.done}/{self.total} {name}: {outcome}", self._pace.words()))))
         self.refresh()
 
     def refresh(self) -> None:
@@ -101,7 +104,8 @@ class SweepTable:
             mean = 60 * sum(count.minutes) / len(count.minutes) if count.minutes else math.nan
             words = [str(number) for number in (count.cells, count.found, count.done, count.failed, left)]
             table.add_row(data, method, *words, "" if math.isnan(mean) else f"{mean:.1f}")
-        return Group(table, Text(f"{self.done} of {self.total} cells, {self._clock()}"))
+        line = (f"{self.done} of {self.total} cells", self._clock(), self._pace.words())
+        return Group(table, Text(", ".join(filter(None, line))))
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)

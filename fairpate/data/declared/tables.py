@@ -12,7 +12,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,7 @@ from pyarrow import csv as arrow_csv
 
 from fairpate.data.entry import DataError
 from fairpate.names import nearest
+from fairpate.steps import tell
 
 TYPED_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
 _BYTES_AT_ONCE, _ROWS_AT_ONCE = 2**23, 2**15
@@ -52,8 +54,16 @@ def read_batches(
         return
     separator = separator or _usual_separator(path)
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from _text_batches(stream, name, columns=columns, separator=separator, comment=comment)
+        with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
+            size = path.stat().st_size
+            yield from _text_batches(
+                stream,
+                name,
+                columns=columns,
+                separator=separator,
+                comment=comment,
+                told=lambda: tell(file.tell(), size),
+            )
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
 
@@ -91,8 +101,15 @@ def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = Non
 
 
 def _text_batches(
-    stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = ""
+    stream: Any,
+    name: str,
+    *,
+    columns: Sequence[str] | None,
+    separator: str,
+    comment: str = "",
+    told: Callable[[], object] = tuple,
 ) -> Iterator[pa.Table]:
+    """``told`` is called after each batch."""
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
@@ -109,6 +126,7 @@ def _text_batches(
         ) as reader:
             for batch in reader:
                 rows += len(batch)
+                told()
                 yield pa.table({column: pc.utf8_trim_whitespace(batch[column]) for column in header})
     except pa.ArrowException as error:
         reason = str(error).removeprefix("CSV parse error: ")
@@ -141,10 +159,11 @@ def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Itera
     rows = 0
     try:
         dataset = ds.dataset(path, format=TYPED_SUFFIXES[path.suffix])
-        names = dataset.schema.names
+        names, total = dataset.schema.names, dataset.count_rows()
         there = None if wanted is None else [column for column in names if column in wanted]
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
             rows += len(batch)
+            tell(rows, total)
             if len(batch):
                 yield _plain_batch(batch, name)
     except (OSError, pa.ArrowException) as error:
