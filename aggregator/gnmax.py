@@ -24,8 +24,8 @@ from scipy.special import log_ndtr
 from aggregator.mechanism import NOT_CONFIDENT, FloatArray, Mechanism, Outcome, gated
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant, gnmax, smooth_sensitivity
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 

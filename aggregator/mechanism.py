@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.events import Event
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, ReleaseKind
 

@@ -31,10 +31,11 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.methods.record_votes import noisy_votes
 from fairpate.methods.votes_of_records import UNITS, with_noise
 from fairpate.methods.weighted_votes import Ballot
-from fairpate.privacy.accountant import Event, epsilon_of
+from fairpate.privacy.accountant import epsilon_of
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy
+from fairpate.privacy.events import Event
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
 from fairpate.types import GateRule, IntArray
 from teachers.neighbourhood import LocalNeighbourhood

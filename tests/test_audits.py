@@ -15,10 +15,11 @@ from aggregator import gnmax
 from aggregator.gnmax import ConfidentGnmax
 from fairpate.nn import private_fit
 from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
-from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon
+from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
 DELTA, RUNS = 1e-5, 5
 SAMPLED = {"sampling_rate": 0.5, "num_steps": 8}

@@ -29,6 +29,7 @@ from aggregator.mechanism import Mechanism
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.events import Event
 from fairpate.privacy.filters import RenyiFilter
 from fairpate.types import Budget, BudgetKind, IntArray
 
@@ -229,7 +230,7 @@ def mechanism_within(
     submitted. ValueError for a target that no noise reaches.
     """
 
-    def events(factor: float) -> list[accountant.Event]:
+    def events(factor: float) -> list[Event]:
         return [mechanism.scaled(factor).worst_case(num_queries)]
 
     factor = least_noise(events, target_epsilon=target_epsilon, target_delta=target_delta)
@@ -250,7 +251,7 @@ def mechanism_within(
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:
     """What so many reservations and publications cost whatever the votes, at the budget's delta."""
-    events: list[accountant.Event] = [terms.mechanism.worst_case(num_queries)]
+    events: list[Event] = [terms.mechanism.worst_case(num_queries)]
     if num_publications:
         assert terms.publication is not None
         events += [terms.publication] * num_publications

@@ -20,8 +20,8 @@ from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.odometer import LimitReachedError, Odometer, Standing
 from fairpate.app.receipt import Release, read_receipt, write_receipt
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import merged
+from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import of_teachers
 from fairpate.types import Unit
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from fairpate.app.receipt import OdometerError, Release, composed_epsilon, release_values
 from fairpate.evaluation.page import counted, epsilon_text
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import event_from
+from fairpate.privacy.events import Event
 from fairpate.privacy.within_person import of_a_record
 from fairpate.types import Relation, Unit, UserError
 

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, write_json
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
+from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json, merged
+from fairpate.privacy.events import Event
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import Relation, Unit, UserError
 

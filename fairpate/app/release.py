@@ -32,6 +32,7 @@ from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import of_teachers
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.steps import Advance
@@ -71,7 +72,7 @@ class ReleasePlan:
         """Where the noise comes from."""
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
 
-    def worst_case(self, num_queries: int) -> accountant.Event:
+    def worst_case(self, num_queries: int) -> Event:
         """What so many queries cost whatever the votes, for the unit that is protected."""
         event = self.mechanism.worst_case(num_queries)
         return of_teachers(event, self.unit)
@@ -95,7 +96,7 @@ class Release:
     queries: QueryOutcomes
     spending: Spending
     over_budget: int
-    events: tuple[accountant.Event, ...]
+    events: tuple[Event, ...]
     noise: str
     epsilon_bound: float | None
     remarks: tuple[str, ...]
@@ -195,12 +196,12 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
     Where a service asked too, only the ledger's budget was fixed before the first query.
     """
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
-    planned: tuple[accountant.Event, ...] = (_planned(spending, plan), *spending.publications)
+    planned: tuple[Event, ...] = (_planned(spending, plan), *spending.publications)
     spent = accountant.least_epsilon([submitted, *spending.publications], target_delta=plan.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         bound = min(bound, accountant.least_epsilon(planned, target_delta=plan.delta))
-    events: tuple[accountant.Event, ...] = (submitted, *spending.publications) if by_service else planned
+    events: tuple[Event, ...] = (submitted, *spending.publications) if by_service else planned
     return Release(
         labelled=result.labelled,
         queries=QueryOutcomes(
@@ -221,7 +222,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
     )
 
 
-def _planned(spending: Spending, plan: ReleasePlan) -> accountant.Event:
+def _planned(spending: Spending, plan: ReleasePlan) -> Event:
     """What the queries cost whatever labels they give.
 
     Admission in rounds may submit fewer than configured because of released labels. A reservation that a crash left

@@ -23,8 +23,8 @@ from safetensors.numpy import save_file
 from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.files import write_atomically
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import event_from, event_json
+from fairpate.privacy.events import Event
 
 FORMAT = "fairpate.release/1"
 Arrays = Mapping[str, npt.NDArray[Any]]

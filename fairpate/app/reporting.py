@@ -26,7 +26,8 @@ from fairpate.evaluation.report import (
     public_report,
 )
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
+from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.events import Event
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, PrivacyStatement, Relation, Unit
 
@@ -149,7 +150,7 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
 
 def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     submitted = range(len(spending.charges_Q))
-    events: list[accountant.Event] = [spending.drawn(0, len(submitted)), *spending.publications]
+    events: list[Event] = [spending.drawn(0, len(submitted)), *spending.publications]
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
     depends_on_votes = events[0].data_dependent
     return PrivateReport(
@@ -177,7 +178,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
     """What was really spent: the operator may know it and nobody may publish it."""
     delta, submitted = spending.target_delta, len(spending.charges_Q)
-    events: list[accountant.Event] = [spending.drawn(0, submitted), *spending.publications]
+    events: list[Event] = [spending.drawn(0, submitted), *spending.publications]
     price = accountant.epsilon_data_dependent(events, target_delta=delta)
     as_in_paper = accountant.epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
     beforehand = accountant.least_epsilon(

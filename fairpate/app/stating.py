@@ -17,8 +17,8 @@ from fairpate.data import Dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.releasing import ReleasingMethod, shared_remarks
 from fairpate.methods.trained import Trained
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.event_values import event_from, event_json
+from fairpate.privacy.events import Event
 from fairpate.strict_json import strict
 from fairpate.types import RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, Unit
 

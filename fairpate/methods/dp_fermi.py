@@ -69,8 +69,9 @@ from fairpate.nn.fit import uses_dropout
 from fairpate.nn.models import seeded_torch
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps
 from fairpate.nn.tail_average import TailAverage
-from fairpate.privacy.accountant import Event, PoissonGaussians, of_unit
+from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation
 

@@ -32,8 +32,8 @@ from fairpate.nn.models import seeded_torch
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
 from fairpate.nn.shifted_fit import ShiftedTraining
-from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.calibration import noise_multiplier_for
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import Relation
 
 

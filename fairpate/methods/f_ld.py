@@ -38,7 +38,7 @@ from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
 from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import PoissonBatches
-from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.privacy.events import PoissonGaussians
 
 
 class FldConfig(Section):

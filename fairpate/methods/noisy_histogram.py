@@ -27,8 +27,9 @@ from fairpate.nn.models import seeded_torch
 from fairpate.nn.priced_fit import PricedTraining, Pricing, Rows
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
 from fairpate.nn.tail_average import TailAverage
-from fairpate.privacy.accountant import Accounting, Event
+from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import PoissonGaussianLaplaces
 
 

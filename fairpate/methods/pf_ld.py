@@ -43,7 +43,7 @@ from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.guided_gradients import GuidedGradients
 from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
 from fairpate.privacy import calibration
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 
 

@@ -33,7 +33,8 @@ from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, PoissonGaussians, event_rdp
+from fairpate.privacy.accountant import DEFAULT_ORDERS, event_rdp
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians
 
 _VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code: 50 and 5

@@ -50,8 +50,8 @@ from fairpate.methods.votes_of_records import (
     VotesOfRecords,
     with_noise,
 )
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.events import Event
 from fairpate.privacy.record_votes import VoteSums, VoteTables
 from fairpate.types import IntArray, Unit
 

@@ -16,7 +16,7 @@ from fairpate.config import FitConfig, RecordTerms
 from fairpate.methods.definition import Method, Training, arguments
 from fairpate.methods.trained import NO_NOISE, Progress, Trained
 from fairpate.nn.fit import fit
-from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import Relation
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fairpate.nn.private_fit import OsRandomness, PrivateRandomness, SeededRandomness
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event
+from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.events import Event
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import QueryOutcomes, Relation, Unit
 

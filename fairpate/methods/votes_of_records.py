@@ -38,9 +38,9 @@ from fairpate.methods.definition import Training
 from fairpate.methods.releasing import ReleasingMethod
 from fairpate.methods.trained import Trained
 from fairpate.nn.dpfr import public_penalty
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
+from fairpate.privacy.events import Event
 from fairpate.types import GateRule, IntArray, LabelledSet
 from student.predict import Student
 

@@ -14,7 +14,8 @@ from functools import lru_cache
 from scipy.optimize import brentq
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians
+from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.types import Relation
 
 EventsOfNoise = Callable[[float], Sequence[Event]]

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from fairpate.privacy import accountant, fair_training, record_votes  # noqa: F401 - registers their events
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.events import Event
 from fairpate.types import Unit
 
 

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy.accountant import Event, TeacherEvent, event_rdp, of_unit
+from fairpate.privacy.accountant import event_rdp, of_unit
+from fairpate.privacy.events import Event, TeacherEvent
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Relation, Unit
 

@@ -12,7 +12,8 @@ from serving import POOL, TERMS, open_backend, table_votes
 from aggregator.ledger import audit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import UserError
 
 

@@ -31,6 +31,7 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
 from fairpate.privacy.event_values import event_from, event_json
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray
@@ -159,7 +160,7 @@ def test_queries_are_answered_priced_stopped_and_found_again(tmp_path: Path) -> 
     assert {reply.verdict for reply in replies if isinstance(reply, Outcome)} == {"answer", "fairness"}
     assert status.closed
     # By hand: one Poisson-sampled Gaussian of multiplier sigma / sqrt 2 per reservation, the open one included.
-    event = accountant.PoissonGaussians(count=fitting, noise_multiplier=20 / math.sqrt(2), sampling_rate=0.1)
+    event = PoissonGaussians(count=fitting, noise_multiplier=20 / math.sqrt(2), sampling_rate=0.1)
     expected = accountant.epsilon([event], target_delta=1e-5).epsilon
     assert status.epsilon_submitted == pytest.approx(expected, rel=1e-9)
     assert 0.19 < expected <= 0.2 == epsilon_fixed_beforehand(TERMS)

@@ -23,8 +23,9 @@ from aggregator.service.token_store import added, change, limited
 from aggregator.service.tokens import Caller, TokenBook
 from aggregator.service.writer import Books, Writer
 from aggregator.session import AggregatorSession, OverBudget
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import Budget
 
 ALICE, BOB, CAROL = Asker("alice", "r1"), Asker("bob", "r2"), Asker("carol", "r3")

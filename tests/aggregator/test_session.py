@@ -24,14 +24,9 @@ from aggregator.session import (
     answer_queries,
     query_key,
 )
-from fairpate.privacy.accountant import (
-    ConfidentGnmaxQueries,
-    ConfidentGnmaxVotes,
-    epsilon,
-    epsilon_data_dependent,
-    rdp_data_dependent,
-)
+from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Answer, Budget, GateRule, Refusal, VoteBatch
 

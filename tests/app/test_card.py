@@ -18,8 +18,8 @@ from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.stating import size_remarks
 from fairpate.methods.load import configured
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.event_values import event_json
+from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.fair_training import (
     AttributeGaussians,
     AttributeQueries,

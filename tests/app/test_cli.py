@@ -18,7 +18,7 @@ from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
 from fairpate.methods import all_methods
 from fairpate.methods.load import configured
-from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import UsageError
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ from fairpate.app.run import run_method
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset
 from fairpate.files import PlaceError, check_output_file, check_output_folder
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import Budget, GateRule
 
 MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)

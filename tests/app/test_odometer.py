@@ -19,14 +19,9 @@ from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.privacy.accountant import (
-    ConfidentGnmaxQueries,
-    ConfidentGnmaxVotes,
-    PoissonGaussians,
-    epsilon_pld,
-    of_unit,
-)
+from fairpate.privacy.accountant import epsilon_pld, of_unit
 from fairpate.privacy.event_values import event_from, event_json
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_sensitivity import SmoothRelease

@@ -21,7 +21,8 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError, open_run_direct
 from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import ConfigError
 from fairpate.methods.load import configured
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import STOPPED_BY_VOTES
 
 SMALL: dict[str, Any] = {

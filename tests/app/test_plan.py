@@ -24,7 +24,7 @@ from fairpate.app.plan import (
 )
 from fairpate.app.tables import write_votes
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.types import VoteBatch
 
 TARGET = {"epsilon": 2.0, "delta": 1e-5}

@@ -24,7 +24,8 @@ from fairpate.app.tables import read_votes, write_votes
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
+from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from student.predict import load_student
 

@@ -11,7 +11,8 @@ from fairpate.app.release import choose_queries
 from fairpate.app.rundir import read_statement
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):

@@ -23,7 +23,7 @@ from fairpate.methods.load import configured as load
 from fairpate.methods.mean_parity import UNKNOWN
 from fairpate.methods.sf_pate import SfPate, with_labels
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import ConfidentGnmaxQueries
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.fair_training import AttributeQueries
 from fairpate.types import LabelledSet, Unit, VoteBatch
 from teachers.shard import assign_teachers, shard_key, shard_rows

@@ -27,7 +27,8 @@ from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import GaussianNoise
-from fairpate.privacy.accountant import PoissonGaussians, epsilon_pld
+from fairpate.privacy.accountant import epsilon_pld
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 
 BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)

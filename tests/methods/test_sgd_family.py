@@ -19,7 +19,8 @@ from fairpate.methods.trained import PublicPool, Trained, private_randomness
 from fairpate.nn.dpfr import dpfr, hard_disparity
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
-from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
+from fairpate.privacy.accountant import epsilon, epsilon_pld
+from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 VARIANTS = ["as_in_paper", "post"]

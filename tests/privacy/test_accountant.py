@@ -11,15 +11,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import (
-    ConfidentGnmaxQueries,
-    ConfidentGnmaxVotes,
-    NoisyArgmaxes,
-    ThresholdChecks,
-    epsilon,
-    epsilon_data_dependent,
-    epsilon_of_curve,
-)
+from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, epsilon_of_curve
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, NoisyArgmaxes, ThresholdChecks
 
 INTEGER_ORDERS = np.arange(2.0, 257.0)
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fairpate.privacy.accountant import PoissonGaussians, epsilon, epsilon_pld, rdp
+from fairpate.privacy.accountant import epsilon, epsilon_pld, rdp
+from fairpate.privacy.events import PoissonGaussians
 
 accountants = pytest.importorskip("opacus.accountants", reason="Opacus is a development dependency")
 

@@ -12,17 +12,9 @@ from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
 from fairpate.privacy import loss_distributions
-from fairpate.privacy.accountant import (
-    Event,
-    NoisyArgmaxes,
-    PoissonGaussians,
-    epsilon,
-    epsilon_of,
-    epsilon_pld,
-    has_loss_distributions,
-    rdp,
-)
+from fairpate.privacy.accountant import epsilon, epsilon_of, epsilon_pld, has_loss_distributions, rdp
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
 from fairpate.privacy.fair_training import (
     AttributeGaussians,
     PoissonGaussianLaplaces,

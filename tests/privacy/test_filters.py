@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, ConfidentGnmaxQueries, epsilon
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.filters import RenyiFilter
 
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}

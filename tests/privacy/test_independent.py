@@ -16,14 +16,9 @@ from scipy.special import log_ndtr, ndtr
 
 from fairpate import privacy
 from fairpate.privacy import accountant, independent, worst_pairs
-from fairpate.privacy.accountant import (
-    ConfidentGnmaxQueries,
-    NoisyArgmaxes,
-    PoissonGaussians,
-    ThresholdChecks,
-    event_kinds,
-)
+from fairpate.privacy.accountant import event_kinds
 from fairpate.privacy.event_values import event_json
+from fairpate.privacy.events import ConfidentGnmaxQueries, NoisyArgmaxes, PoissonGaussians, ThresholdChecks
 from fairpate.privacy.fair_training import (
     AttributeGaussians,
     AttributeQueries,

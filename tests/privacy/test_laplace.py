@@ -17,8 +17,9 @@ from scipy import integrate, stats
 
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import EpsilonAtDelta, Event
+from fairpate.privacy.accountant import EpsilonAtDelta
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.laplace import (
     LaplaceReleases,
     PureReleases,
@@ -107,7 +108,7 @@ def test_what_promises_nothing_is_priced_at_infinity_and_nothing_at_zero() -> No
         silent, loud = (kind(count=count, epsilon=math.inf) for count in (0, 1))
         assert accountant.epsilon_of([silent], target_delta=DELTA, accounting=accounting) == 0
         assert accountant.epsilon_of([loud], target_delta=DELTA, accounting=accounting) == math.inf
-    gaussian = accountant.PoissonGaussians(count=1, noise_multiplier=1.0, sampling_rate=1.0)
+    gaussian = PoissonGaussians(count=1, noise_multiplier=1.0, sampling_rate=1.0)
     assert pure_epsilon([gaussian]) == math.inf
     with pytest.raises(ValueError, match="one unit"):
         accountant.epsilon_pld([gaussian, PureReleases(count=1, epsilon=1.0)], target_delta=DELTA)

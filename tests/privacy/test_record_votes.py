@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from fairpate.privacy import accountant, record_votes
-from fairpate.privacy.accountant import Event, PoissonGaussians, event_pld
+from fairpate.privacy.accountant import event_pld
+from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables, both, one_count_moves, two_counts_move
 
 FloatArray = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant, gnmax, smooth_sensitivity
-from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
+from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.smooth_sensitivity import (
     SanitisedRdp,
     SmoothRelease,

@@ -13,14 +13,9 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fairpate.privacy import subsampled
-from fairpate.privacy.accountant import (
-    ConfidentGnmaxQueries,
-    PoissonGaussians,
-    epsilon,
-    epsilon_pld,
-    rdp,
-)
+from fairpate.privacy.accountant import epsilon, epsilon_pld, rdp
 from fairpate.privacy.calibration import noise_multiplier_for
+from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
 
 INTEGER_ORDERS = [*range(2, 257), 320, 400, 512]
 
