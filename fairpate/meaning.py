@@ -64,7 +64,7 @@ def one_unit(unit: Unit) -> str:
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
     """One sentence, or two, of what whoever sees ``seen`` can learn about one unit."""
     if math.isinf(epsilon):
-        return f"No ε is finite: what {seen} may tell about {one_unit(unit)} has no bound."
+        return f"No ε is finite: there is no bound on what can be learned about {one_unit(unit)}."
     guess = f"Somebody who sees {seen}, knows all other private data and has to guess {_guess(unit, relation)}"
     share = most_often_right(epsilon, delta)
     if strength(epsilon, delta) == "void":

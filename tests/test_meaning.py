@@ -103,4 +103,4 @@ def test_a_weak_and_a_missing_bound_are_said() -> None:
     weak = meaning(5.13, 1e-5, unit="record", relation="add or remove one", seen="the student")
     assert weak.endswith("is right at most 99.5\u00a0% of the time; a coin would be 50\u00a0%. This is a weak bound.")
     none = meaning(math.inf, 1e-5, unit="record", relation="add or remove one", seen="the model")
-    assert none == "No ε is finite: what the model may tell about one record has no bound."
+    assert none == "No ε is finite: there is no bound on what can be learned about one record."

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.app.baseline import without_privacy
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.data import Dataset
-from fairpate.evaluation.metrics import Evaluation, evaluate
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.types import GateRule
 from student.predict import Student
@@ -18,10 +19,14 @@ from student.predict import Student
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order."""
+    """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order.
+
+    ``without_privacy`` is what a model that touched no private record reaches on the same test records.
+    """
 
     evaluations: dict[str, Evaluation]
     reject_option: RejectOptionSpread | None = None
+    without_privacy: WithoutPrivacy | None = None
 
     @property
     def headline(self) -> Evaluation:
@@ -29,8 +34,9 @@ class Assessment:
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """The headline's metrics, and beside them those without refusals."""
-        values = self.headline.to_json()
+        """The headline's metrics, and beside them a baseline and those without refusals."""
+        baseline = self.without_privacy
+        values = self.headline.to_json() | {"without_privacy": None if baseline is None else asdict(baseline)}
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
             values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
@@ -63,8 +69,9 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
         )
 
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
+    baseline = without_privacy(test, prediction.answered, seed=seed)
     if rule is None:
-        return Assessment(evaluations={"student": headline})
+        return Assessment(evaluations={"student": headline}, without_privacy=baseline)
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_))
     spread = reject_option_spread(
         prediction.labels,
@@ -76,7 +83,9 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
         generator=_generator(seed, Stream.ORDERS),
     )
     return Assessment(
-        evaluations={"student with IDP3": headline, "student without refusals": unrefused}, reject_option=spread
+        evaluations={"student with IDP3": headline, "student without refusals": unrefused},
+        reject_option=spread,
+        without_privacy=baseline,
     )
 
 

@@ -40,10 +40,12 @@ from fairpate.evaluation.card_page import (
     IntendedUse,
     card_page,
 )
-from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
 from fairpate.evaluation.page import counted
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.records import Guarantee
+from fairpate.evaluation.verdict import verdict
+from fairpate.methods import method_title
 from fairpate.privacy.event_values import event_from
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, Unit
@@ -69,7 +71,9 @@ def write_card(
 
 def card_values(card: Card) -> dict[str, Any]:
     """What ``card.json`` holds."""
-    derived = {name: getattr(card, name) for name in ("publishable", "not_publishable", "limits")}
+    derived = {name: getattr(card, name) for name in ("description", "publishable", "not_publishable", "limits")}
+    said = verdict(card.evaluation, card.privacy, card.without_privacy)
+    derived |= {"verdict": said.line, "meaning": said.meaning}
     protects = {"protects": card.privacy.protects}
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
@@ -89,14 +93,15 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
     require_student_of(run, trained_on, load_student(run.student).card)
-    return card_of(run, method=config["method"], data=_data(trained_on, config["data"]), use=use)
+    return card_of(run, method=config["method"], data=_data(trained_on, config["data"]), use=use, made_on=run.made_on)
 
 
-def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse) -> Card:
+def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
     """The card that follows from statement, metrics and student of ``run``, and what else is to be said."""
     statement, metrics = read_statement(run), read_json(run.metrics)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
+    baseline = metrics.pop("without_privacy", None)
     student = load_student(run.student).card
     return Card(
         model=CardModel(
@@ -108,6 +113,8 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse)
             sensitive_attribute=student.sensitive_attribute,
             reject_option=student.idp3,
             sha256=sha256_of(run.student),
+            method_title=method_title(method),
+            made_on=made_on,
             made_by=f"FairPATE {__version__}",
             num_training_labels=student.num_training_labels,
         ),
@@ -115,6 +122,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse)
         data=data,
         use=use,
         evaluation=Evaluation.from_json(metrics),
+        without_privacy=None if baseline is None else WithoutPrivacy(**baseline),
         refusals=None if refusals is None else _refusals(refusals, unrefused),
         private_population=None if population is None else PrivatePopulation.from_json(population),
     )
@@ -138,6 +146,8 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         not_protected=statement.not_protected,
         remarks=statement.remarks,
         # Neighbours are sampled at a rate that is configured, whatever the number of records.
+        earlier_releases=statement.earlier_releases or 0,
+        epsilon_with_earlier=statement.epsilon_with_earlier,
         tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
     )
 

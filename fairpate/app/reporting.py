@@ -11,18 +11,20 @@ import numpy.typing as npt
 
 from aggregator.ledger.entries import Charge
 from aggregator.ledger.terms import LedgerTerms
+from fairpate import __version__
+from fairpate.app.assess import Assessment
 from fairpate.app.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.operator_report import private_report
+from fairpate.evaluation.page import made_words
 from fairpate.evaluation.private_population import PrivatePopulation
-from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.evaluation.report import (
     GroupOutcomes,
     Outcome,
     PrivateReport,
     PublicReport,
     Voting,
-    private_report,
     public_report,
 )
 from fairpate.privacy import accountant
@@ -104,24 +106,25 @@ def write_reports(
     num_public_records: int,
     spending: Spending | None,
     statement: PrivacyStatement,
-    evaluations: dict[str, Evaluation],
-    reject_option: RejectOptionSpread | None,
+    assessment: Assessment,
     num_training_labels: int | None,
     private_population: PrivatePopulation | None,
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
-    headline = next(iter(evaluations.values()))
+    evaluations = assessment.evaluations
     if spending is None:  # without teachers nobody calls it a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
         title=title,
         method=statement.method,
         guarantee=guarantee_of(statement),
-        voting=None if spending is None else _voting(spending, statement, headline, num_public_records),
+        voting=None if spending is None else _voting(spending, statement, assessment.headline, num_public_records),
         evaluations=evaluations,
-        reject_option=reject_option,
+        reject_option=assessment.reject_option,
         num_training_labels=num_training_labels,
         private_population=private_population,
+        without_privacy=assessment.without_privacy,
+        made=made_words(run.made_on, __version__),
     )
     if spending is not None:
         write_text(run.private_report, private_report(_private_report(public, spending)))
@@ -153,6 +156,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     events: list[Event] = [spending.drawn(0, len(submitted)), *spending.publications]
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
     depends_on_votes = events[0].data_dependent
+    worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     return PrivateReport(
         public=public,
         rdp_order=best.order,
@@ -170,9 +174,24 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
         epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper)
         if depends_on_votes
         else _course_beforehand(spending),
-        plurality_votes_Q=[max(charges[-1].reservation.votes) for charges in spending.charges_Q],
+        rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
+        **_votes_of(spending),
     )
+
+
+def _votes_of(spending: Spending) -> dict[str, Any]:
+    """How each query was voted on, for whom, when and who asked."""
+    last_Q = [charges[-1].reservation for charges in spending.charges_Q]
+    ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in last_Q]
+    return {
+        "plurality_votes_Q": [votes[0] for votes in ranked_Q],
+        "runner_up_votes_Q": [votes[1] for votes in ranked_Q],
+        "num_votes_Q": [sum(votes) for votes in ranked_Q],
+        "groups_Q": [reservation.group for reservation in last_Q],
+        "at_Q": [reservation.at_s for reservation in last_Q],
+        "callers_Q": [reservation.asker.caller for reservation in last_Q],
+    }
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:

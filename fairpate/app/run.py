@@ -109,8 +109,7 @@ def run_method(
             num_public_records=len(dataset.public),
             spending=None if labels is None else labels.spending,
             statement=statement,
-            evaluations=assessment.evaluations,
-            reject_option=assessment.reject_option,
+            assessment=assessment,
             num_training_labels=student.card.num_training_labels,
             private_population=population,
         )

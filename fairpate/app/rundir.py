@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,6 +208,11 @@ class RunDirectory:
         """Versions, machine and revision."""
         return self.root / "environment.json"
 
+    @property
+    def made_on(self) -> str | None:
+        """The day on which it was begun, in UTC; None where an earlier version did not record it."""
+        return read_json(self.environment).get("made_on") if self.environment.is_file() else None
+
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
         """RunDirectoryError if a stage that costs something is still to be done; each where there is one."""
         ledger = self.ledger if self.ledger.exists() else self.ledger_place  # what of them is there
@@ -380,9 +386,10 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of this project and its libraries, the machine, and the revision of the checkout if there is one."""
+    """Day, versions of this project and its libraries, machine, and the revision of the checkout if there is one."""
     return {
         "fairpate": __version__,
+        "made_on": datetime.now(UTC).date().isoformat(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),

@@ -276,7 +276,13 @@ class _Check:
         """Card and page are what follows from statement, metrics and student."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
-        card = card_of(self.bundle, method=self.said.method, data=CardData(**fields), use=IntendedUse(**given["use"]))
+        card = card_of(
+            self.bundle,
+            method=self.said.method,
+            data=CardData(**fields),
+            use=IntendedUse(**given["use"]),
+            made_on=given["model"].get("made_on"),
+        )
         expected = json.loads(json.dumps(card_values(card)))
         for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
             for name in _differing(given.get(section), expected[section]):

@@ -45,7 +45,7 @@ def load(request: Request) -> Records:
 
 ENTRY = DatasetEntry(
     name="color_digits",
-    task="digit (10 classes) of an 8 x 8 red or green image; embedded, no file needed",
+    task="digit of a red or green image of 8 x 8 pixels",
     sensitive="colour or noisy binary label",
     publisher="scikit-learn, from UCI Optical Recognition of Handwritten Digits (E. Alpaydin, C. Kaynak)",
     address="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",

@@ -96,7 +96,7 @@ def _checked(content: bytes, file: SourceFile, magic: int) -> bytes:
 
 ENTRY = DatasetEntry(
     name="color_mnist",
-    task="digit (10 classes) of a 28 x 28 red or green image",
+    task="digit of a red or green image of 28 x 28 pixels",
     sensitive="colour or noisy binary label",
     publisher="Y. LeCun, C. Cortes, C. Burges: MNIST; coloured here",
     address="https://yann.lecun.com/exdb/mnist",

@@ -10,23 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairpate.evaluation.metrics import Evaluation
-from fairpate.evaluation.page import count, percent, render
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
+from fairpate.evaluation.page import count, made_words, percent, render
 from fairpate.evaluation.private_population import PrivatePopulation, population_words
 from fairpate.evaluation.records import Guarantee
-from fairpate.evaluation.report import (
-    GAP_NAMES,
-    answered_words,
-    headline_figures,
+from fairpate.evaluation.report import GAP_NAMES, answered_words
+from fairpate.evaluation.verdict import (
     interval_words,
     majority_words,
     published_epsilon,
+    several_records,
     unit_words,
+    verdict,
     why_not_private,
 )
 from fairpate.fairness.notions import NOTIONS
 from fairpate.types import TELLS_SIZE, GateRule
 
+_MOST_NAMED = 11
 _ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
 
 
@@ -35,7 +36,7 @@ class CardModel:
     """The published model: how it came about, what goes in, what comes out. ``reject_option`` None answers everything.
 
     ``sha256`` is that of the published file, ``num_training_labels`` how many released labels it was trained on, where
-    that was recorded.
+    that was recorded. ``method_title`` is what people call the method, ``made_on`` the day in ISO 8601.
     """
 
     method: str
@@ -48,6 +49,8 @@ class CardModel:
     sha256: str
     made_by: str
     num_training_labels: int | None = None
+    method_title: str | None = None
+    made_on: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +71,10 @@ class CardData:
     split_seed: int | None = None
 
     @property
-    def words(self) -> str:
-        """What the records are, for a sentence."""
-        if self.task:
-            return f"for this task: {self.task}"
-        return f"of {self.kind} records" + " that were given from Python" * self.given_from_python
+    def records(self) -> str:
+        """What the records are."""
+        kinds = {"image": "pictures", "tabular": "rows of numbers"}
+        return kinds.get(self.kind, f"{self.kind} records") + " that were given from Python" * self.given_from_python
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,20 @@ class Card:
     evaluation: Evaluation
     refusals: CardRefusals | None = None
     private_population: PrivatePopulation | None = None
+    without_privacy: WithoutPrivacy | None = None
+
+    @property
+    def description(self) -> str:
+        """What the model does, in sentences."""
+        model, (*others, last) = self.model, self.model.classes
+        shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
+        classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
+        task = f" Task: {self.data.task}." if self.data.task else ""
+        return (
+            f"For {self.data.records} like those of {self.data.name} it predicts {classes}.{task} Method: "
+            f"{model.method_title or model.method}. Groups: those of {model.sensitive_attribute} "
+            f"({', '.join(model.groups)})."
+        )
 
     @property
     def publishable(self) -> list[str]:
@@ -180,7 +196,9 @@ def card_page(card: Card) -> str:
         card=card,
         privacy=card.privacy,
         why_not=why_not_private(card.privacy),
-        figures=headline_figures(card.evaluation, card.privacy),
+        verdict=verdict(card.evaluation, card.privacy, card.without_privacy),
+        made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
+        several=several_records(card.privacy),
         epsilon=published_epsilon(card.privacy),
         accounting=_ACCOUNTING.get(card.privacy.accounting, card.privacy.accounting),
         gap_names=GAP_NAMES,

@@ -112,7 +112,7 @@ def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[Figure, Any]:
     axes.tick_params(length=0, pad=6, labelcolor=_COLORS["muted"])
     axes.set_axisbelow(True)
     axes.set_xlabel(x_label, color=_COLORS["muted"])
-    axes.set_title(y_label, loc="left", x=-46 / 374, fontsize=10, color=_COLORS["muted"])
+    axes.set_title(y_label, loc="left", x=-46 / 374, pad=11, fontsize=10, color=_COLORS["muted"])
     return figure, axes
 
 

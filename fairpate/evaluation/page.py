@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from markupsafe import Markup
 
 from fairpate.pages import environment
+
+# Whatever the language of the machine.
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
 
 
 def count(value: int) -> str:
@@ -61,6 +68,14 @@ def delta_text(value: float) -> str:
     return power_of_ten(int(exponent)) if mantissa == "1" else f"{mantissa}·{power_of_ten(int(exponent))}"
 
 
+def made_words(made_on: str | None, version: str) -> str:
+    """When and by which version, for the head of a page; ``made_on`` is a date as ISO 8601 has it, None: not known."""
+    if made_on is None:
+        return f"FairPATE {version}"
+    day = date.fromisoformat(made_on)
+    return f"{day.day} {_MONTHS[day.month - 1]} {day.year} · FairPATE {version}"
+
+
 def power_of_ten(exponent: int) -> str:
     """10 with a raised exponent."""
     return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
@@ -98,6 +113,13 @@ def render(template: str, **view: Any) -> str:
     return _PAGES.get_template(template).render(**view)
 
 
+def _estimated(found: Any) -> str:
+    """A share with the interval around it."""
+    if math.isnan(found.low):
+        return percent(found.value)
+    return f"{percent(found.value)} ({percent(found.low)} to {percent(found.high)})"
+
+
 def _unbroken(html: Markup) -> Markup:
     """The same with no line break inside "ε = 2.00"."""
     return Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html))  # noqa: S704 - was escaped before
@@ -109,6 +131,7 @@ _PAGES = environment(
     decimal=decimal,
     delta=delta_text,
     epsilon=epsilon_text,
+    estimated=_estimated,
     number=number,
     percent=percent,
     place=place,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.types import UNITS, GateRule, Relation, Unit
@@ -48,6 +48,8 @@ class Guarantee:
 
     ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
     noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
+    ``epsilon_with_earlier`` is what ``earlier_releases`` of the same private data cost together with this one; None
+    where that is not finite.
     """
 
     unit: Unit
@@ -62,6 +64,8 @@ class Guarantee:
     not_protected: str | None = None
     remarks: Sequence[str] = ()
     tells_size: bool = False
+    earlier_releases: int = 0
+    epsilon_with_earlier: float | None = None
 
     @property
     def is_attested(self) -> bool:
@@ -115,6 +119,7 @@ class PublicReport:
     is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
     for one that answers everything. ``num_training_labels``: released labels that the student was trained on, which the
     ledger may have outgrown; None where that is not known. ``private_population``: what a release by group tells.
+    ``without_privacy`` stands beside the accuracy. ``made`` says when and by which version.
     """
 
     title: str
@@ -126,6 +131,8 @@ class PublicReport:
     num_private_records: int | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
+    without_privacy: WithoutPrivacy | None = None
+    made: str = ""
 
     def __post_init__(self) -> None:
         if not self.evaluations:
@@ -159,28 +166,30 @@ class PrivateReport:
     Every array follows the order of the submitted queries and depends on the votes.
     ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
     data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate.
-    ``plurality_votes_Q`` counts the teachers behind the most popular label.
+    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``rdp_worst_Q`` is what each
+    query costs at its worst case, whatever its votes. ``plurality_votes_Q`` counts the voters behind the most popular
+    label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who voted. ``groups_Q`` are places in
+    ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` who asked (empty: the run itself).
     """
 
     public: PublicReport
     rdp_order: float
     rdp_Q: Sequence[float]
+    rdp_worst_Q: Sequence[float]
     epsilon_data_dependent_course_Q: Sequence[float]
     epsilon_as_in_paper_course_Q: Sequence[float]
     plurality_votes_Q: Sequence[int]
+    runner_up_votes_Q: Sequence[int]
+    num_votes_Q: Sequence[int]
+    groups_Q: Sequence[int]
     outcomes_Q: Sequence[Outcome]
+    at_Q: Sequence[float]
+    callers_Q: Sequence[str]
 
     def __post_init__(self) -> None:
         if self.public.voting is None:
             raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
         submitted = self.public.voting.queries_submitted
-        for field in (
-            "rdp_Q",
-            "epsilon_data_dependent_course_Q",
-            "epsilon_as_in_paper_course_Q",
-            "plurality_votes_Q",
-            "outcomes_Q",
-        ):
-            if len(getattr(self, field)) != submitted:
-                raise ValueError(f"Expected {field} to have {submitted} entries, got {len(getattr(self, field))}.")
+        for name in (each.name for each in fields(self) if each.name.endswith("_Q")):
+            if len(getattr(self, name)) != submitted:
+                raise ValueError(f"Expected {name} to have {submitted} entries, got {len(getattr(self, name))}.")

@@ -46,8 +46,8 @@ _SEVERAL: dict[Unit, str] = {
     "sensitive attribute": "All else about a record is not protected.",
 }
 _NO_BASELINE = (
-    "None without privacy is known: the operator may train the method sgd on the same data, and keeps the result, "
-    "which depends on every private record."
+    "No model without privacy is known to compare with: the operator may train one (method sgd) on the same data, and "
+    "keeps its accuracy, which depends on every private record."
 )
 
 
@@ -64,9 +64,10 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One line, and what it rests on."""
+    """One line, what ε means for one unit, and the figures that both rest on."""
 
     line: str
+    meaning: str
     figures: tuple[Figure, ...]
 
 
@@ -74,6 +75,7 @@ def verdict(measured: Evaluation, guarantee: Guarantee, without_privacy: Without
     """What the pages of a run open with; ``without_privacy`` None where no such model is known."""
     return Verdict(
         line=_line(measured, guarantee, without_privacy),
+        meaning=_meaning_words(guarantee),
         figures=(
             _privacy_figure(guarantee),
             _fairness_figure(measured),
@@ -113,7 +115,7 @@ def earlier_words(guarantee: Guarantee) -> str:
     if epsilon is None or math.isinf(epsilon):
         return f"{together} no ε is finite."
     right = most_often_right(epsilon, guarantee.delta)
-    return f"{together} it is ε = {epsilon_text(epsilon)}, and right at most {right} of the time."
+    return f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time."
 
 
 def majority_words(measured: Evaluation) -> str:
@@ -159,7 +161,7 @@ def _line(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPr
     if not measured.is_measured:
         return f"{begin}; how accurate and how fair is unknown: there were no test records."
     if fair == "degenerate":
-        return f"{begin}, but of no use: on the test records it {'; it '.join(measured.degenerate)}."
+        return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
     joined = _JOINED.get((private, fair))
     if joined is None:
         joined = f"{begin}, {'fairness undefined' if fair == 'unknown' else fair}"
@@ -192,9 +194,7 @@ def _privacy_figure(guarantee: Guarantee) -> Figure:
         value=published_epsilon(guarantee),
         word=_upper(word),
         mood=moods.get(word, "bad"),
-        details=tuple(
-            filter(None, (_meaning_words(guarantee), earlier_words(guarantee), held, several_records(guarantee)))
-        ),
+        details=tuple(filter(None, (held, several_records(guarantee), earlier_words(guarantee)))),
     )
 
 
@@ -229,7 +229,7 @@ def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> t
     lies = {"fair": "lies below", "perhaps fair": "lies on both sides of", "not fair": "lies above"}[fair]
     left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
     return (
-        f"So far apart are the shares of one class in one group and all others ({gap.where}).",
+        f"The share of one prediction differs by so much between one group and all others ({gap.where}).",
         f"Its interval, {interval_words(gap)}, {lies} {FAIR_GAP:.2f}, up to which these pages call a model fair.",
         f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
     )
@@ -263,8 +263,9 @@ def _coverage_figure(measured: Evaluation) -> Figure:
         return Figure(
             name="Coverage", value="unknown", word="Unknown", mood="none", details=("There were no test records.",)
         )
-    part = "Refuses some" if measured.num_answered else "Refuses all"
-    word = "Answers everything" if measured.coverage == 1 else part
+    word = (
+        "Answers everything" if measured.coverage == 1 else "Refuses some" if measured.num_answered else "Refuses all"
+    )
     return Figure(
         name="Coverage",
         value=percent(measured.coverage),

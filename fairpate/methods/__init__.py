@@ -89,6 +89,11 @@ def find_method(name: str) -> type[Method]:
     return found
 
 
+def method_title(name: str) -> str:
+    """What pages call a method of this package; for any other its name, so that no code of others runs."""
+    return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
+
+
 def all_methods() -> dict[str, type[Method]]:
     """Every registered method by name; imports them all. Another package's that cannot be is left out."""
     found = {}

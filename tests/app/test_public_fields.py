@@ -44,8 +44,10 @@ EVALUATION = {
 }
 SPREAD = {"low", "mean", "high", "n_undefined"}
 RULE = {"max_disparity", "min_count", "cold_start", "gap"}
+BASELINE = {"without_privacy", "without_privacy.accuracy", "without_privacy.num_records"}  # of test records alone
 METRICS = {
     *EVALUATION,
+    *BASELINE,
     *(f"without_refusals.{name}" for name in EVALUATION),
     *(
         f"orders.orders.{name}"
@@ -94,11 +96,13 @@ STUDENT = {
     "embedding",
 }
 CARD = {
-    *("format", "publishable", "not_publishable", "limits", "protects"),
+    *("format", "publishable", "not_publishable", "limits", "protects", "description", "verdict", "meaning"),
+    *BASELINE,
     *(
         f"model.{name}"
         for name in ("method", "architecture", "input_shape", "classes", "groups", "sensitive_attribute")
     ),
+    *("model.method_title", "model.made_on"),
     *("model.sha256", "model.made_by", "model.num_training_labels", *(f"model.reject_option.{name}" for name in RULE)),
     *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "epsilon_sanitised", "not_protected"}),
     "privacy.tells_size",
@@ -265,11 +269,11 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
-        *("num_private_records", "num_training_labels", "private_population"),
+        *("num_private_records", "num_training_labels", "private_population", "without_privacy", "made"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
-        *("epsilon_sanitised", "not_protected", "remarks", "tells_size"),
+        *("epsilon_sanitised", "not_protected", "remarks", "tells_size", "earlier_releases", "epsilon_with_earlier"),
     }
     assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {
         *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),

@@ -15,6 +15,7 @@ from fairpate.api_page import api_page
 from fairpate.evaluation.card_page import Card, CardData, CardModel, IntendedUse, card_page
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.evaluation.metrics import evaluate
+from fairpate.evaluation.operator_report import private_report
 from fairpate.evaluation.private_population import PrivatePopulation, private_population
 from fairpate.evaluation.report import (
     GroupOutcomes,
@@ -22,7 +23,6 @@ from fairpate.evaluation.report import (
     PrivateReport,
     PublicReport,
     Voting,
-    private_report,
     public_report,
 )
 from fairpate.evaluation.rows import Row
@@ -123,7 +123,9 @@ def operators(name: str) -> str:
     courses = {"epsilon_data_dependent_course_Q": [0.5, 0.9], "epsilon_as_in_paper_course_Q": [0.5, 0.9]}
     votes = {"plurality_votes_Q": [9, 7], "outcomes_Q": ["answered", "fairness"]}
     public = report(name, votes=True)
-    return private_report(PrivateReport(public=public, rdp_order=8.0, rdp_Q=[1e-3, 0.05], **courses, **votes))
+    votes |= {"rdp_Q": [1e-3, 0.05], "rdp_worst_Q": [0.1, 0.1], "runner_up_votes_Q": [1, 2], "num_votes_Q": [10, 10]}
+    votes |= {"groups_Q": [0, 0], "at_Q": [0.0, 1e9], "callers_Q": ["", name]}
+    return private_report(PrivateReport(public=public, rdp_order=8.0, **courses, **votes))
 
 
 def card(name: str) -> str:

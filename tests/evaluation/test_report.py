@@ -13,6 +13,7 @@ import pytest
 
 from fairpate.evaluation import charts
 from fairpate.evaluation.metrics import evaluate
+from fairpate.evaluation.operator_report import private_report
 from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, number, percent, place, scale_end
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.report import (
@@ -21,7 +22,6 @@ from fairpate.evaluation.report import (
     PrivateReport,
     PublicReport,
     Voting,
-    private_report,
     public_report,
 )
 from fairpate.types import STOPPED_BY_VOTES, GateRule
@@ -105,23 +105,29 @@ def operated(**changes) -> PrivateReport:
         "public": published(),
         "rdp_order": 8.0,
         "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
+        "rdp_worst_Q": [0.1] * 6,
         "epsilon_data_dependent_course_Q": [0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456],
         "epsilon_as_in_paper_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
         "plurality_votes_Q": [95, 90, 70, 40, 100, 50],
+        "runner_up_votes_Q": [5, 10, 20, 35, 0, 50],
+        "num_votes_Q": [100] * 6,
+        "groups_Q": [0, 0, 0, 1, 1, 0],
         "outcomes_Q": OUTCOMES,
+        "at_Q": [1767225600.0 + second for second in range(6)],
+        "callers_Q": [""] * 6,
     }
     return PrivateReport(**(fields | changes))
 
 
 class Page(HTMLParser):
-    """Checks nesting while reading; keeps tags, attribute values and text."""
+    """Checks nesting while reading; keeps tags, attribute values and text, but for the meanings of words."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.words = ""
+        self.words, self.meaning = "", 0
         self.feed(html)
         assert not self.open
         self.words = " ".join(self.words.replace("\u00a0", "~").split()).replace("~", "\u00a0")
@@ -131,6 +137,8 @@ class Page(HTMLParser):
         self.attributes += attrs
         if tag not in VOID:
             self.open.append(tag)
+        if ("popover", None) in attrs:
+            self.meaning = len(self.open)
 
     def handle_startendtag(self, tag, attrs):
         self.tags.append(tag)
@@ -138,9 +146,11 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        if len(self.open) < self.meaning:
+            self.meaning = 0
 
     def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] != "style" and not self.meaning:
             self.words += data
 
 
@@ -188,7 +198,8 @@ def test_the_public_page_tells_the_run() -> None:
     for expected in (
         "100 teachers answered 3 of 6 public queries",
         "ε\u00a0=\u00a06.13",
-        "per record, add or remove one",
+        "One record, add or remove one, δ\u00a0=\u00a010⁻⁵.",
+        "If a person has several records, each is protected by itself.",
         percent(report.headline.accuracy),
         decimal(report.headline.disparity),
         "Tuning is not part of ε",
@@ -204,7 +215,7 @@ def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     own = {"voting": None, "method": "dp_<sgd>", "num_private_records": None, "events": events}
     words = Page(public_report(published(**own, not_protected="features"))).words
     for expected in (
-        "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13 in all. It is right on",
+        "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13.",
         "From private records to a model Of the private records only the trained model leaves the operator.",
         "Touched private records: 5 Gaussian sums over Poisson samples. Noise: from operating-system entropy",
         "How the model treats the groups",
@@ -311,14 +322,19 @@ def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_relea
 
 
 def test_what_queries_cost_is_told_by_their_costs() -> None:
-    # Costs 1e-3, 2e-4, .05, .1, 0, 0: the dearest of six is .1 of .1512. Voted on are the first five, with .95, .9,
-    # .7, .4 and 1 of the teachers; the clearest three of them cost 0, 1e-3 and 2e-4.
+    # Costs 1e-3, 2e-4, .05, .1, 0, 0: the dearest of six is .1 of .1512. Of the worst case, .1, half cost .6 %
+    # or more and one all of it. Voted on are the first five, with .95, .9, .7, .4 and 1 of the teachers; the clearest
+    # three of them cost 0, 1e-3 and 2e-4.
     words = Page(private_report(operated())).words
-    assert "The dearest 1 of 6 queries: 66\u00a0% of the cost." in words
+    assert "half of the queries cost 1\u00a0% of it or more, and 1 of 6 queries all of it." in words
+    assert "The dearest 1 of 6 made up 66\u00a0% of the cost." in words
+    assert "№ 4 green refused: too little consensus 40 : 35 100\u00a0% 66.14\u00a0% 2026-01-01\u00a000:00:03" in words
     assert "On half of the queries that were voted on, 90\u00a0% of the teachers or more agree." in words
     assert "The 3 with the clearest votes made up 1\u00a0% of the cost." in words
     # The other way round: what is clear was dear.
-    words = Page(private_report(operated(rdp_Q=[0.1, 0.3, 0.0, 0.1, 0.4, 0.0]))).words
+    dear = {"rdp_Q": [0.1, 0.3, 0.0, 0.1, 0.4, 0.0], "rdp_worst_Q": [0.5] * 6}
+    words = Page(private_report(operated(**dear))).words
+    assert "and none of them all of it" in words
     assert "The 3 with the clearest votes made up 89\u00a0% of the cost." in words
     words = Page(private_report(operated(rdp_Q=[0.0] * 6, outcomes_Q=["free"] * 6))).words
     assert "No query has cost anything." in words
@@ -382,12 +398,12 @@ def test_a_student_that_predicts_one_class_is_named_before_its_gap() -> None:
     report = constant_report()
     for html in (public_report(report), private_report(operated(public=report))):
         words = Page(html).words
-        banner = "Degenerate predictions. On the test records the student predicts '<zero>' for every record."
-        assert 0 <= words.index(banner) < words.index("Demographic-parity gap")
-        assert "on 80 answered test records; always “<zero>”, the most common class: 62.5\u00a0%" in words
+        line = "Weakly private, but degenerate: on the test records it predicts '<zero>' for every record."
+        assert 0 <= words.index(line) < words.index("Demographic-parity gap")
+        assert "On 80 answered test records. Always “<zero>”, the most common class: 62.5\u00a0%." in words
     assert "1 of 3 classes are predicted for some record." in Page(public_report(report)).words
     for html in (public_report(published()), private_report(operated())):
-        assert "the most common class: " in Page(html).words
+        assert "the most common class: " in Page(html).words.lower()
     useful = evaluate(
         [0, 1, 2] * 20,
         labels_N=[0, 1, 2] * 20,
@@ -398,8 +414,8 @@ def test_a_student_that_predicts_one_class_is_named_before_its_gap() -> None:
         num_replicates=5,
     )
     words = Page(public_report(published(evaluations={"student": useful}))).words
-    assert "Degenerate" not in words
-    assert "always “zero”, the most common class: 33.3\u00a0%" in words
+    assert "egenerate" not in words
+    assert "Always “zero”, the most common class: 33.3\u00a0%" in words
     assert "3 of 3 classes are predicted for some record." in words
 
 

@@ -1,0 +1,203 @@
+"""What a page says first follows from the numbers of the run: private or seeded, fair or not, good or useless."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
+from fairpate.evaluation.page import made_words
+from fairpate.evaluation.records import Guarantee
+from fairpate.evaluation.verdict import Verdict, earlier_words, fairness_of, verdict
+
+NB = "\u00a0"
+GUARANTEE = Guarantee(
+    unit="record",
+    relation="add or remove one",
+    epsilon=1.0,
+    delta=1e-5,
+    accounting="pld",
+    noise="os_entropy",
+    tuning_accounted=False,
+    events=["one table"],
+)
+
+
+def measured(gap: float = 0.0, *, wrong: float = 0.1, size: int = 1000, refused: int = 0) -> Evaluation:
+    """Two groups of ``size``: half of one and ``gap`` more of the other are predicted yes, ``wrong`` of the labels."""
+    predicted = np.concatenate([np.arange(size) < size / 2, np.arange(size) < size * (0.5 + gap)]).astype(int)
+    labels = np.where(np.arange(2 * size) % round(1 / wrong) == 0, 1 - predicted, predicted) if wrong else predicted
+    return evaluate(
+        predicted,
+        labels_N=labels,
+        groups_N=[0] * size + [1] * size,
+        answered_N=np.arange(2 * size) >= refused,
+        class_names=["no", "yes"],
+        group_names=["women", "men"],
+        generator=np.random.default_rng(0),
+        num_replicates=200,
+    )
+
+
+def useless() -> Evaluation:
+    return evaluate(
+        [0] * 100,
+        labels_N=[0] * 60 + [1] * 40,
+        groups_N=[0, 1] * 50,
+        class_names=["no", "yes"],
+        group_names=["women", "men"],
+        generator=np.random.default_rng(0),
+        num_replicates=20,
+    )
+
+
+def nobody() -> Evaluation:
+    return evaluate(
+        [],
+        labels_N=[],
+        groups_N=[],
+        class_names=["no", "yes"],
+        group_names=["women", "men"],
+        generator=np.random.default_rng(0),
+        num_replicates=5,
+    )
+
+
+def said(evaluation: Evaluation, baseline: WithoutPrivacy | None = None, **changes) -> Verdict:
+    return verdict(evaluation, replace(GUARANTEE, **changes), baseline)
+
+
+FAIR, UNFAIR, DOUBTFUL = measured(0.0), measured(0.3), measured(0.1)
+BETTER = WithoutPrivacy(accuracy=0.93, num_records=800)
+
+
+def test_the_gap_decides_by_its_whole_interval() -> None:
+    """Of 1,000 records each: a gap of 0 within .05, one of .3 above .25, one of .1 on both sides of .1."""
+    assert [fairness_of(found) for found in (FAIR, UNFAIR, DOUBTFUL)] == ["fair", "not fair", "perhaps fair"]
+    assert (fairness_of(useless()), fairness_of(nobody())) == ("degenerate", "unknown")
+    one_group = measured(refused=1000)
+    assert fairness_of(one_group) in ("degenerate", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "changes", "line"),
+    [
+        (FAIR, {}, "Private and fair"),
+        (UNFAIR, {}, "Private but not fair"),
+        (DOUBTFUL, {}, "Private, perhaps fair"),
+        (FAIR, {"epsilon": 5.0}, "Weakly private, but fair"),
+        (UNFAIR, {"epsilon": 5.0}, "Weakly private and not fair"),
+        (FAIR, {"epsilon": 12.0}, "Private in name only, but fair"),
+        (UNFAIR, {"epsilon": 26.0}, "Private in name only and not fair"),
+        (FAIR, {"noise": "seeded: not private"}, "Not private, but fair"),
+        (UNFAIR, {"noise": "seeded: not private"}, "Neither private nor fair"),
+        (FAIR, {"epsilon": math.inf, "noise": "no noise: not private"}, "Not private, but fair"),
+        (FAIR, {"unit": "person"}, "Private and fair"),
+        (
+            UNFAIR,
+            {"unit": "sensitive attribute", "relation": "replace one", "not_protected": "features and labels"},
+            "Private (the sensitive attribute alone) but not fair",
+        ),
+    ],
+)
+def test_the_verdict_joins_privacy_fairness_and_accuracy(evaluation, changes, line: str) -> None:
+    """90 % are right, 93 % without privacy: 3 points."""
+    expected = f"{line}, at 3.0 points of accuracy below a logistic model without privacy."
+    assert said(evaluation, BETTER, **changes).line == expected
+
+
+def test_without_a_baseline_the_most_common_class_stands_in() -> None:
+    """Half of the labels are yes, but for the tenth that is turned round: 50 %, and 90 % are right."""
+    assert FAIR.majority_accuracy == pytest.approx(0.5)
+    found = said(FAIR)
+    assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
+    accuracy = found.figures[2]
+    assert f"Always “no”, the most common class: 50.0{NB}%." in accuracy.details
+    assert accuracy.details[-1].startswith("No model without privacy is known to compare with")
+    assert "keeps its accuracy" in accuracy.details[-1]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "words"),
+    [
+        (0.93, "3.0 points of accuracy below a logistic model without privacy"),
+        (0.85, "5.0 points of accuracy above a logistic model without privacy"),
+        (0.90, "the accuracy of a logistic model without privacy"),
+    ],
+)
+def test_points_are_those_of_the_printed_numbers(accuracy: float, words: str) -> None:
+    found = said(FAIR, WithoutPrivacy(accuracy=accuracy, num_records=1600))
+    assert found.line == f"Private and fair, at {words}."
+    learned = f"A logistic model without privacy that learned from 1,600 other test records: {100 * accuracy:.1f}{NB}%."
+    assert found.figures[2].details[-1] == learned
+
+
+def test_a_model_that_says_one_thing_is_degenerate_whatever_else_holds() -> None:
+    found = said(useless(), BETTER)
+    assert found.line == "Private, but degenerate: on the test records it predicts 'no' for every record."
+    gap = found.figures[1]
+    assert (gap.value, gap.word, gap.mood) == ("0.000", "Says nothing", "bad")
+    assert gap.details == ("The model predicts 'no' for every record: a small gap is no merit then.",)
+
+
+def test_without_test_records_nothing_is_claimed() -> None:
+    found = said(nobody())
+    assert found.line == "Private; how accurate and how fair is unknown: there were no test records."
+    assert [figure.value for figure in found.figures[1:]] == ["unknown"] * 3
+    assert not any("fair" in figure.word.lower() for figure in found.figures)
+
+
+def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
+    assert said(FAIR).meaning == (
+        "Somebody who sees all that is published, knows all other private data and has to guess whether one given "
+        f"record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
+    )
+    assert "one given person was among those" in said(FAIR, unit="person").meaning
+    assert "which of two values the sensitive attribute" in (
+        said(FAIR, unit="sensitive attribute", relation="replace one").meaning
+    )
+    seeded = said(FAIR, noise="seeded: not private").meaning
+    assert seeded.startswith("Its noise: seeded: not private. Nothing is bounded. With fresh noise: somebody who sees")
+    assert said(FAIR, epsilon=math.inf).meaning == (
+        "No ε is finite: there is no bound on what can be learned about one record."
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        ("record", "If a person has several records, each is protected by itself."),
+        ("person", "All records of a person are protected together."),
+        ("sensitive attribute", "All else about a record is not protected."),
+        ("hospital", "The operator attests that one hospital touches one vote of a query at most."),
+    ],
+)
+def test_who_is_behind_several_records_is_said(unit: str, words: str) -> None:
+    assert words in said(FAIR, unit=unit).figures[0].details
+
+
+def test_earlier_releases_are_summed_beside_the_figure() -> None:
+    """e^2 / (1 + e^2) = .8808, rounded up."""
+    assert earlier_words(GUARANTEE) == ""
+    found = said(FAIR, earlier_releases=2, epsilon_with_earlier=2.0).figures[0].details[-1]
+    assert found == (
+        "Together with 2 earlier releases of the same private data it is ε = 2.00, and a guess is right at most "
+        f"88.1{NB}% of the time."
+    )
+    lost = earlier_words(replace(GUARANTEE, earlier_releases=1))
+    assert lost == "Together with 1 earlier release of the same private data no ε is finite."
+
+
+def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
+    found = said(measured(refused=200), BETTER)
+    coverage = found.figures[3]
+    assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses some")
+    assert "On 1,800 answered test records." in found.figures[2].details
+
+
+def test_the_head_of_a_page_says_when_and_by_which_version() -> None:
+    assert made_words("2026-03-05", "1.2.3") == "5 March 2026 · FairPATE 1.2.3"
+    assert made_words(None, "1.2.3") == "FairPATE 1.2.3"
