@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,13 @@ autodoc_type_aliases = {name: name for name in ("BoolArray", "FloatArray", "IntA
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 nb_execution_mode = os.environ.get("TUTORIALS", "force")  # "off" builds the pages without running the notebooks
+nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+
+# What tutorials run: this environment's commands, and an odometer of their own.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ["FAIRPATE_STATE"] = tempfile.mkdtemp(prefix="fairpate-docs-")
 
 BELOW: dict[str, Callable[[], str]] = {
     "reference/commands": generated.commands,

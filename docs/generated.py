@@ -34,7 +34,8 @@ MODULES = {
     "fairpate.fairness.rate_constraints fairpate.fairness.private_population",
     "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.predict student.train "
     "student.predict",
-    "aggregator": "aggregator.mechanism aggregator.budget aggregator.ledger aggregator.session aggregator.client",
+    "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger.ledger "
+    "aggregator.ledger.budget aggregator.client",
 }
 """Page of the Python reference, and the modules on it."""
 

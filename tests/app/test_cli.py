@@ -319,7 +319,7 @@ def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpa
 
 def documented_runs():
     """Every `fairpate run` of the README and the documentation whose files are there."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for line in page.read_text(encoding="utf-8").splitlines():
             words = shlex.split(line, comments=True) if line.strip().startswith("fairpate run") else []
             files = [word for word in words if word.endswith((".yaml", ".pth")) or "my_package" in word]

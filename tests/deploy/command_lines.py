@@ -3,6 +3,7 @@
 A line is parsed as the command would parse it, with every option and its value, and then nothing is run.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,11 +20,41 @@ ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 CONTROL = {"&&", "||", ";", "|", "&"}
 # Programs of others, which a reader has or installs.
 FOREIGN = {"apt-get", "aws", "cd", "chmod", "cp", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
-FOREIGN |= {"curl", "promtool", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"cat", "curl", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+
+
+PLACEHOLDER = re.compile(r"(?<=[ =])[A-Z](?= |$)")
+INLINE = re.compile(r"`((?:fairpate|ray)\s[^`]+)`")
 
 
 class CommandError(AssertionError):
     """A command line that would not run."""
+
+
+def text_of(path: Path) -> str:
+    """A Markdown file, or a notebook as one: what its code cells give to a shell is a block of commands."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    shell = ["\n".join(line[1:] for line in source.splitlines() if line.startswith("!")) for _, source in cells]
+    said = [source for kind, source in cells if kind == "markdown"]
+    return "\n\n".join([*said, *(f"```\n{lines}\n```" for lines in shell if lines)])
+
+
+def commands_in_sentences(text: str) -> Iterator[str]:
+    """Commands of ours and of Ray's between backticks; a capital letter in the place of a value becomes 1."""
+    for found in INLINE.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield PLACEHOLDER.sub("1", " ".join(found.split()))
+
+
+def is_name(line: str) -> bool:
+    """Whether a line is the name of a command and no more, as a sentence has it."""
+    program, *words = line.split()
+    command = _tree()[program]
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+    return command is not None
 
 
 def commands_in(text: str) -> Iterator[str]:

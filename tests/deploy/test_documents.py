@@ -1,23 +1,26 @@
 """Every command that the documents show exists, with the options and the files that they name."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from command_lines import CommandError, check, commands_in
+from command_lines import CommandError, check, commands_in, commands_in_sentences, is_name, text_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
 CONFIGURATION = re.compile(r"(?:(?:configs|deploy)/[\w./-]+|\bcluster\.yaml)")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_exist_with_their_options(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for line in commands_in(path.read_text(encoding="utf-8")):
+    text = text_of(path)
+    told = [line for line in commands_in_sentences(text) if not is_name(line)]
+    for line in [*commands_in(text), *told]:
         check(line)
         for name in CONFIGURATION.findall(line):
-            assert (ROOT / name).exists(), line
+            assert (ROOT / name).exists() or "NAME" in name, line
 
 
 def test_the_page_on_clusters_shows_a_whole_life() -> None:
@@ -50,6 +53,22 @@ def test_the_page_on_clusters_shows_a_whole_life() -> None:
 def test_a_command_that_cannot_run_is_found(line: str) -> None:
     with pytest.raises(CommandError):
         check(line)
+
+
+def test_commands_are_found_in_sentences_and_in_notebooks(tmp_path: Path) -> None:
+    text = "`fairpate card`, `fairpate run --epsilon E`,\n`ray\nup x` and `fairpate`.\n```\n`fairpate no`\n```\n"
+    assert list(commands_in_sentences(text)) == ["fairpate card", "fairpate run --epsilon 1", "ray up x"]
+    assert is_name("fairpate ledger show")
+    assert not is_name("fairpate run --epsilon 1")
+    assert not is_name("fairpate nonsense")
+    cells = [
+        {"cell_type": "markdown", "source": ["As `fairpate card RUN`."]},
+        {"cell_type": "code", "source": ["import fairpate\n", "!fairpate data list"]},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    found = text_of(tmp_path / "a.ipynb")
+    assert list(commands_in(found)) == ["fairpate data list"]
+    assert list(commands_in_sentences(found)) == ["fairpate card RUN"]
 
 
 def test_commands_are_found_in_both_kinds_of_blocks_and_nothing_else_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
 
 import generated  # noqa: E402
+import pictures  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.app.catalogue import as_yaml, fields_of  # noqa: E402
@@ -82,11 +84,12 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     options = ["-W", "--keep-going", "-q", "-d", folder / "doctrees", ROOT / "docs", folder / "site"]
     built = subprocess.run([sys.executable, "-m", "sphinx", *options], capture_output=True, text=True, check=False)  # noqa: S603
-    assert (built.returncode, built.stderr) == (0, "")
+    assert built.returncode == 0, built.stderr
     return folder / "site"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # three notebooks that train, serve and sweep
 def test_it_builds_and_asks_no_other_host(site):
     loads = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="([^"]*)|<link\b[^>]*\bhref="([^"]*)""")
     for page in site.rglob("*.html"):
@@ -94,3 +97,23 @@ def test_it_builds_and_asks_no_other_host(site):
             assert not re.match(r"(https?:)?//", address), (page, address)
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_pictures_are_those_of_the_code(tmp_path):
+    pictures.main(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert len(drawn) == 5
+    for name, text in drawn.items():
+        kept = (ROOT / "docs" / "img" / name).read_text(encoding="utf-8")
+        assert words_of(text) == words_of(kept), "draw them anew: python docs/pictures.py"
+
+
+def words_of(picture):
+    return re.findall(r"<text[^>]*>([^<]*)<", picture)
+
+
+def test_notebooks_keep_no_outputs():
+    for path in PAGES:
+        if path.suffix == ".ipynb":
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), path

@@ -1,0 +1,99 @@
+"""A mechanism of your own in a file of your own: a noisy vote without a check of consensus, with ledger and budget.
+
+    python examples/own_mechanism.py
+
+A hundred teachers vote on two classes; the class with the largest noisy count is the answer, or the gate refuses it.
+One record moves one vote from one class to another, so the counts move by at most sqrt(2) in Euclidean norm: a query is
+one noisy argmax whatever the votes, and that is the event that the ledger reserves before any noise is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.terms import LedgerTerms
+from aggregator.mechanism import Mechanism, Outcome, gated
+from aggregator.mechanisms import register
+from aggregator.session import AggregatorSession, Query
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.privacy.accountant import NoisyArgmaxes
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
+from fairpate.types import Budget, GateRule, IntArray
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PlainVote(Mechanism):
+    """The noisy plurality, however small it is."""
+
+    name: ClassVar[str] = "example_plain_vote"
+    noise_stddev_votes: float
+
+    def answer(
+        self,
+        votes_QC: IntArray,
+        *,
+        groups: Sequence[int],
+        keys: Sequence[str],
+        gate: DemographicParityGate,
+        source: NoiseSource,
+    ) -> list[Outcome]:
+        """Exact discrete noise on every count, then the gate, which sees labels alone."""
+        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
+        return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
+
+    def worst_case(self, num_queries: int) -> NoisyArgmaxes:
+        """The price of so many queries: no vote decides it."""
+        return NoisyArgmaxes(count=num_queries, noise_stddev_votes=self.noise_stddev_votes)
+
+    def scaled(self, factor: float) -> Self:
+        """More noise, for a target that asks for it."""
+        return dataclasses.replace(self, noise_stddev_votes=factor * self.noise_stddev_votes)
+
+    def describe(self) -> str:
+        """For pages and statements."""
+        return f"Noisy plurality, noise of {self.noise_stddev_votes:g} votes"
+
+
+TERMS = LedgerTerms(
+    mechanism=PlainVote(noise_stddev_votes=20.0),
+    gate=GateRule(max_disparity=0.1, min_count=10),
+    budget=Budget(kind="data_independent", delta=1e-5, epsilon=3.0),
+    num_teachers=100,
+    num_classes=2,
+    num_groups=2,
+    noise=OsEntropy().label,
+    ensemble="example",
+)
+
+
+def votes_on(asked: Sequence[Query]) -> IntArray:
+    """What a hundred teachers say; here they are made up, and the second group gets the second class more often."""
+    draws = np.random.default_rng()
+    share_Q = [0.35 if query.group == 0 else 0.6 for query in asked]
+    votes_Q = [draws.binomial(100, 0.85 if draws.random() < share else 0.15) for share in share_Q]
+    return np.array([[100 - votes, votes] for votes in votes_Q], dtype=np.int64)
+
+
+def main() -> None:
+    """Ask until the budget is used up, and say what became of the queries."""
+    queries = [Query(key=f"query-{number}", group=number % 2, record_id=str(number)) for number in range(1000)]
+    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", TERMS) as ledger:
+        session = AggregatorSession(ledger, source=OsEntropy())
+        replies = session.ask(queries, votes_on)
+        status = session.budget_status()
+    print(dict(Counter(reply.verdict if isinstance(reply, Outcome) else "over budget" for reply in replies)))
+    print(f"epsilon {status.epsilon_submitted:.3f} of {TERMS.budget.epsilon} at delta {TERMS.budget.delta:g}")
+
+
+if __name__ == "__main__":
+    main()
