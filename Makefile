@@ -39,4 +39,6 @@ clean:
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+	  axe-playwright-python  # for the axe.min.js in it: the browser driver that it asks for is 53 MB
 	@touch $@

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from aggregator.ledger.budget import epsilon_data_independent
 from aggregator.ledger.chain import Head
-from aggregator.ledger.entries import Charge, LedgerState
+from aggregator.ledger.entries import NO_LIMIT, Charge, LedgerState, OwnLimit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import read_ledger
 from aggregator.ledger.stores import Place, shown
@@ -58,6 +58,11 @@ class Row:
     caller: str
     request: str
     at_s: float
+
+
+def stored_limit(place: Place, caller: str) -> OwnLimit:
+    """What ``caller`` may spend, as the ledger has it. LedgerError where an entry was changed."""
+    return _read(place, None)[1].limits.get(caller, NO_LIMIT)
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:

@@ -133,9 +133,7 @@ class AggregatorActor:
 
 def _open_patiently(open_backend: Callable[[], Backend | Runs]) -> Backend | Runs:
     """The backend; a process that takes the place of one that died tries again while the disk may still come back."""
-    import ray
-
-    limit_s = _REOPEN_TIMEOUT_S if ray.get_runtime_context().was_current_actor_reconstructed else 0.0
+    limit_s = _REOPEN_TIMEOUT_S if is_restarted() else 0.0
     deadline_s = time.monotonic() + limit_s
     while True:
         try:
@@ -145,6 +143,16 @@ def _open_patiently(open_backend: Callable[[], Backend | Runs]) -> Backend | Run
                 raise
             _log.warning("The service cannot start again yet: %s", error)
             time.sleep(_REOPEN_PAUSE_S)
+
+
+def is_restarted() -> bool:
+    """Whether this process is an actor's that Ray started in the place of one that died."""
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ class Auth:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        await self._tokens.prepare(_bearer(headers.get(b"authorization", "")) or "")
         try:
             caller = self._admit(scope, headers)
             length = self._body_bytes(headers)
@@ -85,8 +86,7 @@ class Auth:
             raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
 
     def _caller(self, authorization: str) -> Caller | None:
-        scheme, _, token = authorization.partition(" ")
-        return self._tokens.caller(token.strip() if scheme.lower() == "bearer" else None)
+        return self._tokens.caller(_bearer(authorization))
 
     def _is_still(self, caller: Caller, headers: dict[bytes, str]) -> bool:
         now = self._caller(headers.get(b"authorization", ""))
@@ -111,6 +111,11 @@ class Auth:
                 await self._app(scope, _replay(body, receive), send)
         finally:
             self._num_large -= 1
+
+
+def _bearer(authorization: str) -> str | None:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def declared_length(headers: dict[bytes, str], most: int) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
@@ -25,6 +26,7 @@ from aggregator.ledger.files import folder_held
 from aggregator.service.tokens import (
     LOCAL_ANALYST,
     NAME,
+    OIDC_PREFIX,
     Caller,
     Role,
     TokenBook,
@@ -35,6 +37,9 @@ from aggregator.service.tokens import (
     token_digest,
 )
 from fairpate.files import write_atomically
+
+if TYPE_CHECKING:
+    from aggregator.service.oidc import Issuer
 
 FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
@@ -97,16 +102,26 @@ class TokenStore:
 
 
 def added(
-    store: TokenStore, name: str, *, role: Role, limit: OwnLimit, expires_s: float | None, now_s: float
+    store: TokenStore,
+    name: str,
+    *,
+    role: Role,
+    limit: OwnLimit,
+    expires_s: float | None,
+    now_s: float,
+    before: OwnLimit = NO_LIMIT,
 ) -> tuple[TokenStore, str]:
-    """The store with a new token for a new ``name``, and the token. TokenError for a name that is taken or unfit."""
+    """The store with a new token for a new ``name``, and the token. TokenError for a name that is taken or unfit.
+
+    ``before``: the limit that the name is known to have where the store knows none.
+    """
     check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
         raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
     store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)
     # A name that was here before keeps its limits, but for those that are stated: a new token must not lift them.
     given = {kind: value for kind, value in asdict(limit).items() if value is not None}
-    before = store.limits.get(name, NO_LIMIT)
+    before = store.limits.get(name, before)
     return (limited(store, name, replace(before, **given)) if given else store), token
 
 
@@ -136,8 +151,9 @@ def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
-    """The store in which ``name`` has this limit."""
-    store.of(name)
+    """The store in which ``name`` has this limit: one with a token here, or with one of an OpenID Connect issuer."""
+    if not (name.startswith(OIDC_PREFIX) and re.fullmatch(NAME, name)):
+        store.of(name)
     return replace(store, limits={**store.limits, name: limit})
 
 
@@ -206,6 +222,14 @@ def _write(path: Path, store: TokenStore) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
+def _issuer_of(book: TokenBook) -> Issuer | None:
+    if book.oidc is None:
+        return None
+    from aggregator.service.oidc import Issuer
+
+    return Issuer(book.oidc)
+
+
 class LiveTokens:
     """Who may ask a service now: the tokens it was started with, and those of its store as the file is now.
 
@@ -218,6 +242,7 @@ class LiveTokens:
         self._stored_book = self._stored.book
         self._seen: tuple[int, ...] | None = None
         self._look_again_s = 0.0
+        self._issuer = _issuer_of(book)
         self._needs_token = False
         if not book.is_empty:
             self._need_token()
@@ -233,7 +258,12 @@ class LiveTokens:
         if not self._needs_token:
             return LOCAL_ANALYST
         stored, given = self._stored_book.caller(token), self._book.caller(token)
-        return given or stored
+        return given or stored or (self._issuer.caller(token) if self._issuer else None)
+
+    async def prepare(self, token: str) -> None:
+        """Before :meth:`caller`: let the issuer of a signed token say which keys it has now."""
+        if self._issuer is not None:
+            await self._issuer.prepare(token)
 
     @property
     def needs_token(self) -> bool:

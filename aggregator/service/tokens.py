@@ -17,13 +17,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fairpate.types import UsageError
+
+if TYPE_CHECKING:
+    from aggregator.service.oidc import OidcConfig
 
 Role = Literal["analyst", "operator"]
 MIN_TOKEN_CHARACTERS = 24
 NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
+OIDC_PREFIX = "oidc-"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
@@ -49,7 +53,8 @@ LOCAL_ANALYST = Caller(name="local", role="analyst")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """Every token's SHA-256 digest and whose it is; empty where none is configured. ``store``: where more may lie.
+    """Every token's SHA-256 digest and whose it is; empty where none is configured. ``store``: where more may lie;
+    ``oidc``: whose signed tokens are good besides.
 
     Beside the store lies a mark once a token was asked for, so that a store that is lost opens nothing, also after a
     restart.
@@ -57,6 +62,7 @@ class TokenBook:
 
     entries: tuple[tuple[bytes, Caller], ...] = ()
     store: Path | None = None
+    oidc: OidcConfig | None = None
 
     def __post_init__(self) -> None:
         if len({digest for digest, _ in self.entries}) != len(self.entries):
@@ -65,9 +71,8 @@ class TokenBook:
     @property
     def is_empty(self) -> bool:
         """Whether no token is configured and none ever was; a store asks for tokens whatever it holds."""
-        return not self.entries and (
-            self.store is None or not any(map(os.path.lexists, (self.store, mark(self.store))))
-        )
+        stored = self.store is not None and any(map(os.path.lexists, (self.store, mark(self.store))))
+        return not (self.entries or self.oidc or stored)
 
     def caller(self, token: str | None) -> Caller | None:
         """Whose ``token`` this is. Every entry is compared, whole, whichever matches: the time tells nothing."""
@@ -118,9 +123,17 @@ def is_loopback(host: str) -> bool:
 
 
 def check_name(name: str, source: str) -> None:
-    """TokenError for a name that is not a plain word, which the ledger, logs and a terminal can all hold."""
+    """TokenError for a name that is not a plain word, which the ledger, logs and a terminal can all hold.
+
+    And for one that others are charged under: who needs no token, or comes with one of an OpenID Connect issuer.
+    """
     if not re.fullmatch(NAME, name):
         raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+    if name == LOCAL_ANALYST.name or name.startswith(OIDC_PREFIX):
+        raise TokenError(
+            f"{source}: '{LOCAL_ANALYST.name}' and names that begin with '{OIDC_PREFIX}' are those of callers without "
+            "a token of this service; give another name."
+        )
 
 
 def token_digest(token: str) -> bytes:

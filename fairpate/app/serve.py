@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import math
 import os
 import signal
@@ -21,9 +22,10 @@ from pathlib import Path
 
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.own_limits import QuotaRule
-from aggregator.service.actor import Service, ServiceError, check_exposure, find_service, start_service
+from aggregator.service.actor import Service, ServiceError, check_exposure, find_service, is_restarted, start_service
 from aggregator.service.api import Backend, ServiceSettings, TlsFiles, url_host
 from aggregator.service.gateway import PREFIX, Runs
+from aggregator.service.oidc import OidcConfig
 from aggregator.service.rates import RequestRate
 from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
@@ -38,6 +40,7 @@ from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig
+from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import Dataset
 from fairpate.methods.own_votes import OwnVotes
 from fairpate.methods.pate import VotingMethod
@@ -59,7 +62,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     """Dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
     ``state`` is the operator's folder, where the odometer lies; None: this process's own. ``take_over`` ends another
-    writer of the ledger, where that can be.
+    writer of the ledger, where that can be; a process that Ray starts in the place of one that died does not, for a
+    third may have taken over meanwhile.
     """
     run = RunDirectory(root=root)
     dataset = _queried(run, config)
@@ -73,7 +77,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
-        ledger, session = open_books(take_over=take_over)
+        ledger, session = open_books(take_over=take_over and not is_restarted())
     except BaseException:
         voters.close()
         raise
@@ -191,12 +195,15 @@ def settings(
     tls: tuple[Path | None, Path | None] = (None, None),
     log_file: Path | None = None,
     traces: bool = False,
+    oidc: Path | None = None,
 ) -> ServiceSettings:
     """Where to listen and for whom: tokens of files or the environment, beside the token store of each run.
 
-    TokenError for a bad one, ValueError for files of TLS that do not go together, and for traces without their package.
+    ``oidc``: a file that names an issuer whose tokens are good besides. TokenError for a bad token, ConfigError for a
+    bad file, ValueError for files of TLS that do not go together, and for a package that is missing.
     """
     tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
+    tokens = replace(tokens, oidc=_issuer(oidc))
     return ServiceSettings(
         host=host,
         port=port,
@@ -207,6 +214,14 @@ def settings(
         log_file=_writable(log_file),
         traces=_can_trace(traces),
     )
+
+
+def _issuer(path: Path | None) -> OidcConfig | None:
+    if path is None:
+        return None
+    if importlib.util.find_spec("joserfc") is None:
+        raise ValueError("--oidc: needs joserfc; run `pip install 'fairpate[oidc]'`.")
+    return parse_config(read_yaml(path), OidcConfig)
 
 
 def _tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from aggregator.ledger.audit import stored_limit
 from aggregator.ledger.entries import NO_LIMIT, OwnLimit
 from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
-from aggregator.service.tokens import Role
+from aggregator.service.tokens import OIDC_PREFIX, Role
+from fairpate.app.ledger_place import has_ledger, place_of
 from fairpate.app.output import Output
 from fairpate.app.rundir import run_at
 from fairpate.config import ConfigError
@@ -33,10 +35,19 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
     """Make a token for a new name; returns it. It is kept nowhere."""
     expires_s = None if expires is None else moment(expires)
+    before = NO_LIMIT if limit == NO_LIMIT else _limit_of(root, name)
     return token_store.change(
         _path(root),
-        lambda store: token_store.added(store, name, role=role, limit=limit, expires_s=expires_s, now_s=time.time()),
+        lambda store: token_store.added(
+            store, name, role=role, limit=limit, before=before, expires_s=expires_s, now_s=time.time()
+        ),
     )
+
+
+def _limit_of(root: Path, name: str) -> OwnLimit:
+    """What a name may spend, as the ledger has it: a token store that was lost knows no limit."""
+    run = run_at(root)
+    return stored_limit(place_of(run).ledger, name) if has_ledger(run) else NO_LIMIT
 
 
 def rotate(root: Path, name: str, *, keep_old: str) -> str:
@@ -74,11 +85,20 @@ def describe(root: Path) -> Output:
     for token in store.tokens:
         own, is_good = store.limits.get(token.name, NO_LIMIT), token.is_good(now_s)
         made, ends = _text(token.created_s), None if token.expires_s is None else _text(token.expires_s)
-        limits = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
-        table.add_row(token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *limits)
+        table.add_row(
+            token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *_limit_words(own)
+        )
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
         found.append(known | {"limit": own})
+    for name, own in store.limits.items():
+        if name.startswith(OIDC_PREFIX):
+            table.add_row(name, "by its issuer", "", "", *_limit_words(own))
+            found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": own})
     return Output(facts={"tokens": found}, words=table)
+
+
+def _limit_words(own: OwnLimit) -> list[str]:
+    return ["" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day)]
 
 
 def moment(text: str) -> float:

@@ -3,8 +3,11 @@
 import time
 
 import pytest
+from serving import TERMS
 
 from aggregator.ledger.entries import OwnLimit
+from aggregator.ledger.ledger import Ledger
+from aggregator.service.oidc import name_of
 from aggregator.service.token_store import read_store
 from aggregator.service.tokens import token_digest
 from fairpate.app.rundir import RunDirectory
@@ -48,10 +51,28 @@ def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, ru
     assert read_store(run.tokens).tokens == ()
 
 
+def test_a_token_store_that_was_lost_takes_no_limit_with_it(fairpate, run):
+    with Ledger(run.ledger, TERMS) as ledger:
+        ledger.limit("alice", OwnLimit(epsilon=2.0, max_queries=7))
+    assert fairpate("tokens", "add", str(run.root), "alice", "--per-day", "5", "--queries", "9")[0] == 0
+    assert fairpate("tokens", "add", str(run.root), "bob", "--per-day", "5")[0] == 0
+    found = read_store(run.tokens).limits
+    assert found == {"alice": OwnLimit(epsilon=2.0, max_queries=9, per_day=5.0), "bob": OwnLimit(per_day=5.0)}
+
+
+def test_a_subject_of_an_issuer_has_a_limit_without_a_token_here(fairpate, run):
+    name = name_of("https://login.example", "alice")
+    assert fairpate("tokens", "limit", str(run.root), name, "--queries", "3")[0] == 0
+    assert read_store(run.tokens).limits == {name: OwnLimit(max_queries=3)}
+    assert name in fairpate("tokens", "list", str(run.root))[1].replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["add", "RUN", "two words"], "expected a name"),
+        (["add", "RUN", "local"], "give another name"),
+        (["add", "RUN", "oidc-alice"], "give another name"),
         (["add", "RUN", "alice", "--epsilon", "-1"], "0 < epsilon"),
         (["add", "RUN", "alice", "--expires", "soon"], "30d or 12h"),
         (["add", "RUN", "alice", "--role", "root"], "analyst"),

@@ -31,6 +31,9 @@ Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; 
 Host = Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with tokens.")]
 AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
 OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
+Oidc = Annotated[
+    Path | None, typer.Option(help="YAML that names an OpenID Connect issuer, whose signed tokens are good besides.")
+]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM; with --tls-key: serve HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its key, PEM, without a password.")]
 Rate = Annotated[float, typer.Option(help="Requests per second of one token; twice as many at once.")]

@@ -16,6 +16,7 @@ from fairpate.app.cli.options import (
     DataDir,
     Host,
     LogFile,
+    Oidc,
     OperatorToken,
     Quota,
     Rate,
@@ -35,6 +36,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8517,
     analyst_token_file: AnalystToken = None,
     operator_token_file: OperatorToken = None,
+    oidc: Oidc = None,
     quota: Quota = math.inf,
     rate: Rate = math.inf,
     tls_cert: TlsCert = None,
@@ -71,6 +73,7 @@ def serve(
                 tls=(tls_cert, tls_key),
                 log_file=log_file,
                 traces=traces,
+                oidc=oidc,
                 **files,
             )
         serving.serve_aggregators(
