@@ -213,6 +213,11 @@ class RunDirectory:
         """The day on which it was begun, in UTC; None where an earlier version did not record it."""
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
+    def _repr_html_(self) -> str:
+        from fairpate.app.notebook import run_html  # reads run directories, so not above
+
+        return run_html(self)
+
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
         """RunDirectoryError if a stage that costs something is still to be done; each where there is one."""
         ledger = self.ledger if self.ledger.exists() else self.ledger_place  # what of them is there

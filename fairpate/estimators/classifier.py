@@ -262,6 +262,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         text = f"{type(self).__name__}({', '.join(said)})"
         return text if len(text) <= N_CHAR_MAX else f"{text[:N_CHAR_MAX]}..."
 
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        """For notebooks: scikit-learn's diagram, and above it what may be claimed of a fitted model."""
+        bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        return {kind: told.in_notebook(self) * (kind == "text/html") + text for kind, text in bundle.items()}
+
+    def _repr_html_inner(self) -> str:
+        return told.in_notebook(self) + str(super()._repr_html_inner())
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"

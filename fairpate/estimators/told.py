@@ -14,6 +14,7 @@ from sklearn.utils.validation import column_or_1d
 
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.card import write_card
+from fairpate.app.notebook import fitted_html
 from fairpate.app.rundir import create_run_directory, write_json
 from fairpate.app.trained_on import record_data
 from fairpate.data import Dataset, Split
@@ -56,6 +57,13 @@ def student_for(estimator: FairClassifier, groups: npt.NDArray[Any] | None) -> S
         return student
     names = tuple(str(name) for name in np.unique(groups))
     return replace(student, card=replace(student.card, group_names=names))
+
+
+def in_notebook(estimator: FairClassifier) -> str:
+    """HTML of what a fitted model guarantees; nothing before ``fit``."""
+    if not hasattr(estimator, "statement_"):
+        return ""
+    return fitted_html(estimator.statement_, name=f"{type(estimator).__name__}: {estimator.method}")
 
 
 def write_card_of(

@@ -115,13 +115,24 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     with matplotlib.rc_context(settings):
         for place, found in _places(points).items():
             for kind, draw in _KINDS.items():
-                figure = draw(_Panel.of(found, own), style)
-                # Laid out once, not again for each file.
-                figure.draw_without_rendering()
-                figure.set_layout_engine("none")
-                for suffix in style.formats:
-                    files[f"{kind}-{place}.{suffix}"] = _bytes(figure, suffix)
+                pictures = _pictures(draw(_Panel.of(found, own), style), style)
+                files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
     return files
+
+
+def slices_picture(points: Sequence[Point], *, width_in: float = WIDTHS_IN[2]) -> bytes:
+    """The slices of one panel's points, as PNG: what a notebook shows."""
+    style = FigureStyle(width_in=width_in, formats=("png",))
+    settings: Any = style.settings
+    with matplotlib.rc_context(settings):
+        return _pictures(_slices(_Panel.of(points, looks(points)), style), style)["png"]
+
+
+def _pictures(figure: Figure, style: FigureStyle) -> dict[str, bytes]:
+    """A figure in each format; laid out once, not again for each file."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return {suffix: _bytes(figure, suffix) for suffix in style.formats}
 
 
 @dataclass(frozen=True, kw_only=True)

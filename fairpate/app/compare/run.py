@@ -84,6 +84,11 @@ class Comparison:
         """The cells that have no result, with the cause: for the operator."""
         return [row for row in self.operators_rows if row.record is None]
 
+    def _repr_html_(self) -> str:
+        from fairpate.app.compare.notebook import comparison_html  # reads comparisons, so not above
+
+        return comparison_html(self)
+
 
 def compare(
     sweep: SweepConfig, cells: Sequence[Cell], root: Path, console: Console, *, compute: Compute | None = None

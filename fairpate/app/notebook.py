@@ -1,0 +1,123 @@
+"""What results show of themselves in a notebook: their guarantee, their measures, and how to reach card and statement.
+
+HTML of a few kilobytes, escaped, without a script and without colours of its own, so that it reads in light and dark
+notebooks. Of a run only what is published is read.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement
+from fairpate.evaluation.page import decimal, delta_text, epsilon_text, percent, render
+from fairpate.meaning import meaning
+from fairpate.types import PrivacyStatement
+
+_SEEN = "all that is published"
+Rows = list[tuple[str, str]]
+
+
+def run_html(run: RunDirectory) -> str:
+    """A run in a notebook: what may be claimed, what was measured, where its files are."""
+    try:
+        statement, record, metrics = read_statement(run), read_json(run.record), read_json(run.metrics)
+    except (OSError, ValueError, KeyError, RunDirectoryError):
+        words = (
+            f"No published result in {run.root}: the run is unfinished, or without privacy and the operator's alone."
+        )
+        return notebook_html(title="Run", sentences=[words])
+    places = (
+        ("report", run.public_report),
+        ("card", run.card_page),
+        ("statement", run.statement),
+        ("model", run.student),
+    )
+    return notebook_html(
+        title=f"{record['method']} on {record['data']}, seed {record['seed']}",
+        sentences=[_meaning(statement)],
+        rows=[*_guarantee(statement), *_measured(metrics), *((name, str(p)) for name, p in places if p.exists())],
+        remarks=statement.remarks,
+        commands=[
+            ("Card", f"fairpate card {shlex.quote(str(run.root))}"),
+            ("Statement in Python", "fairpate.read_statement(run)"),
+        ],
+    )
+
+
+def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
+    """A fitted estimator in a notebook. Nothing was measured: that takes test records."""
+    calls = "X_test, y_test, sensitive_features=groups"
+    card = [] if statement.epsilon is None else [("Card", f".card(folder, {calls})")]
+    return notebook_html(
+        title=name,
+        sentences=[_meaning(statement)],
+        rows=_guarantee(statement),
+        remarks=statement.remarks,
+        commands=[("Accuracy, disparity and coverage", f".plot({calls})"), ("Statement", ".statement()"), *card],
+    )
+
+
+def _meaning(statement: PrivacyStatement) -> str:
+    """What the epsilon means for one unit; nothing of noise from a seed."""
+    if not statement.noise.startswith("os_entropy"):
+        return f"Not private: the noise is {statement.noise.partition(':')[0]}."
+    epsilon = math.inf if statement.epsilon is None else statement.epsilon
+    return meaning(epsilon, statement.delta, unit=statement.unit, relation=statement.relation, seen=_SEEN)
+
+
+def _guarantee(statement: PrivacyStatement) -> Rows:
+    if statement.epsilon is None:
+        return [("ε", "none: no guarantee")]
+    of = f"per {statement.unit}, {statement.relation}"
+    at = f"{epsilon_text(statement.epsilon)} at δ = {delta_text(statement.delta)}"
+    return [("ε", f"{at}, {of} ({statement.accounting})")]
+
+
+def _measured(metrics: dict[str, Any]) -> Rows:
+    """Accuracy beside the most common class, demographic parity with its interval, coverage, what is degenerate."""
+    if not metrics["num_records"]:
+        return [("accuracy, disparity, coverage", "not measured: no test records")]
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    interval = f", 95 % interval {_decimal(gap['low'])} to {_decimal(gap['high'])}" if gap["low"] is not None else ""
+    common = metrics["majority_class"]
+    always = "" if common is None else f"; {_percent(metrics['majority_accuracy'])} for always {common!r}"
+    return [
+        ("accuracy", f"{_percent(metrics['accuracy'])} of {metrics['num_answered']:,} test records{always}"),
+        ("disparity", f"demographic-parity gap {_decimal(gap['value'])}{interval}"),
+        ("coverage", _percent(metrics["coverage"])),
+        *(("warning", f"degenerate: the model {words}") for words in metrics["degenerate"]),
+    ]
+
+
+def _decimal(value: float | None) -> str:
+    return decimal(math.nan if value is None else value)
+
+
+def _percent(value: float | None) -> str:
+    return percent(math.nan if value is None else value)
+
+
+def notebook_html(
+    *,
+    title: str,
+    sentences: Sequence[str],
+    rows: Rows | None = None,
+    remarks: Sequence[str] = (),
+    commands: Sequence[tuple[str, str]] = (),
+    picture: str = "",
+    alt: str = "",
+) -> str:
+    """Sentences, a table of names and words, remarks to unfold, a picture (PNG in base 64), and how to go on."""
+    return render(
+        "notebook.html",
+        title=title,
+        sentences=sentences,
+        rows=rows or [],
+        remarks=remarks,
+        commands=commands,
+        picture=picture,
+        alt=alt,
+    )

@@ -1,0 +1,157 @@
+"""What runs, estimators and comparisons show of themselves in a notebook: small, escaped, readable in any theme."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sklearn
+from browser import faults, opened_tab
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fairpate.app.compare.folder import SweepFolder
+from fairpate.app.compare.run import Comparison
+from fairpate.app.records_table import write_rows
+from fairpate.app.rundir import RunDirectory
+from fairpate.estimators import DpSgdClassifier, SgdClassifier
+from fairpate.evaluation.rows import Row
+from fairpate.types import RunRecord
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def row(method, accuracy, disparity, seed, **changes):
+    identity = {"method": method, "data": "adult", "seed": seed, "config": {"method": method}}
+    fields = {"unit": "record", "relation": "add or remove one", "delta": 1e-5, "epsilon": 1.0, "coverage": 1.0}
+    fields |= {"epsilon_is_data_dependent": False, "accuracy": accuracy, "disparity": disparity}
+    record = RunRecord(**identity, **(fields | changes))
+    return Row(digest=f"{method}{seed}", command="fairpate run", minutes=math.nan, record=record, **identity)
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Two methods, two seeds: means .85 and .80, standard errors .005; gaps .007 and .11."""
+    rows = [row("dp_sgd", 0.845 + 0.01 * s, 0.006 + 0.002 * s, s) for s in (0, 1)]
+    rows += [row("pate", 0.795 + 0.01 * s, 0.10 + 0.02 * s, s) for s in (0, 1)]
+    write_rows(
+        [replace(r, data=HOSTILE, record=replace(r.record, data=HOSTILE)) for r in rows], tmp_path / "results.parquet"
+    )
+    return Comparison(folder=SweepFolder(root=tmp_path), changed=False)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(120, 3))
+    y = (x[:, 0] > 0).astype(int)
+    settings = {"noise": "seeded", "dp_sgd": {"epochs": 1, "batch_size": 60}, "random_state": 0}
+    return DpSgdClassifier(epsilon=1.0, num_records=120, **settings).fit(x, y), x, y, settings
+
+
+def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished):
+    run, _ = finished
+    shown = run._repr_html_()
+    metrics, statement = json.loads(run.metrics.read_text()), json.loads(run.statement.read_text())
+    assert "fairpate on color_digits, seed 0" in shown
+    assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f} at δ = 10⁻⁵, per record, add or remove one" in shown
+    assert "Not private: the noise is seeded." in shown
+    assert f"{100 * metrics['accuracy']:.1f}\u00a0% of {metrics['num_answered']} test records" in shown
+    assert f"demographic-parity gap {metrics['gaps']['dp_one_vs_rest']['value']:.3f}, 95 % interval" in shown
+    assert f"{100 * metrics['coverage']:.1f}\u00a0%" in shown
+    assert f"fairpate card {run.root}" in shown
+    assert str(run.statement) in shown
+    assert "private/" not in shown.replace(str(run.root), "")
+    assert len(shown) < 8_000
+
+
+def test_what_a_run_means_is_said_where_its_noise_is_fresh(finished, tmp_path):
+    shutil.copytree(finished[0].root, tmp_path / "run")
+    run = RunDirectory(root=tmp_path / "run")
+    statement = json.loads(run.statement.read_text()) | {"noise": "os_entropy", "epsilon": 1.0, "remarks": [HOSTILE]}
+    run.statement.write_text(json.dumps(statement))
+    shown = run._repr_html_()
+    assert "is right at most 73.2\u00a0% of the time" in shown  # e / (e + 1)
+    assert HOSTILE not in shown
+    assert "&lt;img" in shown
+    assert "1 remark" in shown
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_run_without_results_says_so(finished, tmp_path, damage):
+    shutil.copytree(finished[0].root, tmp_path / "run")
+    run = RunDirectory(root=tmp_path / "run")
+    run.metrics.unlink() if damage == "missing" else run.metrics.write_text("{")
+    assert "No published result" in run._repr_html_()
+
+
+def test_an_estimator_shows_its_guarantee_above_scikit_learns_diagram(fitted):
+    model, *_ = fitted
+    bundle = model._repr_mimebundle_()
+    assert "1.00 at δ = 10⁻⁵, per record, add or remove one" in bundle["text/html"]
+    assert "sk-" in bundle["text/html"]
+    assert ".statement()" in bundle["text/html"]
+    assert bundle["text/plain"] == repr(model)
+    assert "Statement" in model._repr_html_()
+    unfitted = DpSgdClassifier(epsilon=1.0)
+    assert "δ" not in unfitted._repr_html_()
+    with sklearn.config_context(display="text"):
+        assert set(model._repr_mimebundle_()) == {"text/plain"}
+        assert not hasattr(model, "_repr_html_")
+
+
+def test_in_a_pipeline_scikit_learns_own_diagram_stays(fitted):
+    _, x, y, settings = fitted
+    shown = make_pipeline(StandardScaler(), DpSgdClassifier(epsilon=1.0, **settings)).fit(x, y)._repr_html_()
+    assert "StandardScaler" in shown
+    assert "DpSgdClassifier" in shown
+    assert "δ = " not in shown
+
+
+def test_a_model_without_privacy_offers_no_card(fitted):
+    _, x, y, _ = fitted
+    shown = SgdClassifier(sgd={"epochs": 1}).fit(x, y)._repr_html_()
+    assert "none: no guarantee" in shown
+    assert ".card(" not in shown
+
+
+def test_a_comparison_shows_its_sentences_and_one_picture(comparison):
+    shown = comparison._repr_html_()
+    assert "dp_sgd is the most accurate: 85.0\u00a0%." in shown
+    assert "dp_sgd dominates pate." in shown
+    assert "2 configurations, 4 runs" in shown
+    assert "fairpate figures" in shown
+    assert shown.count("data:image/png;base64,") == 1
+    assert len(shown) < 500_000
+    assert "<script" not in shown
+    assert HOSTILE not in shown
+
+
+def test_nothing_of_the_operators_table_is_shown(comparison, tmp_path):
+    secret = row("fairpate", 0.99, 0.0, 0, epsilon=0.01, epsilon_is_data_dependent=True)
+    (tmp_path / "private").mkdir()
+    write_rows([secret], tmp_path / "private" / "results.parquet", private=True)
+    assert "fairpate is" not in comparison._repr_html_()
+    assert "99.0" not in comparison._repr_html_()
+
+
+def test_all_of_it_reads_in_light_and_dark_and_on_a_phone(comparison, finished, fitted, tmp_path):
+    parts = [comparison._repr_html_(), finished[0]._repr_html_(), fitted[0]._repr_html_()]
+    with opened_tab(tmp_path / "profile") as tab:
+        for ground, ink in (("#ffffff", "rgb(17, 17, 17)"), ("#111111", "rgb(238, 238, 238)")):
+            page = tmp_path / "notebook.html"
+            head = '<!doctype html><html data-drawn="1"><meta charset="utf-8">'
+            head += '<meta name="viewport" content="width=device-width">'
+            body = f'<body style="background:{ground};color:{ink}">{"".join(parts)}</body></html>'
+            page.write_text(f"{head}{body}", encoding="utf-8")
+            for width in (1280, 390):
+                tab.open(page.as_uri(), width=width, height=900)
+                every = "[...document.querySelectorAll('.fairpate, .fairpate *')]"
+                assert tab.run(f"[...new Set({every}.map(e => getComputedStyle(e).color))]") == [ink]
+                assert tab.run(f"{every}.filter(e => e.getBoundingClientRect().right > innerWidth).length") == 0
+                assert tab.run("[...document.querySelectorAll('.fairpate img')].every(i => i.naturalWidth > 500)")
+                assert faults(tab) == []
