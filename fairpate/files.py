@@ -15,9 +15,16 @@ from pathlib import Path
 
 from fairpate.types import UsageError
 
+CACHE_VARIABLE = "FAIRPATE_CACHE"
+
 
 class PlaceError(UsageError, OSError):
     """A place that nothing can be written to; the message names the option, the path and the remedy."""
+
+
+def cache_dir() -> Path:
+    """FAIRPATE_CACHE, or ~/.cache/fairpate: what lies there can be made again."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
 def check_output_folder(path: Path, option: str) -> None:

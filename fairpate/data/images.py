@@ -22,7 +22,8 @@ from PIL import Image, UnidentifiedImageError
 
 from fairpate.data.entry import DataError, Option, SourceFile
 from fairpate.data.files import check_archive, locate
-from fairpate.data.mapped import Append, PixelArray, Pixels, cache_dir, kept_pixels
+from fairpate.data.mapped import Append, PixelArray, Pixels, kept_pixels
+from fairpate.files import cache_dir
 
 CACHE_VERSION = 2
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import math
 import mmap
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from torch import Tensor
 from fairpate.files import write_atomically
 
 PixelArray = npt.NDArray[np.uint8]
-CACHE_VARIABLE = "FAIRPATE_CACHE"
 Append = Callable[[PixelArray], None]
 LOGGER = logging.getLogger(__name__)
 _COLUMN, _SHA256 = "x", b"sha256"
@@ -61,11 +59,6 @@ class Pixels:
                 append(self.x[rows].numpy())
 
         return fill
-
-
-def cache_dir() -> Path:
-    """FAIRPATE_CACHE, or ~/.cache/fairpate."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
 def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:

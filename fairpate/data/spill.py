@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fairpate.data.mapped import CACHE_VARIABLE, FLAGS, PROTECTION, cache_dir
+from fairpate.data.mapped import FLAGS, PROTECTION
+from fairpate.files import CACHE_VARIABLE, cache_dir
 from fairpate.types import UserError
 
 KEPT_BYTES, _ROWS_AT_ONCE = 2**24, 2**15

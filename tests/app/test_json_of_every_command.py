@@ -26,6 +26,7 @@ identity: {key: [visit]}
 """
 SUCCEEDS = {
     "version": [],
+    "new": ["project"],
     "doctor": [],
     "methods": [],
     "run": ["run/config.yaml", "--out", "run"],

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from fairpate.data import DataError, SourceFile, images
-from fairpate.data.images import Pictures, cache_dir, open_pictures
+from fairpate.data.images import Pictures, open_pictures
+from fairpate.files import cache_dir
 
 ARCHIVE = SourceFile(path="toy/faces.zip", extracted="toy/faces", manual="Ask the publisher.")
 

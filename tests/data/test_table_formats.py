@@ -20,11 +20,12 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_dataset, mapped, spill
+from fairpate.data import DataError, load_dataset, spill
 from fairpate.data.declared import tables
 from fairpate.data.declared.declaration import read_declaration
 from fairpate.data.declared.reader import entry_of
 from fairpate.data.entry import Records, Request
+from fairpate.files import CACHE_VARIABLE
 
 DECLARATION = """
 name: visits
@@ -188,7 +189,7 @@ def test_decimals_are_named_as_the_numbers_they_are() -> None:
 def test_a_full_disk_names_the_folder(tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "KEPT_BYTES", 100)
     (tmp_path / "blocked").write_text("no folder")
-    monkeypatch.setenv(mapped.CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))
     with pytest.raises(Exception, match=r"FAIRPATE_CACHE: .*cannot take the records .*; name a folder with room"):
         read(tmp_path, write_parquet(tmp_path))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairpate import __version__
-from fairpate.app.cli import bundles, choices, data, figures, ledger, machine, runs, services, tokens, votes
+from fairpate.app.cli import bundles, choices, data, figures, ledger, machine, projects, runs, services, tokens, votes
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.endings import exit_with_code
 from fairpate.app.output import Output
@@ -28,6 +28,7 @@ app.command()(bundles.verify)
 app.command()(services.serve)
 app.command(cls=services.QueryCommand)(services.query)
 app.command()(machine.doctor)
+app.command()(projects.new)
 
 
 @app.command()

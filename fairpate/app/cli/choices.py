@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
+from fairpate.app.cli.completion import data_sets
+from fairpate.app.cli.completion import methods as method_names
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import DataDir, data_config
 from fairpate.app.output import Output
@@ -15,7 +17,10 @@ from fairpate.app.progress import waiting
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Its fields, defaults and paper; none lists all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Its fields, defaults and paper; none lists all.", autocompletion=method_names),
+    ] = None,
 ) -> Output:
     """List every method with what it protects and its source, or one with all of its fields."""
     from fairpate.app.catalogue import describe_method, list_methods
@@ -24,7 +29,13 @@ def methods(
 
 
 def plan(
-    data: Annotated[str, typer.Option(help="A name from `fairpate data list`: its classes and its public pool.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A name from `fairpate data list`: its classes and its public pool.",
+            autocompletion=data_sets,
+        ),
+    ],
     epsilon: Annotated[float, typer.Option(min=0, help="Target.")],
     delta: Annotated[float, typer.Option(min=0, max=1, help="Target.")] = 1e-5,
     teachers: Annotated[list[int] | None, typer.Option(min=2, help="Numbers of teachers to look at.")] = None,

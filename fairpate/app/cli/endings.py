@@ -41,7 +41,7 @@ def exit_with_code(app: typer.Typer) -> None:
 
 def _exit_code(app: typer.Typer) -> int:
     try:
-        code: int = app(standalone_mode=False) or 0
+        code: int = app(prog_name="fairpate", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough

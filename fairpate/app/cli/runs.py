@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from fairpate.app.cli.completion import data_sets, run_folders
 from fairpate.app.cli.options import (
     AllowCode,
     ConfigFile,
@@ -50,7 +51,8 @@ def run(
     config: ConfigFile = None,
     method: MethodOption = None,
     data: Annotated[
-        str | None, typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml).")
+        str | None,
+        typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml).", autocompletion=data_sets),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
     delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
@@ -61,7 +63,10 @@ def run(
     data_dir: DataDir = None,
     release_of: Annotated[
         Path | None,
-        typer.Option(help="A run whose release this one goes on from, at no cost; also its configuration, if none is."),
+        typer.Option(
+            help="A run whose release this one goes on from, at no cost; also its configuration, if none is.",
+            autocompletion=run_folders,
+        ),
     ] = None,
     allow_code: AllowCode = False,
 ) -> Output:

@@ -1,0 +1,113 @@
+"""What the shell offers for the word that is being typed: methods, data sets, run folders, fields of a configuration.
+
+Nothing here runs code that a file names, reads a record or loads a library that takes seconds, but for the fields of a
+method: those are kept beside other caches until the sources change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import typer
+
+from fairpate import __version__
+from fairpate.config_reader import read_yaml
+from fairpate.files import cache_dir, write_atomically
+from fairpate.types import UserError
+
+_PACKAGE = Path(__file__).parents[2]
+_PLAIN = re.compile(r"[\w./:@%+,=-]*")
+
+
+def methods(incomplete: str) -> list[str]:
+    """Every registered name."""
+    from fairpate.methods import method_names
+
+    return _beginning(incomplete, method_names())
+
+
+def data_sets(incomplete: str) -> list[str]:
+    """Every known name, and declarations that lie where the word points to."""
+    from fairpate.app.catalogue import data_set_names
+
+    return _beginning(incomplete, [*data_set_names(), *map(str, _paths(incomplete, "*.yaml"))])
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """Run directories where the word points to, and one folder below."""
+    found = [path for path in _paths(incomplete, "*") if path.is_dir()]
+    runs = [run for path in found for run in ([path] if _is_run(path) else filter(_is_run, sorted(path.glob("*"))))]
+    return _beginning(incomplete, map(str, runs))
+
+
+def fields(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Fields as `--set` takes them, with their defaults: of the method that is named so far, or of a sweep."""
+    if ctx.info_name == "compare":
+        from fairpate.compare_config import SweepConfig
+
+        return _beginning(incomplete, (f"{name}=" for name in SweepConfig.model_fields))
+    method = "own_votes" if ctx.info_name == "aggregate" else _method(ctx)
+    return [] if ":" in method else _beginning(incomplete, _kept(method, lambda: _fields_of(method)))
+
+
+def _method(ctx: typer.Context) -> str:
+    from fairpate.methods import DEFAULT
+
+    found = ctx.params.get("method")
+    # While an option waits for its value, the file is not a parameter yet.
+    for file in filter(None, (ctx.params.get("config"), *ctx.args)):
+        with suppress(UserError):
+            found = found or read_yaml(Path(file)).get("method")
+    return str(found or DEFAULT)
+
+
+def _fields_of(method: str) -> list[str]:
+    from fairpate.app.catalogue import fields_of
+    from fairpate.methods import find_method
+
+    with suppress(UserError):
+        return [
+            each["set"] if _PLAIN.fullmatch(each["set"]) else f"{each['field']}="
+            for each in fields_of(find_method(method)())
+            if "set" in each
+        ]
+    return []
+
+
+def _kept(method: str, make: Callable[[], list[str]]) -> list[str]:
+    """As it was made from the same sources, which takes seconds; a cache that cannot be used is no reason to fail."""
+    sources = [_PACKAGE / "config.py", *(_PACKAGE / "methods").glob("*.py")]
+    version = f"{__version__} {max(path.stat().st_mtime_ns for path in sources)}"
+    path = cache_dir() / "completion" / f"{re.sub(r'[^a-z0-9_]', '', method)}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["version"] == version:
+            return list(kept["fields"])
+    found = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.dumps({"version": version, "fields": found})
+        write_atomically(path, lambda partial: partial.write_text(content, encoding="utf-8"))
+    return found
+
+
+def _paths(incomplete: str, pattern: str) -> list[Path]:
+    folder = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent)
+    with suppress(OSError, ValueError):
+        return [path for path in sorted(folder.glob(pattern)) if str(path).startswith(incomplete.removeprefix("./"))]
+    return []
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and ((path / "public").is_dir() or (path / "private").is_dir())
+
+
+def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
+    """Those that begin so, written as a shell reads them back; a name of several lines it could not."""
+    start = incomplete.removeprefix("./")
+    found = [word for word in words if word.startswith(start) and "\n" not in word]
+    return [re.sub(r"([^\w./:@%+,=-])", r"\\\1", word) for word in found]

@@ -1,0 +1,23 @@
+"""`fairpate new`: a project to begin with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairpate.app.output import Output
+
+
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to write; nothing may be there yet.")],
+) -> Output:
+    """Write a project that runs: declaration, made-up records to replace, configuration, README and a test."""
+    from fairpate.app.new_project import write_project
+
+    data, files = write_project(name)
+    words = [f"{name}: data set {data}, with made-up records to replace; README.md says how. To begin with:"]
+    words += [f"  cd {shlex.quote(str(name))}", "  fairpate run config.yaml"]
+    return Output(facts={"folder": name, "data": data, "files": files}, words="\n".join(words))

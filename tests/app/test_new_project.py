@@ -1,0 +1,131 @@
+"""`fairpate new` writes a project that runs, whole or not at all, whatever it is called."""
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+import yaml
+
+from fairpate.app import new_project
+from fairpate.app.odometer import Odometer
+from fairpate.data.declared.declaration import read_declaration
+
+FILES = {
+    *("README.md", "config.yaml", "data.yaml", "test_project.py", ".gitignore"),
+    *("example_private.csv", "example_public.csv", "example_test.csv"),
+}
+
+
+def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch):
+    """Which reads the declaration, and trains with the configuration as it is written."""
+    assert fairpate("new", "hospital")[0] == 0
+    path = tmp_path / "hospital/test_project.py"
+    spec = spec_from_file_location("hospital_test_project", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.test_the_declaration_reads_its_files()
+    module.test_a_run_keeps_its_target(tmp_path / "by_test", monkeypatch)
+    assert (tmp_path / "by_test/run/public/student.safetensors").is_file()
+    assert Odometer(tmp_path / "by_test/state").totals(delta=1e-5)[0].data == "hospital"
+
+
+@pytest.mark.slow
+def test_a_new_project_runs_by_the_commands_of_its_readme(fairpate, tmp_path):
+    assert fairpate("new", "hospital")[0] == 0
+    for words in (["fairpate", "data", "check", "data.yaml"], ["fairpate", "run", "config.yaml"], ["pytest", "-q"]):
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tmp_path / "hospital", capture_output=True, text=True, check=False)  # noqa: S603
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "hospital/runs/first/public/report.html").is_file()
+
+
+def test_what_it_says_is_there_and_its_words_name_the_made_up_records(fairpate, tmp_path):
+    code, output, _ = fairpate("new", "hospital")
+    assert code == 0
+    assert {path.name for path in (tmp_path / "hospital").iterdir()} == FILES
+    assert "made-up records" in output
+    readme = (tmp_path / "hospital/README.md").read_text()
+    assert "**The records here are made up.**" in readme
+    assert set(re.findall(r"`([\w.]+\.(?:yaml|csv|py))`", readme)) - {"yours.yaml"} <= FILES
+    assert yaml.safe_load((tmp_path / "hospital/config.yaml").read_text())["data"]["name"] == "hospital"
+
+
+def test_every_command_of_the_readme_is_one_of_ours(fairpate, tmp_path):
+    fairpate("new", "hospital")
+    lines = (tmp_path / "hospital/README.md").read_text().splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("    fairpate")]
+    assert len(commands) == 3
+    for words in commands:
+        assert fairpate(*words[1:-1], "--help")[0] == 0
+
+
+def test_the_records_are_the_same_each_time_and_parts_share_none(fairpate, tmp_path):
+    fairpate("new", "one")
+    fairpate("new", "two")
+    visits = []
+    for part, size in (("private", 1200), ("public", 400), ("test", 400)):
+        first, second = (tmp_path / name / f"example_{part}.csv" for name in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
+        with first.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == size
+        assert ("readmitted" in rows[0]) == (part != "public")
+        visits += [row["visit"] for row in rows]
+    assert len(set(visits)) == len(visits)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("two words", "two_words"),
+        ("deep/er/Clinic-2", "clinic_2"),
+        ("$(touch owned); rm -rf *", "touch_owned_rm_rf"),
+        ("quote\"'{}: [x", "quote_x"),
+        ("line\nbreak", "line_break"),
+        ("ünicode", "nicode"),
+        ("x" * 200, "x" * 64),
+    ],
+)
+def test_any_name_of_a_folder_gives_a_name_of_a_data_set(fairpate, tmp_path, name, data):
+    code, output, errors = fairpate("new", name)
+    assert code == 0, errors
+    assert read_declaration(tmp_path / name / "data.yaml").name == data
+    assert f"cd {shlex.quote(name)}" in output
+    assert fairpate("run", tmp_path / name / "config.yaml", "--set", "nothing=1")[0] == 2
+    assert not list(tmp_path.rglob("owned"))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "123", "---x", "日本", "x" * 300, "file/below", "adult"])
+def test_a_name_that_none_can_have_is_refused_and_leaves_nothing(fairpate, tmp_path, name):
+    (tmp_path / "file").write_text("")
+    code, output, errors = fairpate("new", name)
+    assert (code, output) == (2, "")
+    assert errors.startswith("error ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_is_there_is_never_touched(fairpate, tmp_path, kind):
+    there = tmp_path / "hospital"
+    make = {"folder": there.mkdir, "file": there.touch, "link": lambda: there.symlink_to(tmp_path / "nowhere")}
+    make[kind]()
+    before = there.lstat()
+    code, _, errors = fairpate("new", "hospital")
+    assert code == 2
+    assert "hospital exists already; give another name" in errors
+    assert there.lstat().st_mtime_ns == before.st_mtime_ns
+    assert fairpate("new", "clinic")[0] == 0
+    assert "clinic exists already" in fairpate("new", "clinic")[2]
+
+
+def test_an_interrupt_leaves_no_part_of_a_project(fairpate, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(new_project.Path, "rename", interrupted)
+    assert fairpate("new", "hospital")[0] == 130
+    assert list(tmp_path.iterdir()) == []
