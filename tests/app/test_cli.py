@@ -317,12 +317,15 @@ def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpa
     assert str(Path("run/public/report.html")) in output
 
 
+OF_A_MODULE = re.compile(r"\w+(\.\w+)*:[A-Z]")  # a method of a module that is not here
+
+
 def documented_runs():
     """Every `fairpate run` of the README and the documentation whose files are there."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for line in page.read_text(encoding="utf-8").splitlines():
             words = shlex.split(line, comments=True) if line.strip().startswith("fairpate run") else []
-            files = [word for word in words if word.endswith((".yaml", ".pth")) or "my_package" in word]
+            files = [word for word in words if word.endswith((".yaml", ".pth")) or OF_A_MODULE.match(word)]
             if words and all((ROOT / file).is_file() for file in files):
                 yield pytest.param(words[1:], id=" ".join(words))
 
