@@ -15,6 +15,11 @@ others', and one changed z moves these by 2 in L1, or by 1 with two groups.
 **Price.** ``num_rounds`` answers of each side and the cell sizes, composed by the accountant; the noise of a round is
 calibrated to (epsilon, delta).
 
+**A class that may read the attribute** (Section 4.1, Theorem 4.5), with ``rules`` by_group: what one public classifier
+says, its contrary, 0 or 1, as chosen for each group by the exponential mechanism (:mod:`.oracle_releases`). The mixture
+is then a table, and it needs the group at prediction. The theorem asks for a ``dual_bound`` above G - 1, and says
+something of equal false positives alone.
+
 **Less noise for the same guarantee**, both by default. ``release`` once: X' C1 is a sum over cells of price times the
 cell's feature sum, so those sums alone, released once, answer every round; only the auditor is then paid by the round.
 ``num_directions``: what needs no z in beta1 - beta0 is computed from all features without noise; prices tilt it within
@@ -28,7 +33,8 @@ Deviations from the paper:
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity beside equalized odds; several groups against a reference.
 - T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
-  T of its Theorem, an error where that is below one round, as it is for data of common size.
+  T of its Theorem, an error where that is below one round, as it is for linear rules on data of common size.
+- The finite class is ours: the paper names none.
 - The two ways to less noise above.
 - Regression answers the learner's question heuristically: the bounds for a perfect answer do not hold.
 - Noise is exact discrete Laplace on a fine grid.
@@ -39,17 +45,16 @@ Shapes: N records, D features with a constant one, G groups, E events, R rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
-from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
+from fairpate.config import ConfigError, Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.oracle_releases import RULES_KJ, GroupRules, Regression, Released, Sides, plain_rule
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_shares
 from fairpate.methods.parity_game import GameRules, play, violations_of
 from fairpate.methods.trained import Progress, Trained
@@ -62,6 +67,11 @@ from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace,
 class DpOracleLearnerConfig(ParityConfig):
     """Jagielski et al. 2019, Algorithm 3."""
 
+    rules: Literal["linear", "by_group"] = Field(
+        "linear",
+        description="Of features alone; or by_group: of the group and of what a public linear rule says, by the "
+        "exponential mechanism.",
+    )
     num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
     dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
     learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
@@ -83,7 +93,10 @@ class DpOracleLearnerConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OracleTrained(Trained):
-    """With the rules (x, 1) . c_t < 0 as rows c_t, the game's outcome and the epsilon' of one release in a round."""
+    """With the rules (x, 1) . c_t < 0 as rows c_t, the game's outcome and the epsilon' of one release in a round.
+
+    Of rules by group the public one alone; what is made of it is in ``mixing_GCC``.
+    """
 
     coefficients_RD: FloatArray
     mean_multipliers: FloatArray
@@ -112,14 +125,18 @@ def train(
     if not config.reference_group < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
-    build = _as_in_paper if config.noise_rule == "as_in_paper" else _composed
+    by_group = config.rules == "by_group"
+    build = _as_in_paper if config.noise_rule == "as_in_paper" else _of_groups if by_group else _composed
     sides = build(features, cells, config, target, rules, source)
     played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
-    coefficients_RD = np.stack(played.answers)
+    answers = np.stack(played.answers)
+    coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
+    positive_GJ = answers.mean(axis=0)
     return OracleTrained(
         model=linear_rules(-coefficients_RD, input_shape=tuple(x.shape[1:])),
         events=sides.events,
         noise=source.label,
+        mixing_GCC=np.stack([1 - positive_GJ, positive_GJ], axis=2) if by_group else None,
         coefficients_RD=coefficients_RD,
         mean_multipliers=played.mean_multipliers,
         shares_GE=sides.shares_GE,
@@ -136,8 +153,13 @@ def published_round_epsilon(*, epsilon: float, delta: float, num_rounds: int) ->
 def published_num_rounds(
     config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_groups: int, vc_dimension: int
 ) -> float:
-    """The paper's T, a real number; below 1 it says that epsilon is too small for its theorem."""
-    complexity = vc_dimension * math.log(num_records) + math.log(2 / config.failure_probability)
+    """The paper's T, a real number; below 1 it says that epsilon is too small for its theorem.
+
+    A finite class has the logarithm of its size in the place of ``vc_dimension`` ln ``num_records`` (Remark 4.2).
+    """
+    by_group = config.rules == "by_group"
+    size = num_groups * math.log(len(RULES_KJ)) if by_group else vc_dimension * math.log(num_records)
+    complexity = size + math.log(2 / config.failure_probability)
     spread = 2 * (2 * num_groups * config.dual_bound + 1) * math.sqrt(math.log(1 / target.delta))
     gain = config.dual_bound * math.sqrt(math.log(4 * num_groups - 3)) * num_records * target.epsilon
     return gain / (spread * complexity)
@@ -148,51 +170,6 @@ def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
     return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """Learner and auditor with the noise that they add, and what that costs."""
-
-    answer: Callable[[FloatArray], FloatArray]
-    violations: Callable[[FloatArray], FloatArray]
-    shares_GE: FloatArray
-    events: tuple[PureReleases, ...]
-    round_epsilon: float
-
-
-class _Regression:
-    """The learner's answer but for what is private: beta1 - beta0 = public part + lift (sums over F' prices).
-
-    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
-    tilts the rules in these directions alone, and far less noise is needed.
-    """
-
-    def __init__(self, features: FloatArray, cells: Cells, config: DpOracleLearnerConfig) -> None:
-        factor = cho_factor(features.T @ features + config.ridge * np.eye(features.shape[1]))
-        self._public = cho_solve(factor, features.T @ (1.0 - 2.0 * cells.labels_N))  # 1[Y != 1] - 1[Y != 0]
-        if config.num_directions is None:
-            self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
-        else:
-            left, lengths, right = (part[..., : config.num_directions] for part in _decomposed(features))
-            # (X'X + ridge)^-1 X' in the basis of singular vectors.
-            self.components, self._lift = left, right * lengths / (lengths**2 + config.ridge)
-        norms_N = np.abs(self.components).sum(axis=1)
-        inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
-        self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
-
-    def coefficients(self, priced: FloatArray) -> FloatArray:
-        """beta1 - beta0, given the sums F' prices."""
-        difference: FloatArray = self._public + self._lift @ priced
-        return difference
-
-
-def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Singular vectors as columns and singular values, the longest first; directions without length are left out."""
-    left, lengths, right = np.linalg.svd(features, full_matrices=False)
-    # Below that a length is rounding, and its direction noise that would be magnified to unit length.
-    rank = int((lengths > lengths[0] * 1e-10).sum())
-    return left[:, :rank], lengths[:rank], right[:rank].T
-
-
 def _composed(
     features: FloatArray,
     cells: Cells,
@@ -200,8 +177,9 @@ def _composed(
     target: PrivacyTarget,
     rules: GameRules,
     source: NoiseSource,
-) -> _Sides:
-    regression, released = _Regression(features, cells, config), _Released(cells, config, source)
+) -> Sides:
+    regression = Regression(features, cells, ridge=config.ridge, num_directions=config.num_directions)
+    released = Released(cells, config.reference_group, source)
     once = config.release == "once"
     fixed = [LaplaceReleases(count=1, epsilon=config.frequency_share * target.epsilon)]
     if once:
@@ -238,28 +216,48 @@ def _composed(
         return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
 
     events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
-    return _Sides(answer, violations, shares_GE, events, round_epsilon)
+    return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
-class _Released:
-    """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
+def _of_groups(
+    features: FloatArray,
+    cells: Cells,
+    config: DpOracleLearnerConfig,
+    target: PrivacyTarget,
+    rules: GameRules,
+    source: NoiseSource,
+) -> Sides:
+    """The finite class: an exponential mechanism and a table of counts a round."""
+    said = GroupRules(cells, features @ plain_rule(features, cells, ridge=config.ridge) < 0)
+    sizes = LaplaceReleases(count=1, epsilon=config.frequency_share * target.epsilon)
+    kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
+    round_epsilon = release_epsilon_for(
+        target_epsilon=target.epsilon,
+        target_delta=target.delta,
+        count=rules.num_rounds,
+        others=(sizes,),
+        kinds=kinds,
+        accounting=target.accounting,
+    )
+    released = Released(cells, config.reference_group, source)
+    shares_GE = released.table(np.ones(len(features)), norm=1.0, epsilon=sizes.epsilon) / len(features)
+    require_shares(shares_GE, config.min_share)
 
-    def __init__(self, cells: Cells, config: DpOracleLearnerConfig, source: NoiseSource) -> None:
-        self._cells, self._source, self._reference = cells, source, config.reference_group
-        self._moves = 1.0 if cells.num_groups == 2 else 2.0
-        self._inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
+    def violations(rule_GJ: FloatArray) -> FloatArray:
+        positives_GE = said.positives(rule_GJ, epsilon=round_epsilon, source=source)
+        rates_GE = np.clip(positives_GE / (len(features) * shares_GE), 0.0, 1.0)
+        return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
 
-    def table(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
-        """Sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
-        exact = self._cells.sums(values)
-        totals = np.tensordot(self._inside_NE.astype(np.float64), values, axes=(0, 0))
-        noisy = add_laplace(
-            np.delete(exact, self._reference, axis=0),
-            l1_sensitivity=self._moves * norm,
-            epsilon=epsilon,
-            source=self._source,
-        )
-        return np.insert(noisy, self._reference, totals - noisy.sum(axis=0), axis=0)
+    return Sides(
+        answer=lambda prices_GE: said.choose(prices_GE, epsilon=round_epsilon, source=source),
+        violations=violations,
+        shares_GE=shares_GE,
+        events=(
+            sizes,
+            *(kind(count=rules.num_rounds, epsilon=round_epsilon) for kind in (PureReleases, LaplaceReleases)),
+        ),
+        round_epsilon=round_epsilon,
+    )
 
 
 def _as_in_paper(
@@ -269,9 +267,9 @@ def _as_in_paper(
     target: PrivacyTarget,
     rules: GameRules,
     source: NoiseSource,
-) -> _Sides:
+) -> Sides:
     """Every round, in all directions; exact shares in costs and noise scales, which they are no cover for."""
-    regression = _Regression(features, cells, config.model_copy(update={"num_directions": None}))
+    regression = Regression(features, cells, ridge=config.ridge, num_directions=None)
     count = len(features)
     shares_GE, sums_GED = cells.counts() / count, cells.sums(regression.components)
     smallest = float(shares_GE.min())
@@ -291,7 +289,7 @@ def _as_in_paper(
         exact = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
         return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
 
-    return _Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
+    return Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
 
 
 def _rules(
@@ -341,7 +339,10 @@ class OracleLearner(PrivateMethod):
         return True
 
     def check(self) -> None:
-        """ConfigError for another relation, and for a published model that is not linear."""
+        """ConfigError for another relation, a published model that is not linear, and noise that is of linear rules."""
+        section = self.dp_oracle_learner
+        if section.rules == "by_group" and section.noise_rule == "as_in_paper":
+            raise ConfigError("dp_oracle_learner.noise_rule: as_in_paper has linear rules; set rules=linear.")
         self.require_replacing()
         self.require_linear_mixture()
 

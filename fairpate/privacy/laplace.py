@@ -1,4 +1,4 @@
-"""Pure differential privacy: exact Laplace noise on vectors, randomised response, and the price of having used them.
+"""Pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism, and what they cost.
 
 **Price.** One release of either kind is epsilon-DP. What is known besides shortens its composition:
 
@@ -131,23 +131,24 @@ def release_epsilon_for(
     target_delta: float,
     count: int,
     others: tuple[PureReleases, ...] = (),
+    kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,),
     accounting: Accounting = "pld",
 ) -> float:
-    """The epsilon of one Laplace release such that ``count`` of them and ``others`` stay within the target.
+    """The epsilon of one release such that ``count`` of each of ``kinds`` and ``others`` stay within the target.
 
     From below, up to a thousandth; ``inf`` for a target of ``inf``. Never less than what plain sums leave. ValueError
     where ``others`` leave nothing.
     """
     if math.isinf(target_epsilon):
         return math.inf
-    low = (target_epsilon - pure_epsilon(others)) / count
+    low = (target_epsilon - pure_epsilon(others)) / (count * len(kinds))
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
     # The search uses a coarse grid for speed; the default one, by which runs are priced, has the last word below.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
     def fits(epsilon: float, interval: float = coarse) -> bool:
-        events = (LaplaceReleases(count=count, epsilon=epsilon), *others)
+        events = (*(kind(count=count, epsilon=epsilon) for kind in kinds), *others)
         if accounting == "rdp":
             return accountant.epsilon(events, target_delta=target_delta).epsilon <= target_epsilon
         return accountant.epsilon_pld(events, target_delta=target_delta, interval=interval) <= target_epsilon
@@ -206,6 +207,26 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
         return codes.astype(np.int64)
     exponent = Fraction(epsilon)
     return np.array([_respond(int(code), num_values, exponent, source) for code in codes], dtype=np.int64)
+
+
+def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: float, source: RandomSource) -> int:
+    """A place in ``costs``, with odds exp(-``epsilon`` cost / (2 ``sensitivity``)); exact.
+
+    The exponential mechanism (McSherry and Talwar 2007), by rejection: a uniform place is accepted with its odds to the
+    cheapest. ``sensitivity``: the most that one unit changes any cost. ``epsilon`` inf, or sensitivity 0, gives the
+    first of the cheapest. Cost: ``PureReleases(count=1, epsilon)``. ValueError for parameters out of range.
+    """
+    if not costs or not sensitivity >= 0 or not epsilon >= 0:
+        raise ValueError(f"Expected costs, sensitivity >= 0 and epsilon >= 0, got {sensitivity} and {epsilon}.")
+    least = min(costs)
+    if math.isinf(epsilon) or not sensitivity:
+        return list(costs).index(least)
+    slope = Fraction(epsilon) / (2 * sensitivity)
+    while True:
+        place = source.randbelow(len(costs))
+        exponent = slope * (costs[place] - least)
+        if _bernoulli_exp(exponent.numerator, exponent.denominator, source):
+            return place
 
 
 def keep_probability(epsilon: float, num_values: int) -> float:
