@@ -4,7 +4,8 @@
 
 The settings of configs/paper/mean_parity.yaml on Bank and Adult, with forty epochs under constraints, so that
 multipliers settle. Writes docs/results/levelling_down.json: of each group (Z = 0, 1) its share of the records, its
-accuracy and its mean loss, on the records that were learned from. Nothing is private.
+accuracy and its mean loss, and whether the model is degenerate, on the records that were learned from. Nothing is
+private.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import measured
+import numpy as np
 import papers
 import torch
 from torch.nn import functional
@@ -21,6 +23,7 @@ from torch.nn import functional
 from fairpate.app.compare.cells import Cell, cells_of, load_sweep
 from fairpate.app.run import initial_model
 from fairpate.data import Dataset, load_dataset
+from fairpate.evaluation.metrics import evaluate
 from fairpate.methods.f_ld import parity_of, train_f_ld
 
 SWEEP = Path(__file__).parents[1] / "configs" / "paper" / "mean_parity.yaml"
@@ -42,6 +45,7 @@ def main() -> None:
                 dataset = load_dataset(cell.config.data)
                 for cap in CAPS:
                     papers.add(found, f"{cell.data}/cap={cap:g}", seed, levelled(cell, dataset, cap))
+                    print(f"{cell.data}, cap {cap:g}, seed {seed}", flush=True)
     measured.write("levelling_down", command="python benchmarks/levelling_down.py", cells=found)
 
 
@@ -67,11 +71,21 @@ def levelled(cell: Cell, dataset: Dataset, cap: float) -> dict[str, Any]:
     with torch.no_grad():
         outputs = trained(private.x)
         loss = functional.cross_entropy(outputs, private.y, reduction="none")
-    right = (outputs.argmax(dim=1) == private.y).double()
+    said = outputs.argmax(dim=1)
+    judged = evaluate(
+        said.numpy(),
+        labels_N=private.y.numpy(),
+        groups_N=private.z.numpy(),
+        class_names=dataset.label_names,
+        group_names=dataset.group_names,
+        generator=np.random.default_rng(0),
+        num_replicates=1,
+    )
+    right = (said == private.y).double()
     groups = {f"accuracy_{z}": float(right[private.z == z].mean()) for z in (0, 1)}
     groups |= {f"loss_{z}": float(loss[private.z == z].mean()) for z in (0, 1)}
     groups |= {f"share_{z}": float((private.z == z).double().mean()) for z in (0, 1)}
-    return {"accuracy": float(right.mean()), **groups}
+    return {"accuracy": float(right.mean()), "degenerate": len(judged.degenerate), **groups}
 
 
 if __name__ == "__main__":
