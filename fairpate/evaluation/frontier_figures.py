@@ -57,7 +57,7 @@ _DASHES: Mapping[str, Any] = {
 }
 _INK, _MUTED, _GRID = COLOURS[-1], "#5b6672", "#e4e7ea"
 _POINTS_PER_PIXEL = 0.42  # a mark on paper is smaller than on a screen
-_PALE = 0.35
+_PALE = 0.4
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 

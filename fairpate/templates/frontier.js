@@ -97,7 +97,7 @@
         customdata: members.map(p => p.index), hovertemplate: members.map(hover),
         marker: {
           symbol: look.symbol, size: members.map(p => panel.sizes[p.rank]), color: inks[`m${look.place}`],
-          opacity: members.map(p => (p.point.front ? 1 : 0.35)), line: { width: look.hollow ? 2 : 0.6, color: look.hollow ? inks[`m${look.place}`] : inks.paper },
+          opacity: members.map(p => (p.point.front ? 1 : 0.4)), line: { width: look.hollow ? 2 : 0.6, color: look.hollow ? inks[`m${look.place}`] : inks.paper },
         },
       };
     });

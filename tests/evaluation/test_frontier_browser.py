@@ -108,6 +108,41 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
+def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_path, comparison):
+    address = page(tmp_path / "report.html", comparison())
+    tab.open(f"{address}#all", width=390, height=800)
+    space = "document.querySelector('.plot.space')"
+    assert tab.run(f"{space}.checkVisibility()") is False
+    assert tab.run(
+        "document.querySelector('.plot.plane').compareDocumentPosition(document.querySelector('.plot.space')) & "
+        "Node.DOCUMENT_POSITION_FOLLOWING"
+    ), "planes come first"
+    tab.run("document.querySelector('[data-draw]').click()")
+    assert tab.until(f"{space}.querySelector('canvas')", seconds=20)
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+    assert tab.run(f"{space}.getBoundingClientRect().right") <= 390
+    scene = f"{space}._fullLayout.scene"
+    assert tab.run(f"[{scene}.camera.up.z, {scene}.dragmode].join()") == "1,turntable"
+    assert tab.run("document.querySelector('[data-draw]').checkVisibility()") is False
+    assert faults(tab) == []
+
+
+def test_of_many_points_those_under_others_are_left_out_and_counted(tab, tmp_path, comparison):
+    """2,000 points of one method: a hundred accuracies at one epsilon, each of twenty configurations."""
+    first = comparison()[0]
+    rows = []
+    for number in range(2000):
+        config = first.config | {"number": number}
+        record = replace(first.record, config=config, accuracy=0.5 + 0.004 * (number % 100), disparity=0.1)
+        rows.append(replace(first, digest=str(number), config=config, record=record))
+    tab.open(f"{page(tmp_path / 'report.html', rows)}#all", width=1280, height=800)
+    marks = tab.run("document.querySelectorAll('.plot.plane')[0].querySelectorAll('.points path').length")
+    assert 40 <= marks <= 110
+    words = f"{2000 - marks} of 2000 points lie under others of their method and are not drawn."
+    assert words in tab.run("document.querySelector('.planes .card').innerText")
+    assert faults(tab) == []
+
+
 def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
     address = page(tmp_path / "report.html", comparison())
     path = tmp_path / "report.html"
