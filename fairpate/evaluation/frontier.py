@@ -239,7 +239,7 @@ def guaranteed(points: Sequence[Point], objectives: Sequence[Objective]) -> Floa
 
 def rounded_up(epsilon: float) -> float:
     """An epsilon as it is guaranteed and compared: rounded up to hundredths."""
-    return float(np.ceil(epsilon * _EPSILON_STEPS - 1e-9)) / _EPSILON_STEPS
+    return float(np.ceil(epsilon * _EPSILON_STEPS - 1e-9)) / _EPSILON_STEPS + 0.0  # which makes 0 of -0
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:

@@ -7,7 +7,7 @@
   const coarse = matchMedia("(pointer: coarse)").matches;
   const hidden = new Set();
   const [EPSILON, DISPARITY, ACCURACY, COVERAGE] = [0, 1, 2, 3];
-  const NARROW = 480, MANY = 1500, CELL = 0.02;
+  const NARROW = 480, MANY = 1500, CELL = 0.02, MOST_SPACES = 4;
   const config = { displayModeBar: false, responsive: true, displaylogo: false };
   root.dataset.errors = "0";
   addEventListener("error", () => { root.dataset.errors = String(Number(root.dataset.errors) + 1); });
@@ -288,7 +288,8 @@
     });
   }
 
-  // ---- draw what comes into view; everything at once for print and for tests. Space on a phone waits to be asked for.
+  // ---- draw what comes into view; everything at once for print and for tests. Space waits to be asked for on a phone,
+  // and where a page has many: browsers keep few WebGL contexts.
   async function begin(holder) {
     if (holder.dataset.drawn) return;
     holder.dataset.drawn = "1";
@@ -306,7 +307,8 @@
     begin(holder);
   }
 
-  for (const holder of holders.filter(each => each.dataset.chart === "space" && each.clientWidth < NARROW)) {
+  const spaces = holders.filter(each => each.dataset.chart === "space");
+  for (const holder of spaces.filter((each, rank) => each.clientWidth < NARROW || rank >= MOST_SPACES)) {
     holder.hidden = true;
     holder.previousElementSibling.hidden = false;
   }

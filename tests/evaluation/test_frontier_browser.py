@@ -127,6 +127,23 @@ def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_
     assert faults(tab) == []
 
 
+def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
+    """A name of 80 letters on a phone; six guarantees, of which four are drawn in space at once."""
+    first = comparison()[0]
+    name = f"package.module:{'Method' * 11}"
+    named = replace(first, method=name, record=replace(first.record, method=name))
+    tab.open(f"{page(tmp_path / 'report.html', [first, named])}#all", width=390, height=800)
+    assert tab.run("document.documentElement.scrollWidth") == 390
+    deltas = [replace(first, record=replace(first.record, delta=10.0**-power)) for power in range(4, 10)]
+    tab.open(f"{page(tmp_path / 'report.html', deltas)}#all", width=1280, height=800)
+    assert (
+        tab.run("[...document.querySelectorAll('.plot.space')].map(p => p.checkVisibility())")
+        == [True] * 4 + [False] * 2
+    )
+    assert tab.run("document.querySelectorAll('[data-draw]:not([hidden])').length") == 2
+    assert faults(tab) == []
+
+
 def test_of_many_points_those_under_others_are_left_out_and_counted(tab, tmp_path, comparison):
     """2,000 points of one method: a hundred accuracies at one epsilon, each of twenty configurations."""
     first = comparison()[0]

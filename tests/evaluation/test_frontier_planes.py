@@ -70,6 +70,7 @@ def test_epsilons_within_five_per_cent_are_one_level():
     assert [level_of(point, levels) for point in found] == [1, 1, 1, 0, 2, 3]
     assert middle_level(found) == 1
     assert middle_level([]) == 0
+    assert [f"{level:.2f}" for level in epsilon_levels(points(("dp_sgd", 0.0, {})))] == ["0.00"]
 
 
 def test_lines_join_the_most_accurate_at_each_level_and_nothing_degenerate():
