@@ -8,14 +8,13 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.output import Output
+from fairpate.app.terminal import listing
 from fairpate.config import ConfigError, Section
 from fairpate.methods import find_method, method_names
 
@@ -32,7 +31,7 @@ def data_set_names() -> list[str]:
 def list_methods() -> Output:
     """One line per registered method, under its default configuration."""
     found = [_method_facts(name) for name in method_names()]
-    table = Table("name", "method", "protects", "source", box=SIMPLE_HEAD)
+    table = listing("name", "method", "protects", "source")
     for each in found:
         if "broken" in each:
             table.add_row(each["name"], "broken", "", Text(each["broken"]))

@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from aggregator.ledger import audit, audit_log
 from aggregator.ledger.files import ledger_files
 from aggregator.ledger.ledger import read_ledger
@@ -25,8 +22,11 @@ from fairpate.app.odometer import Odometer
 from fairpate.app.output import Output
 from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
+from fairpate.app.terminal import listing
 from fairpate.evaluation.page import epsilon_text
 from fairpate.methods.pate import VotingMethod
+
+_KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
@@ -82,10 +82,11 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 def last_charges(path: Path, count: int) -> Output:
     """The last ``count`` charges."""
     rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
-    names = [field.name for field in dataclasses.fields(rows[0])] if rows else []
-    table = Table(*names, box=SIMPLE_HEAD)
+    names = [field.name for field in dataclasses.fields(audit.Row)]
+    table = listing(*names)
     for row in rows:
-        table.add_row(*(str(getattr(row, name)) for name in names))
+        shown_row = dataclasses.replace(row, key=row.key[:_KEY_SHOWN])
+        table.add_row(*(str(getattr(shown_row, name)) for name in names))
     return Output(facts={"charges": rows}, words=table)
 
 
@@ -98,7 +99,7 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
         )
-    table = Table("data set", "unit", "relation", "releases", f"epsilon at {delta:g}", "limit", "not private")
+    table = listing("data set", "unit", "relation", "releases", f"epsilon at {delta:g}", "limit", "not private")
     for total in totals:
         limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
         counts = (str(total.releases), epsilon_text(total.epsilon), limit, str(total.not_private))

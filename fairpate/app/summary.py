@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fairpate.app.output import Output
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.terminal import facts
+from fairpate.app.terminal import facts, listing
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
@@ -119,7 +119,7 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def check_table(check: Check) -> Group:
     """Rows by file, what was made of their columns, and what is refused."""
-    table = Table("file", "column", "rows", "clipped", "missing", "other", box=SIMPLE_HEAD)
+    table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
         for each in check.columns:
@@ -132,9 +132,9 @@ def check_table(check: Check) -> Group:
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:
     """Every data set on one line."""
-    table = Table("name", "task", "sensitive attribute", "records", "licence", "here", box=SIMPLE_HEAD)
-    for listing in listings:
-        entry, here = listing.entry, "yes" if listing.present else "no"
+    table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
+    for each in listings:
+        entry, here = each.entry, "yes" if each.present else "no"
         rows = "" if entry.rows is None else f"{entry.rows:,}"
         table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
     return table

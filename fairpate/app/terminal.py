@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 _UNLIMITED = 100_000  # columns; a line is only as long as what stands on it
 
@@ -42,6 +44,13 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def listing(*headers: str | Column) -> Table:
+    """A table whose first column is never broken; on a narrow terminal the others go on in the next line, uncut."""
+    first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
+    folded = (replace(column, overflow="fold") for column in others)
+    return Table(replace(first, no_wrap=True), *folded, box=SIMPLE_HEAD)
 
 
 @contextmanager

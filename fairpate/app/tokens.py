@@ -8,9 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from aggregator.ledger.audit import stored_limit
 from aggregator.ledger.entries import NO_LIMIT, OwnLimit
 from aggregator.service import token_store
@@ -19,6 +16,7 @@ from aggregator.service.tokens import OIDC_PREFIX, Role
 from fairpate.app.ledger_place import has_ledger, place_of
 from fairpate.app.output import Output
 from fairpate.app.rundir import run_at
+from fairpate.app.terminal import listing
 from fairpate.config import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -80,7 +78,7 @@ def describe(root: Path) -> Output:
     if not path.exists():
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
     store = token_store.read_store(path)
-    table = Table("name", "role", "made", "ends", "epsilon", "queries", "per day", box=SIMPLE_HEAD)
+    table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
     found = []
     for token in store.tokens:
         own, is_good = store.limits.get(token.name, NO_LIMIT), token.is_good(now_s)

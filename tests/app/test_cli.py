@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fairpate import __version__
 from fairpate.app.meter import Meter
@@ -347,3 +349,19 @@ def test_every_documented_run_is_a_valid_configuration(arguments, fairpate, monk
 
 def test_the_documentation_has_runs():
     assert len(list(documented_runs())) > 12
+
+
+@pytest.mark.parametrize("words", [["data", "list"], ["methods"], ["tokens", "list", "run"]])
+def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
+    run = RunDirectory(root=tmp_path / "run")
+    run.private.mkdir(parents=True)
+    run.config.write_text("")
+    fairpate("tokens", "add", "run", "a_name_of_someone_that_takes_its_room", "--expires", "30d", "--epsilon", "1.5")
+    shown = Console(file=io.StringIO(), width=80)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fairpate.app.output.terminal", lambda: shown)
+        assert fairpate(*words)[0] == 0
+    lines = shown.file.getvalue().splitlines()
+    assert lines
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown.file.getvalue()
