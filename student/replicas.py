@@ -127,7 +127,10 @@ def http_replica() -> Any:
     from ray import serve
 
     app = FastAPI(
-        title="FairPATE student", description="Predictions of a published student.", docs_url=None, redoc_url=None
+        title="FairPATE student",
+        description="Predictions of a published model: any number of them costs no further privacy.",
+        docs_url=None,
+        redoc_url=None,
     )
 
     def replica() -> StudentReplica:

@@ -11,10 +11,11 @@ from aggregator.ledger.budget import epsilon_fixed_beforehand
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.service.questions import PublicPool
 from aggregator.service.tokens import Caller
+from fairpate.meaning import meaning
 from fairpate.types import GateRule
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
-_MEANS_LITTLE = 5.0  # a factor of 148
+_SEEN = "all replies together, to all analysts,"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,8 @@ def _guarantee(terms: LedgerTerms) -> str:
     epsilon = epsilon_fixed_beforehand(terms)
     if epsilon is None:
         return "Votes decide when the budget ends, which leaks: there is no guarantee that held beforehand."
-    limit = f"(ε = {epsilon:.4g}, δ = {terms.budget.delta:g}, relation: {terms.relation})"
-    if epsilon >= _MEANS_LITTLE:
-        return f"The limit of this budget {limit} is so wide that it promises little about one {terms.unit}."
-    factor = math.exp(epsilon)
-    return (
-        f"All replies together, to all analysts, change the odds of any guess about one {terms.unit} by a factor of at "
-        f"most {factor:.{2 if factor < 10 else 0}f}, but with a chance of about δ {limit}. Other releases on the same "
-        "records add to it."
-    )
+    said = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
+    if "not private" in terms.noise:
+        said = f"Nothing is bounded: the noise is seeded. With fresh noise: {said[0].lower()}{said[1:]}"
+    limit = f"ε = {epsilon:.4g}, δ = {terms.budget.delta:g}, {terms.relation}"
+    return f"{said} That is the limit of this budget ({limit}). Other releases on the same records add to it."

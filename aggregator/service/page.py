@@ -16,6 +16,7 @@ from fairpate.pages import environment
 
 _PAGES = environment()
 _FILES = files("fairpate") / "templates"
+_STYLES = ("service.css", "terms.css")
 
 
 def page(*, needs_token: bool) -> str:
@@ -30,7 +31,7 @@ def page_headers() -> dict[str, str]:
     policy = (
         "default-src 'none'",
         f"script-src {_digest('service.js')}",
-        f"style-src {_digest('service.css')}",
+        f"style-src {_digest(*_STYLES)}",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
@@ -46,7 +47,7 @@ def page_headers() -> dict[str, str]:
 
 
 @cache
-def _digest(name: str) -> str:
-    """Of the element that holds the file: a line break before and behind it, as the template has them."""
-    text = "\n" + (_FILES / name).read_text(encoding="utf-8")
+def _digest(*names: str) -> str:
+    """Of the element that holds the files: a line break before and behind them, as the template has them."""
+    text = "\n" + "".join((_FILES / name).read_text(encoding="utf-8") for name in names)
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,18 @@ def last_charges(path: Path, count: int) -> Output:
     """The last ``count`` charges."""
     rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
     names = [field.name for field in dataclasses.fields(audit.Row)]
-    table = listing(*names)
+    table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
     for row in rows:
         shown_row = dataclasses.replace(row, key=row.key[:_KEY_SHOWN])
-        table.add_row(*(str(getattr(shown_row, name)) for name in names))
+        table.add_row(*(_cell(name, getattr(shown_row, name)) for name in names))
     return Output(facts={"charges": rows}, words=table)
+
+
+def _cell(name: str, value: Any) -> str:
+    """A value for people: times as dates, and nothing where nothing is known."""
+    if name == "at_s":
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}" if value else ""
+    return "" if value is None else str(value)
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:

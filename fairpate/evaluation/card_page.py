@@ -127,7 +127,7 @@ class Card:
         """What may be published with the model."""
         bare = self.privacy.not_protected
         return [
-            "The model's file, its predictions, and anything computed from them"
+            "The model's file, any number of its predictions at no further cost, and anything computed from them"
             + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
             "The metrics of this card, if the test records' owner agrees: they are outside the guarantee.",

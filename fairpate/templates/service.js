@@ -109,9 +109,16 @@ const labelled = (answer) =>
   answer.status === "answered" ? statement.label_names[answer.label]
     : answer.status === "refused" ? "refused" : "not asked: the budget has no room";
 
+// A word of the glossary as a button that shows its meaning; any other word as it is.
+function withMeaning(word) {
+  const known = [...byId("words").content.children].find((button) => button.textContent === word);
+  return known ? known.cloneNode(true) : word;
+}
+
 function describe(id, pairs) {
+  if (byId(id).contains(document.activeElement)) return; // a meaning that is being read stays
   const items = pairs.filter(([, text]) => text).flatMap(([term, text]) => [
-    element("dt", {}, term), element("dd", {}, text),
+    element("dt", {}, withMeaning(term)), element("dd", {}, text),
   ]);
   byId(id).replaceChildren(...items);
 }
@@ -161,7 +168,7 @@ function showAbout() {
     [`Groups (${about.attribute})`, statement.group_names.join(", ")],
     ["Protected", `one ${statement.unit} (${statement.relation})`],
     ["Mechanism", about.mechanism],
-    ["Fairness", about.gate],
+    ["Fairness gate", about.gate],
     ["Noise", about.is_private ? "" : "Seeded: replies can be made again by anybody. Not private."],
     ["You are", `${about.caller.name} (${about.caller.role})`],
   ]);

@@ -107,7 +107,8 @@ def test_an_analyst_reads_asks_and_downloads_on_a_desk_and_on_a_phone(tab, serve
     told = {name: text(tab, name) for name in ("about", "answers", "guarantee")}
     assert all(word in told["about"] for word in ("adult", "income above 50,000 dollars", "women, men", "60 teachers"))
     assert HOSTILE in told["about"]
-    assert "promises little about one record" in told["guarantee"]  # its noise is a test's
+    assert "Nothing is bounded: the noise is seeded." in told["guarantee"]
+    assert "says next to nothing about one record" in told["guarantee"]  # its noise is a test's
     assert tab.run("document.querySelectorAll('main img').length") == 0
     assert all(asked.startswith((url, "about:", "blob:", "data:")) for asked in tab.requests)
     assert not any(ANALYST in asked for asked in tab.requests)
