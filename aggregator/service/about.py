@@ -15,7 +15,7 @@ from fairpate.meaning import meaning
 from fairpate.types import GateRule
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
-_SEEN = "all replies together, to all analysts,"
+_SEEN = "all replies to all analysts together"
 
 
 @dataclass(frozen=True, kw_only=True)
