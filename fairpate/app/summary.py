@@ -114,7 +114,11 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     if metrics["majority_class"] is None:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
-    return [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}"), *warnings]
+    compared = [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}")]
+    if found := metrics.get("without_privacy"):
+        learned = counted(found["num_records"], "other test record")
+        compared += [("without privacy", f"{number_text(found['accuracy'])}: a logistic model of {learned}")]
+    return [*compared, *warnings]
 
 
 def check_table(check: Check) -> Group:
