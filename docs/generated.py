@@ -27,8 +27,9 @@ _LINK = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.(?:md|ipynb)\)", re.MULTILINE)
 MODULES = {
     "python": "fairpate fairpate.comparing fairpate.estimators",
     "methods": "fairpate.types fairpate.methods.definition fairpate.methods.trained",
-    "privacy": "fairpate.privacy.accountant fairpate.privacy.calibration fairpate.privacy.filters "
-    "fairpate.privacy.gnmax fairpate.privacy.record_votes fairpate.privacy.laplace fairpate.privacy.discrete_gaussian "
+    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.calibration "
+    "fairpate.privacy.filters fairpate.privacy.gnmax fairpate.privacy.record_votes fairpate.privacy.laplace "
+    "fairpate.privacy.discrete_gaussian "
     "fairpate.privacy.independent fairpate.privacy.audit",
     "fairness": "fairpate.fairness.rates fairpate.fairness.gaps fairpate.fairness.notions fairpate.fairness.gate "
     "fairpate.fairness.rate_constraints fairpate.fairness.private_population",

@@ -35,16 +35,17 @@ def main(folder: Path = FOLDER) -> None:
     look = {"svg.fonttype": "none", "svg.hashsalt": "fairpate", "font.size": 9, "axes.titlesize": 10}
     with matplotlib.rc_context(cast("Any", look)):
         for name, draw in PICTURES.items():
-            figure = Figure(figsize=(8, 3), layout="constrained")
+            figure = Figure(figsize=(5, 3), layout="constrained")  # read on a telephone too
             draw(figure)
             figure.savefig(folder / f"concept-{name}.svg", metadata={"Date": None})
 
 
 def unit(figure: Figure) -> None:
     """Twenty records of two classes in the shards of five teachers, with and without one of them."""
+    figure.set_size_inches(5, 4.5)
     names = [f"record {number}" for number in range(20)]
     labels = np.random.default_rng(4).integers(0, 2, len(names))
-    for axis, left_out in zip(figure.subplots(1, 2, sharey=True), (None, 7), strict=True):
+    for axis, left_out in zip(figure.subplots(2, 1, sharex=True), (None, 7), strict=True):
         kept = [number for number in range(len(names)) if number != left_out]
         teachers = assign_teachers([names[number] for number in kept], 5, shard_key(0))
         votes = [0, 0]
@@ -52,7 +53,7 @@ def unit(figure: Figure) -> None:
             shard = [number for number, where in zip(kept, teachers, strict=True) if where == teacher]
             for height, number in enumerate(shard):
                 edge = "#c00000" if number == 7 else "white"
-                axis.scatter(teacher, height, 170, _GROUPS[labels[number]], edgecolor=edge, linewidth=2)
+                axis.scatter(teacher, height, 110, _GROUPS[labels[number]], edgecolor=edge, linewidth=2)
             votes[int(2 * labels[shard].sum() > len(shard))] += 1
         axis.set(xticks=range(5), xticklabels=[f"teacher {n + 1}" for n in range(5)], yticks=[], ylim=(-0.6, 6.4))
         axis.set_title(f"{len(kept)} records: votes {votes[0]} to {votes[1]}", color=_INK)
@@ -119,13 +120,14 @@ def reject(figure: Figure) -> None:
         coverage.append(answered.mean())
         rates = [labels[answered & (groups == group)].mean() for group in (0, 1)]
         gaps.append(abs(rates[0] - rates[1]))
-    left, right = figure.subplots(1, 2, sharex=True)
-    left.plot(margins, coverage, "o-", color=_GROUPS[0])
-    left.set(ylabel="share answered", ylim=(0, 1.05), xlabel="margin of the reject option")
-    right.plot(margins, gaps, "o-", color=_GROUPS[0])
-    right.plot(margins, margins, ":", color=_MUTED, label="the margin itself")
-    right.set(ylabel="gap of what is answered", ylim=0, xlabel="margin of the reject option")
-    right.legend()
+    figure.set_size_inches(5, 4.5)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    upper.plot(margins, coverage, "o-", color=_GROUPS[0])
+    upper.set(ylabel="share answered", ylim=(0, 1.05))
+    lower.plot(margins, gaps, "o-", color=_GROUPS[0])
+    lower.plot(margins, margins, ":", color=_MUTED, label="the margin itself")
+    lower.set(ylabel="gap of what is answered", ylim=0, xlabel="margin of the reject option")
+    lower.legend()
 
 
 def votes(figure: Figure) -> None:

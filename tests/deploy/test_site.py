@@ -6,16 +6,20 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
+import browser
 import pytest
 from command_lines import _tree as command_tree
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "docs"))
+sys.path.extend([str(ROOT / "docs"), str(ROOT / "benchmarks"), str(ROOT / "tests")])
 
 import generated  # noqa: E402
 import pictures  # noqa: E402
+import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.app.catalogue import as_yaml, fields_of  # noqa: E402
@@ -90,13 +94,36 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # three notebooks that train, serve and sweep
-def test_it_builds_and_asks_no_other_host(site):
-    loads = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="([^"]*)|<link\b[^>]*\bhref="([^"]*)""")
-    for page in site.rglob("*.html"):
-        for address in ("".join(found) for found in loads.findall(page.read_text(encoding="utf-8"))):
-            assert not re.match(r"(https?:)?//", address), (page, address)
-    for sheet in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+def test_every_link_inside_leads_somewhere(site):
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        for address in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', re.sub(r'srcdoc="[^"]*"', "", text)):
+            if re.match(r"\w+:", address):
+                continue
+            path, _, anchor = unescape(unquote(address)).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), (page, address)
+            assert not anchor or target.suffix != ".html" or anchor in ids[target], (page, address)
+
+
+class Page(browser.Browser):
+    is_drawn = "document.readyState === 'complete'"
+
+
+@pytest.mark.slow
+def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(browser, "Browser", Page)
+    with browser.opened_tab(tmp_path / "profile") as tab:
+        for page in sorted(site.rglob("*.html")):
+            for width in (1280, 390):
+                tab.open(page.as_uri(), width=width, height=900)
+                assert browser.faults(tab) == [], page
+                others = [address for address in tab.requests if not address.startswith(("file:", "data:", "about:"))]
+                assert others == [], page
+                assert tab.run("document.documentElement.scrollWidth") <= width, page
+        tab.open(f"{(site / 'search.html').as_uri()}?q=epsilon", width=1280, height=900)
+        assert tab.until("document.querySelectorAll('#search-results li').length > 5")
 
 
 def test_pictures_are_those_of_the_code(tmp_path):
@@ -117,3 +144,14 @@ def test_notebooks_keep_no_outputs():
         if path.suffix == ".ipynb":
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), path
+
+
+def test_the_list_of_ten_minutes_is_that_of_its_script():
+    text = (ROOT / "docs" / "ten-minutes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*) \| `(.*)` \| ([\d.]+) s \| (?:([\d.]+) s)? ?\|$", text, re.MULTILINE)
+    assert [row[:2] for row in rows] == list(ten_minutes.STEPS)
+    steps = [ten_minutes.Timed(waited=float(row[2]), worked=float(row[3] or 0), load=1) for row in rows]
+    together, worked = map(int, re.search(r"^Together (\d+) s, on .*; (\d+) s of them", text, re.MULTILINE).groups())
+    assert sum(step.waited for step in steps) == pytest.approx(together, abs=len(rows))
+    assert sum(step.worked for step in steps) == pytest.approx(worked, abs=len(rows))
+    assert "\n".join(ten_minutes.table(steps).splitlines()[:-1]) in text
