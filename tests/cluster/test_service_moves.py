@@ -1,0 +1,221 @@
+"""A service whose ledger is in a database, by the commands that an operator types: its node dies, or its process hangs.
+
+What was answered stays answered, alike, and nothing that left is uncharged.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from local_cluster import Cluster, make_environment
+from serving import free_port, ids
+
+from aggregator.ledger import audit
+
+pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_stores.py has writers alone
+
+FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")
+CONFIG = """
+data: {name: color_digits}
+teachers: {num_teachers: 12, model: {name: logistic}, fit: {epochs: 2}}
+aggregator:
+  mechanism: {threshold: 6, threshold_stddev_votes: 2, noise_stddev_votes: 1}
+  gate: {max_disparity: 0.1, min_count: 10}
+  num_queries: 40
+ray: {num_actors: 1}
+student: {fit: {epochs: 1}}
+"""
+LIMIT_S = 180.0
+
+
+@pytest.fixture
+def place(postgres):
+    return postgres.url(f"moves-{time.monotonic_ns()}")
+
+
+@pytest.fixture
+def folder(tmp_path, place):
+    """A finished run whose ledger is in the database."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    command(tmp_path, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
+    command(tmp_path, "ledger", "backup", "run", "copy.sqlite")
+    command(tmp_path, "ledger", "restore", "copy.sqlite", "run", "--to", place)
+    return tmp_path
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return make_environment() | {"FAIRPATE_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+
+
+def command(folder: Path, *words: str, **environment: str) -> None:
+    asked = subprocess.run(  # noqa: S603 our own program
+        [*FAIRPATE, *words],
+        cwd=folder,
+        env=environment_of(folder) | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+
+
+def wait_until_ready(url: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"{url} is not ready after {LIMIT_S:g} s")
+
+
+def replies(url: str, numbers: list[int]) -> dict[int, dict]:
+    answer = httpx.post(f"{url}/v1/queries", json=ids(numbers), timeout=60)
+    answer.raise_for_status()
+    return dict(zip(numbers, answer.json()["replies"], strict=True))
+
+
+@contextlib.contextmanager
+def asking(url: str, first: int):
+    """New queries one after another, each again until an answer is heard; all answers when it is over."""
+    stop, heard = threading.Event(), {}
+
+    def ask() -> None:
+        number = first
+        while not stop.wait(0.05):
+            with contextlib.suppress(httpx.TransportError, httpx.HTTPStatusError):
+                heard.update(replies(url, [number]))
+                number += 1
+
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        asked = other.submit(ask)
+        try:
+            yield heard
+        finally:
+            stop.set()
+            asked.result(timeout=LIMIT_S)
+
+
+def require_all_charged(url: str, place: str, heard: dict[int, dict]) -> None:
+    """Every answer that was heard is given again, alike, and stands in a ledger whose every digest holds."""
+    charged = httpx.get(f"{url}/v1/budget", timeout=30).json()["queries_submitted"]
+    assert replies(url, list(heard)) == heard
+    assert httpx.get(f"{url}/v1/budget", timeout=30).json()["queries_submitted"] == charged
+    assert audit.verify(place).reservations == charged
+    assert {reply["key"] for reply in heard.values()} <= {row.key for row in audit.rows(place) if row.verdict != "open"}
+
+
+def node_of_the_service(cluster: Cluster):
+    """The node that holds the actor. The head is none that may die here: there the process is ended, to move it."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        for node in cluster.workers:
+            if node.processes("ray::AggregatorActor"):
+                return node
+        for process in cluster.nodes[0].processes("ray::AggregatorActor"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(1)
+    raise AssertionError("the actor came to no worker")
+
+
+def test_a_service_whose_node_dies_goes_on_on_another(cluster: Cluster, folder: Path, place: str) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    ray = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
+    command(folder, "serve", "run", "--detach", "--port", str(port), **ray)
+    try:
+        node = node_of_the_service(cluster)
+        wait_until_ready(url)
+        with asking(url, 40) as heard:
+            time.sleep(2)
+            node.kill()
+            before = len(heard)
+            wait_until_ready(url)
+            deadline_s = time.monotonic() + LIMIT_S
+            while len(heard) < before + 5 and time.monotonic() < deadline_s:
+                time.sleep(0.1)
+        assert not node.processes()  # it is another that answers
+        assert 0 < before < len(heard)
+        require_all_charged(url, place, heard)
+    finally:
+        cluster.repair()
+        command(folder, "serve", "run", "--stop", **ray)
+
+
+def test_a_service_that_hangs_is_taken_over_from_and_answers_nothing_new_when_it_continues(
+    folder: Path, place: str
+) -> None:
+    with served(folder, "first") as (first, hanging):
+        before = replies(first, list(range(40, 60)))
+        for process in hanging():
+            os.kill(process, signal.SIGSTOP)
+        try:
+            refused = subprocess.run(  # noqa: S603 our own program
+                [*FAIRPATE, "serve", "run", "--port", str(free_port())],
+                cwd=folder,
+                env=environment_of(folder),
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            assert refused.returncode == 1
+            assert "another process writes this ledger" in refused.stderr
+            with served(folder, "second", "--take-over") as (second, _):
+                heard = before | replies(second, list(range(50, 70)))
+                require_all_charged(second, place, heard)
+                for process in hanging():
+                    os.kill(process, signal.SIGCONT)
+                assert replies(first, list(range(40, 60))) == before
+                asked = httpx.post(f"{first}/v1/queries", json=ids([80]), timeout=120)
+                assert asked.status_code == 503
+                heard |= replies(second, [80, 81])
+                require_all_charged(second, place, heard)
+        finally:
+            for process in hanging():
+                os.kill(process, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def served(folder: Path, name: str, *options: str):
+    """`fairpate serve` with a Ray of its own; its URL, and what finds the processes of its actor."""
+    port, mark = free_port(), f"FAIRPATE_TEST_MARK={folder}/{name}"
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(  # noqa: S603 our own program
+            [*FAIRPATE, "serve", "run", "--port", str(port), *options],
+            cwd=folder,
+            env=environment_of(folder) | dict([mark.split("=")]),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}", lambda: actors(mark)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def actors(mark: str) -> list[int]:
+    """The processes of the actor in whose environment ``mark`` stands."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            marked = mark.encode() in (process / "environ").read_bytes().split(b"\0")
+            if marked and b"ray::AggregatorActor" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
