@@ -2,7 +2,8 @@
 // The page of an aggregator: it asks the service's own routes and shows what they say. Names of classes, groups and
 // columns are text and nothing else: no text ever becomes markup here. The token is kept in this tab alone.
 
-const TOKEN = "fairpate-token", ANSWERS = "fairpate-answers";
+// Several runs may share this origin: what is kept of one is not the next one's.
+const [TOKEN, ANSWERS] = ["token", "answers"].map((name) => `fairpate-${name} ${location.pathname}`);
 const MOST_QUERIES = 1024, MOST_SHOWN = 500;
 const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30000;
 const byId = (id) => document.getElementById(id);

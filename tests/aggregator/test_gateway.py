@@ -208,6 +208,9 @@ def test_the_page_of_a_run_works_under_its_path(gateway, tmp_path):
         tab.run(f"byId('token').value = {ANALYST!r}; byId('access').requestSubmit()")
         assert tab.until("!byId('main').hidden && /left/.test(byId('left').textContent)", seconds=20)
         assert faults(tab) == []
+        tab.open(f"{url}/v1/runs/two/", width=390, height=800)
+        assert not tab.run("byId('entry').hidden")  # it takes no token that was given to the other
+        assert not any("/two/v1/" in asked for asked in tab.requests)
 
 
 def test_a_name_that_is_no_plain_word_is_refused():
