@@ -6,12 +6,14 @@ Chromium is spoken to over its debugging pipe: commands and events are JSON, eac
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +151,25 @@ def opened_tab(profile):
 def faults(tab):
     tab.run("new Promise(done => setTimeout(done, 300))")
     return [said for said in map(str, tab.complaints) if not any(known in said for known in NOT_THE_PAGES)]
+
+
+def _axe_source():
+    """axe-core, or None; only its one file is used of a package that brings it."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    return None if found is None else Path(found.submodule_search_locations[0], "axe.min.js").read_text("utf-8")
+
+
+AXE = _axe_source()
+needs_axe = pytest.mark.skipif(AXE is None, reason="needs axe-core: `pip install --no-deps axe-playwright-python`")
+
+
+def barriers(tab, *impacts):
+    """What axe-core finds on the page that is shown, of ``impacts``: its rule, and where."""
+    tab.call("Runtime.evaluate", expression=AXE)
+    found = tab.run("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+    return [
+        f"{rule['impact']} {rule['id']}: {node['target']} {node['html'][:150]} {node['failureSummary'][:300]}"
+        for rule in found
+        if rule["impact"] in (impacts or ("serious", "critical"))
+        for node in rule["nodes"]
+    ]

@@ -9,7 +9,7 @@ import json
 import httpx
 import numpy as np
 import pytest
-from browser import faults, opened_tab
+from browser import barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
 from aggregator.service.about import Facts
@@ -217,3 +217,20 @@ def test_the_page_s_headers_forbid_everything_but_its_own_script(serve):
     assert "unsafe" not in response.headers["content-security-policy"]
     assert response.headers["cache-control"] == "no-store"
     assert "//" not in response.text.replace("http://www.w3.org/2000/svg", "").split("<script>")[0]
+
+
+@needs_axe
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_and_that_of_the_routes_have_no_barrier(tab, serve, width):
+    _, url = serve()
+    tab.open(url, width=width, height=900)
+    assert barriers(tab) == []
+    for token in (ANALYST, OPERATOR):
+        enter(tab, url, token, width=width)
+        ask(tab, "0:60")
+        tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert barriers(tab) == []
+    tab.call("Page.navigate", url=f"{url}/docs")
+    assert tab.until("location.pathname === '/docs' && document.readyState === 'complete'")
+    tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert barriers(tab) == []

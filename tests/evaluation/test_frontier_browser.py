@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from browser import faults, opened_tab
+from browser import barriers, faults, needs_axe, opened_tab
 
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
 from fairpate.types import STOPPED_BY_VOTES
@@ -171,3 +171,23 @@ def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
     assert "Content Security Policy" in said
     assert "TypeError" in said
     assert tab.run("document.documentElement.dataset.errors") == "1"
+
+
+@needs_axe
+@pytest.mark.parametrize(
+    ("width", "place"),
+    [
+        (390, ""),
+        pytest.param(390, "#all", marks=pytest.mark.slow),  # everything is drawn
+        pytest.param(1280, "#all", marks=pytest.mark.slow),
+        pytest.param(1280, "#point-0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_page_has_no_barrier(tab, tmp_path, comparison, width, place):
+    address = page(tmp_path / "report.html", comparison(operator=True), for_operator=True)
+    if place:
+        tab.open(f"{address}{place}", width=width, height=900)
+    else:  # as it is opened first, nothing is drawn yet
+        tab.call("Page.navigate", url=address)
+        assert tab.until(f"location.href === {address!r} && document.readyState === 'complete'")
+    assert barriers(tab) == []
