@@ -19,5 +19,5 @@ def new(
 
     data, files = write_project(name)
     words = [f"{name}: data set {data}, with made-up records to replace; README.md says how. To begin with:"]
-    words += [f"  cd {shlex.quote(str(name))}", "  fairpate run settings.yaml"]
+    words += [f"  cd {shlex.quote(str(name))}", "  fairpate run config.yaml"]
     return Output(facts={"folder": name, "data": data, "files": files}, words="\n".join(words))
