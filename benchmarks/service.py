@@ -1,73 +1,113 @@
-"""HTTP throughput and latency of the aggregator, as ratios taken in one run.
+"""Load of the aggregator over HTTP by wrk, with both ledgers, as ratios of what was measured in one run.
 
-    python benchmarks/service.py [--queries 2048] [--json]
+    apt-get install wrk
+    python benchmarks/service.py [--rounds 9] [--seconds 3] [--soak 600] [--json FILE]
 
-Every number comes from one uvicorn in a process of its own on loopback and clients in this one, over kept-alive
-connections that send prepared bytes, so that the client costs as little as it can:
+Two services, one with its ledger in a SQLite file and one in PostgreSQL, and a bare FastAPI handler of the same shape
+(body read and validated by the same types, a constant reply), each in a process of its own on loopback. In every round
+wrk sends each kind of request to each of them in turn, and the disk does appends with fdatasync; a ratio is the median
+over rounds of ratios within one, so that a machine that slows down slows all of them; where others use the machine,
+the service's own processor time for a query says more. After a turn of new queries the
+ledger must have charged as many as were answered, and no more than were sent.
 
-- one id per POST and 256 ids per POST, both for new queries (durable ledger) and for stored replies,
-- a bare FastAPI handler of the same shape (body read and validated by the same types, a constant reply),
-- p50 and p99 of 16 and 64 concurrent clients, each asking new queries one at a time,
-- how well the time of a reply tells which step refused it (area under the ROC curve; 0.5: not at all), with and
-  without the step that replies wait for.
+``--soak`` then sends a mixture (stored answers alone and 256 together, reads, two new queries in a hundred) from 64
+clients for so many seconds to each service, and notes its memory.
 
-Votes are a table, so that nothing but service, mechanism and ledger is measured. Numbers of a noisy machine: compare
-ratios, not rates.
+Votes are a table, so that nothing but service, mechanism and ledger is measured; replies wait for no step.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import socket
+import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
+from local_postgres import Server
 
-from aggregator.client import AggregatorClient
-from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
+from aggregator.ledger.stores import Place
 from aggregator.service.actor import HttpServer
 from aggregator.service.api import Backend, ServiceSettings
 from aggregator.service.questions import PublicPool, Question
 from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray
+from fairpate.types import IntArray
 
-NUM_TEACHERS, NUM_CLASSES, POOL_SIZE = 200, 10, 60_000
-BATCH = 256
-_TOKENS = {"FAIRPATE_ANALYST_TOKEN": "a" * 32, "FAIRPATE_OPERATOR_TOKEN": "o" * 32}
-
-
-def terms() -> LedgerTerms:
-    """The paper's mechanism for ColorMNIST, and a budget that is never reached."""
-    return LedgerTerms(
-        mechanism=ConfidentGnmax(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
-        gate=GateRule(max_disparity=0.01, min_count=50),
-        num_teachers=NUM_TEACHERS,
-        num_classes=NUM_CLASSES,
-        num_groups=2,
-        noise=OsEntropy().label,
-        ensemble="table",
-        budget=Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=10 * POOL_SIZE),
-    )
+POOL_SIZE, NUM_PROFILES, BATCH, CLIENTS = 8192, 4096, 256, 64
+TOKENS = {"FAIRPATE_ANALYST_TOKEN": "a" * 32, "FAIRPATE_OPERATOR_TOKEN": "o" * 32}
+_HEADERS = {"Authorization": f"Bearer {TOKENS['FAIRPATE_ANALYST_TOKEN']}"}
+_SCRIPT = Path(__file__).with_name("load.lua")
+_START_LIMIT_S, _SAMPLE_EVERY_S = 60.0, 5.0
 
 
-def serve(path: Path, port: int, answer_step_s: float) -> None:
-    """The process under test: the service, and beside it the bare handler on the next port."""
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One kind of request, from so many clients at the same time."""
+
+    kind: str
+    queries: int = 1
+    clients: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.queries} in a request, {self.clients} clients"
+
+
+LOADS = tuple(
+    Load(kind=kind, queries=queries, clients=clients)
+    for kind in ("new", "stored")
+    for queries, clients in ((1, 1), (1, CLIENTS), (BATCH, 1))
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A process that is under load."""
+
+    name: str
+    port: int
+    process: int
+
+    def get(self, path: str) -> Any:
+        """What it answers."""
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=_HEADERS, timeout=60).raise_for_status().json()
+
+    def charged(self) -> int:
+        """How many queries its ledger holds."""
+        return int(self.get("/v1/budget")["queries_submitted"])
+
+    def memory_mb(self) -> float:
+        """Memory that it holds now, in 10^6 bytes."""
+        status = Path(f"/proc/{self.process}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024 / 1e6
+
+    def processor_s(self) -> float:
+        """Processor time that it has used."""
+        times = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def open_backend(place: Place) -> Backend:
+    """A service's backend; new records are numbers, whose votes are a row of a table."""
     generator = np.random.default_rng(0)
-    votes = generator.multinomial(NUM_TEACHERS, generator.dirichlet([0.3] * NUM_CLASSES, POOL_SIZE))
+    votes = generator.multinomial(NUM_TEACHERS, generator.dirichlet([0.3] * NUM_CLASSES, NUM_PROFILES))
     pool = PublicPool(
-        features=np.arange(POOL_SIZE, dtype=np.float32).reshape(-1, 1),
+        features=-1 - np.arange(POOL_SIZE, dtype=np.float32).reshape(-1, 1),  # no new record is one of them
         groups_N=generator.integers(0, 2, POOL_SIZE),
         record_ids=tuple(map(str, range(POOL_SIZE))),
         group_names=("red", "green"),
@@ -75,18 +115,24 @@ def serve(path: Path, port: int, answer_step_s: float) -> None:
     )
 
     def count_votes(questions: Sequence[Question]) -> IntArray:
-        return np.array([votes[int(question.query.record_id)] for question in questions], dtype=np.int64)
+        return votes[[int(question.features[0]) % NUM_PROFILES for question in questions]]
 
-    ledger = Ledger(path, terms())
-    backend = Backend(
-        ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=pool, count_votes=count_votes
+    ledger = Ledger(place, TERMS)
+    session = AggregatorSession(ledger, source=OsEntropy())
+    return Backend(ledger=ledger, session=session, pool=pool, count_votes=count_votes)
+
+
+def serve(place: Place, port: int, answer_step_s: float) -> None:
+    """The process of a service."""
+    server = HttpServer(
+        open_backend(place), ServiceSettings(port=port, tokens=read_tokens(TOKENS), answer_step_s=answer_step_s)
     )
-    settings = ServiceSettings(port=port, tokens=read_tokens(_TOKENS), answer_step_s=answer_step_s)
-    HttpServer(backend, settings)
-    _serve_bare(pool, port + 1)
+    while server.is_alive:
+        time.sleep(1)
 
 
-def _serve_bare(pool: PublicPool, port: int) -> None:
+def serve_bare(folder: Path, port: int) -> None:
+    """The process of the bare handler."""
     import uvicorn
     from fastapi import FastAPI
 
@@ -98,98 +144,89 @@ def _serve_bare(pool: PublicPool, port: int) -> None:
         row = Reply(key="0" * 64, status="answered", label=3)
         return Replies(replies=[row for _ in body.queries], budget_crossed_at=None)
 
-    bare.__annotations__["body"] = bodies_for(pool).queries
+    bare.__annotations__["body"] = bodies_for(open_backend(folder / "bare.sqlite").pool).queries
     app.post("/v1/queries", response_model=Replies)(bare)
+    app.get("/livez")(lambda: None)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
 
 
-class Connection:
-    """One kept-alive HTTP/1.1 connection that sends prepared bytes and reads bodies of a stated length."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def __aenter__(self) -> Connection:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
-
-    async def post(self, numbers: Sequence[int]) -> bytes:
-        """Ask ``numbers`` in one request; the response's body. RuntimeError for any status but 200."""
-        body = b'{"queries":[' + b",".join(b'{"id":%d}' % number for number in numbers) + b"]}"
-        head = (
-            b"POST /v1/queries HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            b"Authorization: Bearer " + b"a" * 32 + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
-        )
-        self._writer.write(head + body)
-        received = await self._reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in received.split(b"\r\n", 1)[0]:
-            raise RuntimeError(received.decode())
-        length = int(received.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        return await self._reader.readexactly(length)
+@contextlib.contextmanager
+def target(name: str, function: Any, *arguments: Any) -> Iterator[Target]:
+    """A process that runs ``function`` with a port after its first argument, once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    first, *others = arguments
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=function, args=(first, port, *others), daemon=True)
+    process.start()
+    try:
+        assert process.pid is not None
+        found = Target(name=name, port=port, process=process.pid)
+        _wait_for(found)
+        yield found
+    finally:
+        process.kill()
+        process.join()
 
 
-async def rate(port: int, numbers: Sequence[int], *, batch: int) -> float:
-    """Queries per second of one client."""
-    async with Connection(port) as connection:
-        started = time.perf_counter()
-        for start in range(0, len(numbers), batch):
-            await connection.post(numbers[start : start + batch])
-        return len(numbers) / (time.perf_counter() - started)
+def _wait_for(found: Target) -> None:
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    while True:
+        try:
+            found.get("/livez")
+        except httpx.TransportError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
-async def concurrent(port: int, numbers: Sequence[int], *, clients: int) -> dict[str, float]:
-    """Throughput and latencies of several clients that ask one query at a time."""
-    times_s: list[float] = []
-
-    async def client(own: Sequence[int]) -> None:
-        async with Connection(port) as connection:
-            for number in own:
-                started = time.perf_counter()
-                await connection.post([number])
-                times_s.append(time.perf_counter() - started)
-
-    started = time.perf_counter()
-    await asyncio.gather(*(client(numbers[i::clients]) for i in range(clients)))
-    p50_s, p99_s = np.percentile(times_s, [50, 99])
-    return {
-        "per_second": len(numbers) / (time.perf_counter() - started),
-        "p50_ms": float(p50_s * 1e3),
-        "p99_ms": float(p99_s * 1e3),
-    }
+def ask_pool(found: Target) -> None:
+    """Every record of the pool once, so that all replies are stored."""
+    for start in range(0, POOL_SIZE, BATCH):
+        body = {"queries": [{"id": number} for number in range(start, start + BATCH)]}
+        asked = httpx.post(f"http://127.0.0.1:{found.port}/v1/queries", json=body, headers=_HEADERS, timeout=60)
+        asked.raise_for_status()
 
 
-async def refusal_times(port: int, numbers: Sequence[int]) -> dict[str, float]:
-    """AUC of the reply's time as a test of fairness refusal against confidence refusal, and how many of each."""
-    times_s: dict[str, float] = {}
-    async with Connection(port) as connection:
-        for number in numbers:
-            started = time.perf_counter()
-            body = await connection.post([number])
-            times_s[json.loads(body)["replies"][0]["key"]] = time.perf_counter() - started
-    kinds = _verdicts(port)
-    confidence, fairness = (
-        np.array([seconds for key, seconds in times_s.items() if kinds[key] == kind])
-        for kind in ("confidence", "fairness")
-    )
-    later = (fairness[:, None] > confidence[None]).mean() + 0.5 * (fairness[:, None] == confidence[None]).mean()
-    return {"auc": float(later), "confidence": len(confidence), "fairness": len(fairness)}
+class Hammer:
+    """Sends loads by wrk, each new record once."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def send(self, found: Target, load: Load, seconds: int) -> dict[str, float]:
+        """Queries a second, p50 and p99 of a request, processor time of a query; charges, and what memory they took.
+
+        RuntimeError for a failed request, and for new queries that were answered and not charged.
+        """
+        draws = load.kind != "stored" and found.name != "bare"
+        before, memory_mb, used_s = found.charged() if draws else 0, found.memory_mb(), found.processor_s()
+        told = json.loads(self._wrk(found, load, seconds).strip().splitlines()[-1])
+        used_s = found.processor_s() - used_s
+        charged = found.charged() - before if draws else 0
+        heard, under_way = told["requests"] * load.queries, load.clients * BATCH
+        self._number += charged + 2 * under_way
+        if told["failed"] or (load.kind == "new" and not heard <= charged <= heard + under_way):
+            raise RuntimeError(f"{found.name}: {load}: {told['failed']} failed, {heard} answered, {charged} charged.")
+        used = {"charged": charged, "memory_mb": found.memory_mb() - memory_mb, "each_s": used_s / max(heard, 1)}
+        return {"per_second": heard / told["seconds"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"], **used}
+
+    def _wrk(self, found: Target, load: Load, seconds: int) -> str:
+        program = shutil.which("wrk")
+        if program is None:
+            raise RuntimeError("wrk is not installed; `apt-get install wrk`.")
+        told = [load.kind, str(load.queries), str(self._number), str(POOL_SIZE), TOKENS["FAIRPATE_ANALYST_TOKEN"]]
+        assert self._number < 2**23  # far from where numbers are no longer whole as float32
+        options = [f"-c{load.clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(_SCRIPT)]
+        command = [program, "-t1", *options, f"http://127.0.0.1:{found.port}", "--", *told]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
 
 
-def _verdicts(port: int) -> dict[str, str]:
-    verdicts: dict[str, str] = {}
-    with AggregatorClient(f"http://127.0.0.1:{port}", token=_TOKENS["FAIRPATE_OPERATOR_TOKEN"]) as client:
-        while len(verdicts) < (page := client.ledger(start=len(verdicts), limit=1000)).total:
-            verdicts |= {entry.key: entry.verdict for entry in page.entries}
-    return verdicts
-
-
-def fsync_rate(folder: Path, seconds: float = 1.0) -> float:
+def fdatasync_rate(path: Path, seconds: float = 1.0) -> float:
     """Appends of 64 bytes, each made durable, per second."""
-    descriptor = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     started, count = time.perf_counter(), 0
     while time.perf_counter() - started < seconds:
         os.write(descriptor, b"x" * 64)
@@ -199,97 +236,107 @@ def fsync_rate(folder: Path, seconds: float = 1.0) -> float:
     return count / (time.perf_counter() - started)
 
 
-async def measure(port: int, count: int) -> dict[str, Any]:
-    """Every rate, in one run on one service without a step."""
-    numbers = iter(range(POOL_SIZE))
-
-    def fresh(n: int) -> list[int]:
-        return [next(numbers) for _ in range(n)]
-
-    await rate(port, fresh(64), batch=1)
-    await rate(port + 1, range(64), batch=1)
-    results: dict[str, Any] = {"new_single": [], "new_batch": [], "stored_single": [], "stored_batch": [], "bare": []}
-    for _ in range(3):
-        single, batch = fresh(count // 4), fresh(count * 2)
-        results["new_single"].append(await rate(port, single, batch=1))
-        results["new_batch"].append(await rate(port, batch, batch=BATCH))
-        results["stored_single"].append(await rate(port, single, batch=1))
-        results["bare"].append(await rate(port + 1, single, batch=1))
-        results["stored_batch"].append(await rate(port, batch, batch=BATCH))
-    medians = {name: float(np.median(values)) for name, values in results.items()}
-    concurrency = {f"clients_{n}": await concurrent(port, fresh(count), clients=n) for n in (1, 16, 64)}
-    return medians | concurrency
+def measure_round(folder: Path, hammer: Hammer, targets: Mapping[str, Target], seconds: int) -> dict[str, Any]:
+    """Every load on every target once; what the bare handler cannot tell apart is sent to it once."""
+    told: dict[str, Any] = {"load_average": os.getloadavg()[0], "fdatasync": fdatasync_rate(folder / "probe")}
+    for load in LOADS:
+        for name, found in targets.items():
+            if name == "bare" and load.kind == "new":
+                continue
+            told[f"{name}: {load}"] = hammer.send(found, load, seconds)
+    return told
 
 
-async def _wait_for(port: int) -> None:
-    for _ in range(300):
-        try:
-            async with Connection(port) as connection:
-                await connection.post([0])
-                return
-        except OSError:
-            await asyncio.sleep(0.1)
-    raise RuntimeError("The service did not start within 30 s.")
+def soak(hammer: Hammer, found: Target, seconds: int) -> dict[str, Any]:
+    """Memory, charges and load while the mixture is sent."""
+    samples = []
+    context = multiprocessing.get_context("fork")
+    load = Load(kind="mixed", clients=CLIENTS)
+    with context.Pool(1) as pool:
+        sent = pool.apply_async(hammer.send, (found, load, seconds))
+        while not sent.ready():
+            samples.append({"charged": found.charged(), "memory_mb": found.memory_mb(), "load": os.getloadavg()[0]})
+            sent.wait(_SAMPLE_EVERY_S)
+        return {"sent": sent.get(), "samples": samples}
 
 
-def on_fresh_service(folder: Path, answer_step_s: float, job: Any) -> Any:
-    """``job(port)`` beside a service in a process of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    path = folder / f"ledger-{answer_step_s}.sqlite"
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(path, port, answer_step_s), daemon=True)
-    process.start()
+def lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured: medians, and the least and the largest ratio of a round in brackets."""
+    rounds = told["rounds"]
+    yield f"load average {spread([r['load_average'] for r in rounds])}, {len(rounds)} rounds"
+    yield f"append + fdatasync {spread([r['fdatasync'] for r in rounds])} per second"
+    for name in ("bare", "SQLite", "PostgreSQL"):
+        for load in LOADS:
+            key = f"{name}: {load}"
+            if key in rounds[0]:
+                yield _line(key, load, rounds)
+    for name, soaked in told["soaks"].items():
+        yield from _soaked(name, soaked, rounds)
 
-    async def session() -> Any:
-        await _wait_for(port)
-        await _wait_for(port + 1)
-        return await job(port)
 
-    try:
-        return asyncio.run(session())
-    finally:
-        process.kill()
-        process.join()
+def _line(key: str, load: Load, rounds: Sequence[Mapping[str, Any]]) -> str:
+    per_second, p50, p99 = (
+        statistics.median(r[key][what] for r in rounds) for what in ("per_second", "p50_ms", "p99_ms")
+    )
+    each_us = spread([r[key]["each_s"] * 1e6 for r in rounds])
+    text = f"{key:48} {per_second:7,.0f} /s  p50 {p50:6.1f}  p99 {p99:6.1f} ms  processor {each_us} us"
+    if load.kind == "new":
+        return f"{text}   of an append: {spread([r[key]['per_second'] / r['fdatasync'] for r in rounds])}"
+    pairs = [(r[key], r[f"bare: {load}"]) for r in rounds]
+    of_bare = spread([own["per_second"] / bare["per_second"] for own, bare in pairs])
+    by_processor = spread([bare["each_s"] / own["each_s"] for own, bare in pairs if own["each_s"]])
+    return f"{text}   of bare: {of_bare}, by processor {by_processor}"
+
+
+def _soaked(name: str, soaked: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Memory from a tenth of the time on, against what new charges are known to take."""
+    samples, sent = soaked["samples"], soaked["sent"]
+    since = samples[len(samples) // 10]
+    key = f"{name}: {Load(kind='new', clients=CLIENTS)}"
+    charged, grown = (sum(r[key][what] for r in rounds) for what in ("charged", "memory_mb"))
+    later = samples[len(samples) // 10 :]
+    rise_mb, new = later[-1]["memory_mb"] - since["memory_mb"], later[-1]["charged"] - since["charged"]
+    yield (
+        f"{name}: mixture, {sent['per_second']:,.0f} requests /s, p50 {sent['p50_ms']:.1f} ms, "
+        f"p99 {sent['p99_ms']:.1f} ms, load average {spread([s['load'] for s in samples])}"
+    )
+    yield (
+        f"  memory {since['memory_mb']:.1f} MB, {rise_mb:+.1f} MB at the end, most "
+        f"{max(s['memory_mb'] for s in later) - since['memory_mb']:+.1f} MB, with {new:,} charges "
+        f"({grown * 1e6 / charged:,.0f} bytes each in turns of new queries)"
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and in brackets the least and the largest."""
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def main() -> None:
-    """Print the ratios, or everything as JSON."""
+    """Print the ratios; keep everything as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", type=int, default=2048)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=int, default=3, help="of one kind of request in one round")
+    parser.add_argument("--soak", type=int, default=0, help="seconds of the mixture for each service")
+    parser.add_argument("--json", type=Path, help="a file for all that was measured")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder, count = Path(name), arguments.queries
-        found = on_fresh_service(folder, 0.0, lambda port: measure(port, count))
-        found["fsync"] = fsync_rate(folder)
-        for step_s in (0.0, 0.01):
-            sub = folder / f"times-{step_s}"
-            sub.mkdir()
-            found[f"refusals_step_{step_s:g}"] = on_fresh_service(
-                sub, step_s, lambda port: refusal_times(port, range(1, count // 2 + 1))
-            )
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name, contextlib.ExitStack() as stack:
+        folder, hammer = Path(name), Hammer()
+        folder.chmod(0o755)
+        server = stack.enter_context(Server(folder / "server"))
+        places: dict[str, Place] = {"SQLite": folder / "ledger.sqlite", "PostgreSQL": server.url("load")}
+        targets = {k: stack.enter_context(target(k, serve, place, 0.0)) for k, place in places.items()}
+        for found in targets.values():
+            ask_pool(found)
+        bare = {"bare": stack.enter_context(target("bare", serve_bare, folder))}
+        for found in (targets | bare).values():  # what is made at the first request is made
+            hammer.send(found, LOADS[-1], 1)
+        rounds = [measure_round(folder, hammer, targets | bare, arguments.seconds) for _ in range(arguments.rounds)]
+        soaks = {k: soak(hammer, found, arguments.soak) for k, found in targets.items()} if arguments.soak else {}
+    told = {"rounds": rounds, "soaks": soaks}
     if arguments.json:
-        print(json.dumps(found, indent=2))
-        return
-    print(f"append + fdatasync                      {found['fsync']:8.0f} /s")
-    print(f"one new id per POST, one client         {found['new_single']:8.0f} /s")
-    print(f"256 new ids per POST                    {found['new_batch']:8.0f} /s")
-    print(f"  ratio                                 {found['new_batch'] / found['new_single']:8.1f}   (asked: 50)")
-    print(f"one stored id per POST                  {found['stored_single']:8.0f} /s")
-    print(f"bare FastAPI handler                    {found['bare']:8.0f} /s")
-    print(f"  stored / bare                         {found['stored_single'] / found['bare']:8.2f}   (asked: .5)")
-    print(f"256 stored ids per POST                 {found['stored_batch']:8.0f} /s")
-    print(f"  ratio to one                          {found['stored_batch'] / found['stored_single']:8.1f}")
-    for clients in (1, 16, 64):
-        row = found[f"clients_{clients}"]
-        print(
-            f"{clients:2} clients, new ids one by one         {row['per_second']:8.0f} /s   "
-            f"p50 {row['p50_ms']:.1f} ms  p99 {row['p99_ms']:.1f} ms"
-        )
-    for step in ("0", "0.01"):
-        row = found[f"refusals_step_{step}"]
-        kinds = f"({row['confidence']} confidence, {row['fairness']} fairness)"
-        print(f"time tells the refusal, step {step:4} s       AUC {row['auc']:.3f}   {kinds}")
+        arguments.json.write_text(json.dumps(told, indent=1))
+    print("\n".join(lines(told)))
 
 
 if __name__ == "__main__":
