@@ -34,7 +34,7 @@ STEPS = (
     ("The epsilon again, by a second accountant", "fairpate verify model.zip"),
     ("A project with made-up records", "fairpate new clinic"),
     ("What its declaration does to its records", "fairpate data check clinic/data.yaml"),
-    ("A run on them", "cd clinic && fairpate run config.yaml"),
+    ("A run on them", "cd clinic && fairpate run settings.yaml"),
     ("Who else could vote, and what to expect", "fairpate plan --data clinic/data.yaml --epsilon 2"),
     ("The first run's teachers as a service", "fairpate serve runs/first --port 8527"),
     ("Labels from it", f"fairpate query {_URL} ask 0:20"),

@@ -20,9 +20,10 @@ ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 CONTROL = {"&&", "||", ";", "|", "&"}
 # Programs of others, which a reader has or installs.
 FOREIGN = {"apt-get", "aws", "cd", "chmod", "cp", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
-FOREIGN |= {"cat", "curl", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"cat", "curl", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
 
 
+AT_ONCE = {"--install-completion", "--show-completion"}  # options that act where they are parsed
 PLACEHOLDER = re.compile(r"(?<=[ =])[A-Z](?= |$)")
 INLINE = re.compile(r"`((?:fairpate|ray)\s[^`]+)`")
 
@@ -49,12 +50,17 @@ def commands_in_sentences(text: str) -> Iterator[str]:
 
 
 def is_name(line: str) -> bool:
-    """Whether a line is the name of a command and no more, as a sentence has it."""
+    """Whether a line is the name of a command, or that with the names of options, as a sentence has it."""
     program, *words = line.split()
     command = _tree()[program]
-    for word in words:
-        command = getattr(command, "commands", {}).get(word)
-    return command is not None
+    names = [word for word in words if not word.startswith("--")]
+    for name in names:
+        command = getattr(command, "commands", {}).get(name)
+    return command is not None and {*words} - {*names} <= _options(command)
+
+
+def _options(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts}
 
 
 def commands_in(text: str) -> Iterator[str]:
@@ -134,6 +140,8 @@ def _tree() -> dict[str, Any]:
 
 def _parse(command: Any, path: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """The full name of the command that ``arguments`` lead to, and its parameters. Typer has a click of its own."""
+    if AT_ONCE.intersection(arguments) and _options(command) >= AT_ONCE:
+        return path, {}
     try:
         context = command.make_context(path, list(arguments))
         if not hasattr(command, "resolve_command"):

@@ -59,6 +59,8 @@ def test_commands_are_found_in_sentences_and_in_notebooks(tmp_path: Path) -> Non
     text = "`fairpate card`, `fairpate run --epsilon E`,\n`ray\nup x` and `fairpate`.\n```\n`fairpate no`\n```\n"
     assert list(commands_in_sentences(text)) == ["fairpate card", "fairpate run --epsilon 1", "ray up x"]
     assert is_name("fairpate ledger show")
+    assert is_name("fairpate serve --json")
+    assert not is_name("fairpate serve --jason")
     assert not is_name("fairpate run --epsilon 1")
     assert not is_name("fairpate nonsense")
     cells = [

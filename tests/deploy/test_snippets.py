@@ -6,6 +6,7 @@ A page's blocks run one after the other in a folder of their own. Names that a p
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fairpate.data.declared.declaration import read_declaration
 from fairpate.methods.load import load_method
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(json|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"docs/your-data.md"}  # tests/app/test_your_data_page.py
 RUN_ELSEWHERE = ("import json, numpy, onnxruntime",)  # tests/app/test_portable_run.py
 
@@ -42,7 +43,7 @@ def blocks(kind: str) -> dict[str, list[str]]:
 
 def test_there_are_snippets_and_each_has_a_language_that_is_tested() -> None:
     assert sum(map(len, blocks("python").values())) > 5
-    known = {"", "python", "yaml", "sh", "bash"}
+    known = {"", "json", "python", "yaml", "sh", "bash"}
     for path in sorted((ROOT / "docs").rglob("*.md")):
         fences = re.findall(r"^```(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(fences) <= known, path
@@ -79,6 +80,12 @@ def test_programs_run_as_they_stand(page, texts, tmp_path, monkeypatch) -> None:
         for text in texts:
             if not text.startswith(RUN_ELSEWHERE):
                 exec(compile(text, page, "exec"), names)  # noqa: S102 - the page is ours
+
+
+@pytest.mark.parametrize(("page", "texts"), pages("json"))
+def test_json_is_strict(page, texts) -> None:
+    for text in texts:
+        assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{page}: {name}"))
 
 
 @pytest.mark.parametrize(("page", "texts"), pages("yaml"))
