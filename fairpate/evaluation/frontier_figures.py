@@ -137,7 +137,10 @@ def _pictures(figure: Figure, style: FigureStyle) -> dict[str, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
-    """The points of one data set and privacy class, with where they are drawn: of the complete ones (N, 4)."""
+    """The points of one data set and privacy class, with where they are drawn: of the complete ones (N, 4).
+
+    ``between`` is the range of coverage that sizes show.
+    """
 
     points: Sequence[Point]
     looks: Mapping[str, Look]
@@ -146,6 +149,7 @@ class _Panel:
     drawn_N4: FloatArray
     ends: Sequence[tuple[float, float]]
     members: set[int]
+    between: tuple[float, float]
 
     @classmethod
     def of(cls, points: Sequence[Point], own: Mapping[str, Look]) -> _Panel:
@@ -160,11 +164,12 @@ class _Panel:
             drawn_N4=drawn_N4,
             ends=extents(drawn_N4, axis),
             members=on_frontier(points),
+            between=coverage_range(points),
         )
 
     def size(self, point: Point) -> float:
         """Diameter of a mark in points."""
-        return _POINTS_PER_PIXEL * size_of(1 - point.value("refused"), coverage_range(self.points))
+        return _POINTS_PER_PIXEL * size_of(1 - point.value("refused"), self.between)
 
 
 def _slices(panel: _Panel, style: FigureStyle) -> Figure:
@@ -258,10 +263,11 @@ def _space(panel: _Panel, style: FigureStyle) -> Figure:
     axes: Any = figure.add_subplot(projection="3d")
     for name, line in joined(panel.complete).items():
         axes.plot(*coordinates(line, panel.axis).T[:3], color=panel.looks[name].color, linewidth=0.6, alpha=0.6)
-    for point, drawn_4 in zip(panel.complete, panel.drawn_N4.tolist(), strict=True):
-        inside = id(point) in panel.members
-        mark = _mark(panel.looks[point.series]) | {"alpha": 1.0 if inside else _PALE}
-        axes.scatter(*([value] for value in drawn_4[:3]), s=18 if inside else 6, depthshade=False, **mark)
+    for name, found in by_series(panel.complete).items():
+        for inside in (False, True):
+            part = [point for point in found if (id(point) in panel.members) == inside]
+            mark = _mark(panel.looks[name]) | {"alpha": 1.0 if inside else _PALE, "s": 18 if inside else 6}
+            axes.scatter(*coordinates(part, panel.axis).T[:3], depthshade=False, **mark)
     for axis, coordinate in ((axes.xaxis, EPSILON), (axes.yaxis, DISPARITY), (axes.zaxis, ACCURACY)):
         _axis(axis, panel, coordinate)
     axes.set(xlim=panel.ends[EPSILON], ylim=panel.ends[DISPARITY][::-1], zlim=panel.ends[ACCURACY])

@@ -37,7 +37,7 @@ _STEP, _CELL = 14, 10  # thousandths of an axis
 _LEVEL_WIDTH = 0.05
 _FACTORS = (1, 2, 5)
 _MOST_TICKS, _LEAST_GAP = 7, 0.08  # the gap is a share of the axis
-_MARGIN = 0.06  # beyond the outermost points, as a share of the axis
+_MARGIN, _LEAST_LENGTH = 0.06, 0.1  # room beyond the outermost points, as a share of the axis, and its least length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]
     for coordinate in (DISPARITY, ACCURACY, COVERAGE):
         values_N = drawn_N4[:, coordinate]
         low, high = (0.0 if coordinate == DISPARITY else float(values_N.min())), float(values_N.max())
-        room = _MARGIN * max(high - low, 0.02)
+        room = _MARGIN * max(high - low, _LEAST_LENGTH)
         ends.append((low - room, high + room))
     return ends
 
