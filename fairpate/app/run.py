@@ -35,6 +35,7 @@ from fairpate.app.rundir import (
     open_run_directory,
     read_json,
     read_statement,
+    sole_worker,
     write_json,
 )
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
@@ -91,12 +92,22 @@ def run_method(
     """
     given = config.own_dataset() if dataset is None else dataset
     config, dataset, run, meter = _opened(config, reporter, given, load, release_of, allow_code=allow_code)
-    if isinstance(config, VotingMethod):
-        check_queries(config, dataset, meter, reporter)
-    student, labels = _student(config, dataset, run, reporter, meter)
-    reporter.note("model", str(run.student))
-    if with_graph:
-        write_portable(run, student, dataset, reporter)
+    # Two at once would each release, and leave one's model beside the other's statement.
+    with sole_worker(run.root, "fairpate run"):
+        if isinstance(config, VotingMethod):
+            check_queries(config, dataset, meter, reporter)
+        student, labels = _student(config, dataset, run, reporter, meter)
+        reporter.note("model", str(run.student))
+        if with_graph:
+            write_portable(run, student, dataset, reporter)
+        _report(config, dataset, run, student, labels, reporter)
+    return run
+
+
+def _report(
+    config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
+) -> None:
+    """Metrics, records and pages of a model that was released."""
     assessment = assess(student, dataset, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
     population = _private_population(config, run, dataset, student)
@@ -113,7 +124,6 @@ def run_method(
             num_training_labels=student.card.num_training_labels,
             private_population=population,
         )
-    return run
 
 
 def make_release(
@@ -124,11 +134,12 @@ def make_release(
     Errors as :func:`run_method`.
     """
     opened, dataset, run, meter = _opened(config, reporter, None, load, None)
-    if not run.released.exists():
-        meter.start_another()
     training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
     assert isinstance(opened, ReleasingMethod)
-    kept_release(opened, training)
+    with sole_worker(run.root, "fairpate run"):
+        if not run.released.exists():
+            meter.start_another()
+        kept_release(opened, training)
     return run
 
 
@@ -142,7 +153,8 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
     check_queries(opened, dataset, meter, reporter)
     model = nn.Identity()
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
-    state_release(opened, run, dataset, opened.release(training), meter)
+    with sole_worker(run.root, "fairpate aggregate"):
+        state_release(opened, run, dataset, opened.release(training), meter)
     reporter.note("labels", str(run.labels))
     return run
 

@@ -7,6 +7,7 @@ teachers, votes and the ledger. A file that exists is whole, and an interrupted 
 from __future__ import annotations
 
 import copy
+import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +15,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -304,6 +307,18 @@ def create_run_directory(config: Method) -> RunDirectory:
     if not run.environment.exists():
         write_json(run.environment, environment())
     return run
+
+
+@contextmanager
+def sole_worker(folder: Path, command: str) -> Iterator[None]:
+    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
+        yield
 
 
 def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:

@@ -16,7 +16,7 @@ from small_runs import FILES, QUIET, read_json
 from fairpate.app.card import write_card
 from fairpate.app.progress import Reporter
 from fairpate.app.run import finished_run, run_method
-from fairpate.app.rundir import RunDirectoryError, config_digest
+from fairpate.app.rundir import RunDirectoryError, config_digest, create_run_directory, sole_worker
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import find_entry, load_dataset
 from fairpate.methods import find_method
@@ -57,6 +57,18 @@ def test_every_method_leaves_the_same_files(trained, method):
         assert statement["noise"] == "seeded: not private"
         assert statement["events"]
         assert ({path.name for path in folder.private.iterdir()} == {"release.json"}) == (method not in ASKING)
+
+
+def test_a_second_run_in_the_same_folder_waits_outside(tmp_path):
+    config = config_of("record_votes", tmp_path / "run")
+    create_run_directory(config)
+    with (
+        sole_worker(tmp_path / "run", "fairpate run"),
+        pytest.raises(RunDirectoryError, match="another `fairpate run` works here; wait for it"),
+    ):
+        run_method(config, QUIET, load=load_two_labels)
+    assert not list((tmp_path / "run").rglob("released.*"))
+    assert run_method(config, QUIET, load=load_two_labels).student.exists()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -14,7 +14,6 @@ A cell is finished when its part is there, found by the digest in its name; no t
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from fairpate.app.records_table import (
     write_rows,
     write_table,
 )
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, write_text
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, sole_worker, write_text
 from fairpate.compare_config import SweepConfig
 
 
@@ -186,12 +185,7 @@ def _take_back_parts(folder: SweepFolder) -> None:
 @contextmanager
 def sole_driver(folder: SweepFolder, sweep: SweepConfig) -> Iterator[None]:
     """Keep a second driver out of the folder, and leave the sweep in it. RunDirectoryError where one is at work."""
-    with (folder.root / ".lock").open("w") as lock:
-        try:
-            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirectoryError(f"{folder.root}: another `fairpate compare` works here; wait for it.") from None
+    with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
         yield
 
