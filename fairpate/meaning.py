@@ -65,7 +65,8 @@ def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, see
     """One sentence, or two, of what whoever sees ``seen`` can learn about one unit."""
     if math.isinf(epsilon):
         return f"No ε is finite: there is no bound on what can be learned about {one_unit(unit)}."
-    guess = f"Somebody who sees {seen}, knows all other private data and has to guess {_guess(unit, relation)}"
+    who = f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess"
+    guess = f"{who} {_guess(unit, relation)}"
     share = most_often_right(epsilon, delta)
     if strength(epsilon, delta) == "void":
         return (

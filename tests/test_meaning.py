@@ -87,7 +87,7 @@ def test_how_strong_a_bound_is_follows_from_it() -> None:
 def test_the_sentence_asks_what_unit_and_relation_compare(unit: str, relation, guess: str) -> None:
     said = meaning(1.0, 1e-5, unit=unit, relation=relation, seen="the model")
     assert said == (
-        f"Somebody who sees the model, knows all other private data and has to guess {guess} "
+        f"Somebody who sees the model, knows all other private data and, at even odds, has to guess {guess} "
         "is right at most 73.2\u00a0% of the time; a coin would be 50\u00a0%."
     )
 

@@ -167,14 +167,22 @@ def _line(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPr
         joined = f"{begin}, {'fairness undefined' if fair == 'unknown' else fair}"
     elif alone:
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
-    return f"{joined}, at {_accuracy_word(measured, without_privacy)}."
+    return f"{joined}, at {_accuracy_word(measured, without_privacy)}{_answered_words(measured)}."
+
+
+def _answered_words(measured: Evaluation) -> str:
+    """What gap and accuracy are of, where the model refuses some: whoever refuses most may seem fair and right."""
+    return "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
 
 
 def _accuracy_word(measured: Evaluation, without_privacy: WithoutPrivacy | None) -> str:
     """How far the accuracy lies from the best that it may be compared with."""
-    if without_privacy is not None:
-        return _apart(measured.accuracy, without_privacy.accuracy, "a logistic model without privacy")
-    return _apart(measured.accuracy, measured.majority_accuracy, "the most common class")
+    if without_privacy is None or without_privacy.accuracy < measured.majority_accuracy:
+        return _apart(measured.accuracy, measured.majority_accuracy, "the most common class")
+    # One that learned from few records is soon surpassed.
+    is_surpassed = measured.accuracy > without_privacy.accuracy
+    learned = f" that learned from {counted(without_privacy.num_records, 'test record')}" if is_surpassed else ""
+    return _apart(measured.accuracy, without_privacy.accuracy, f"a logistic model without privacy{learned}")
 
 
 def _apart(accuracy: float, other: float, whose: str) -> str:
@@ -226,7 +234,7 @@ def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> t
         return (f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then.",)
     if fair == "unknown":
         return ("No two groups can be compared.",)
-    lies = {"fair": "lies below", "perhaps fair": "lies on both sides of", "not fair": "lies above"}[fair]
+    lies = {"fair": "lies at or below", "perhaps fair": "lies on both sides of", "not fair": "lies above"}[fair]
     left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
     return (
         f"The share of one prediction differs by so much between one group and all others ({gap.where}).",

@@ -124,7 +124,7 @@ def test_without_a_baseline_the_most_common_class_stands_in() -> None:
     ("accuracy", "words"),
     [
         (0.93, "3.0 points of accuracy below a logistic model without privacy"),
-        (0.85, "5.0 points of accuracy above a logistic model without privacy"),
+        (0.85, "5.0 points of accuracy above a logistic model without privacy that learned from 1,600 test records"),
         (0.90, "the accuracy of a logistic model without privacy"),
     ],
 )
@@ -152,8 +152,8 @@ def test_without_test_records_nothing_is_claimed() -> None:
 
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).meaning == (
-        "Somebody who sees all that is published, knows all other private data and has to guess whether one given "
-        f"record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
+        "Somebody who sees all that is published, knows all other private data and, at even odds, has to guess whether "
+        f"one given record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
     )
     assert "one given person was among those" in said(FAIR, unit="person").meaning
     assert "which of two values the sensitive attribute" in (
@@ -196,6 +196,14 @@ def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     coverage = found.figures[3]
     assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses some")
     assert "On 1,800 answered test records." in found.figures[2].details
+    assert found.line.endswith(f"below a logistic model without privacy, on the 90.0{NB}% that it answers.")
+
+
+def test_a_baseline_that_is_worse_than_a_constant_is_no_merit_to_surpass() -> None:
+    """Half of the labels are yes; a logistic model of few records reaches 40 %."""
+    found = said(FAIR, WithoutPrivacy(accuracy=0.4, num_records=40))
+    assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
+    assert found.figures[2].details[-1].endswith(f"learned from 40 other test records: 40.0{NB}%.")
 
 
 def test_the_head_of_a_page_says_when_and_by_which_version() -> None:
