@@ -125,6 +125,8 @@ class Card:
     @property
     def publishable(self) -> list[str]:
         """What may be published with the model."""
+        if not self.privacy.protects:
+            return ["Nothing: neither the model nor its predictions or metrics are protected."]
         bare = self.privacy.not_protected
         return [
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
@@ -146,6 +148,8 @@ class Card:
     @property
     def protected(self) -> str:
         """Whose presence or value does not show."""
+        if not self.privacy.protects:
+            return "nothing"
         among = "in" if self.privacy.unit == "person" else "of"
         if self.privacy.is_attested:
             return f"{unit_words(self.privacy.unit)} behind the votes"
@@ -159,14 +163,22 @@ class Card:
         return f"{whose.get(self.privacy.unit, 'the ')}private training records"
 
     @property
+    def _alone(self) -> list[str]:
+        if not self.privacy.protects:
+            return []
+        return [
+            f"The privacy guarantee is for {self._covered} alone: not for public or test records, and not for people "
+            "whom the model is used on."
+        ]
+
+    @property
     def limits(self) -> list[str]:
         """What the numbers do not say."""
         privacy = self.privacy
         limits = [
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
-            f"The privacy guarantee is for {self._covered} alone: not for public or test records, and not for people "
-            "whom the model is used on.",
+            *self._alone,
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured
             else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",

@@ -196,14 +196,22 @@ def _apart(accuracy: float, other: float, whose: str) -> str:
 def _privacy_figure(guarantee: Guarantee) -> Figure:
     word = _privacy_word(guarantee)
     moods: dict[str, Mood] = {"private": "good", "weakly private": "doubtful"}
-    held = f"{_upper(unit_words(guarantee.unit))}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
     return Figure(
         name="Privacy budget ε",
         value=published_epsilon(guarantee),
         word=_upper(word),
         mood=moods.get(word, "bad"),
-        details=tuple(filter(None, (held, several_records(guarantee), earlier_words(guarantee)))),
+        details=_privacy_details(guarantee),
     )
+
+
+def _privacy_details(guarantee: Guarantee) -> tuple[str, ...]:
+    """What is held, and for whom; of a run that protects nobody, that."""
+    held = f"{unit_words(guarantee.unit)}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
+    if guarantee.protects:
+        return tuple(filter(None, (_upper(held), several_records(guarantee), earlier_words(guarantee))))
+    fresh = (f"With fresh noise ε would hold for {held}",) if math.isfinite(guarantee.epsilon) else ()
+    return ("Nothing is protected.", *fresh)
 
 
 def _meaning_words(guarantee: Guarantee) -> str:

@@ -200,6 +200,8 @@ def test_the_card_of_a_run_says_that_seeded_noise_protects_nobody(asked: RunDire
     assert statement["noise"] == "seeded: not private"
     assert card["protects"] is False
     assert "This model is not private." in page
+    assert card["publishable"] == ["Nothing: neither the model nor its predictions or metrics are protected."]
+    assert not any(words in page for words in ("The privacy guarantee is for", "each is protected by itself"))
     assert card["model"]["method"] == "fairpate"
     assert f"{statement['queries']['submitted']} queries" in page
 

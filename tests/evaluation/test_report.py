@@ -374,6 +374,8 @@ def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:
     words = Page(public_report(published(**seeded))).words
     assert "With fresh noise the labels would satisfy" in words
     assert "computed from them, satisfy" not in words
+    assert "Protects nobody: not to be published" in words
+    assert "May be published" not in words
 
 
 def test_what_qualifies_the_promise_stands_with_it() -> None:

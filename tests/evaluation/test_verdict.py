@@ -166,6 +166,13 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
     )
 
 
+def test_who_is_protected_is_not_said_where_nobody_is() -> None:
+    seeded = said(FAIR, noise="seeded: not private", unit="person").figures[0]
+    fresh = "With fresh noise ε would hold for everything about one person, add or remove one, δ = 10⁻⁵."
+    assert seeded.details == ("Nothing is protected.", fresh)
+    assert said(FAIR, epsilon=math.inf, noise="no noise: not private").figures[0].details == ("Nothing is protected.",)
+
+
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
