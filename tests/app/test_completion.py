@@ -128,6 +128,21 @@ def test_bash_itself_is_offered_them(tmp_path):
     assert done.stdout.split() == ["fair_dp_sgd"], done.stderr
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_shells_that_evaluate_what_they_are_offered_are_offered_plain_names(fairpate, tmp_path, monkeypatch, shell):
+    for name in ("runs/first", "a`touch here`", "b$(id)", "c d", "e\\", "f'$(id)'", 'g"'):
+        make_run(tmp_path / name)
+    (tmp_path / "h`id`.yaml").write_text("")
+    monkeypatch.delenv("COMP_WORDS", raising=False)
+    monkeypatch.setenv("_FAIRPATE_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    for words, offered in (("card ", "runs/first"), ("data describe h", "")):
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"fairpate {words}")
+        output = fairpate()[1]
+        assert offered in output
+        assert not set(output) & set("`$\\")
+
+
 def test_names_are_offered_without_the_libraries_that_take_seconds(tmp_path):
     code = (
         "import os, sys; sys.argv = ['fairpate']; from fairpate.app.cli import completion as c;"

@@ -7,6 +7,7 @@ method: those are kept beside other caches until the sources change.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -107,7 +108,12 @@ def _is_run(path: Path) -> bool:
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    """Those that begin so, written as a shell reads them back; a name of several lines it could not."""
+    """Those that begin so, written as bash reads them back; a name of several lines it could not.
+
+    Other shells are offered plain words alone: zsh evaluates what it is given, so a folder's name might run.
+    """
     start = incomplete.removeprefix("./")
     found = [word for word in words if word.startswith(start) and "\n" not in word]
+    if "COMP_WORDS" not in os.environ:
+        return [word for word in found if _PLAIN.fullmatch(word)]
     return [re.sub(r"([^\w./:@%+,=-])", r"\\\1", word) for word in found]
