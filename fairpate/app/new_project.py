@@ -40,8 +40,8 @@ class ProjectError(UsageError, ValueError):
 def write_project(folder: Path) -> tuple[str, list[Path]]:
     """Write the project at ``folder``, whole or not at all; the name of its data set, and its files.
 
-    ProjectError for a name without a letter, or that of a known data set; PlaceError where something is already, or
-    nothing can be written.
+    ProjectError for a name without a letter or with a control character, or that of a known data set; PlaceError where
+    something is already, or nothing can be written.
     """
     name = data_set_name(folder)
     try:
@@ -67,6 +67,8 @@ def _require_nothing_at(folder: Path) -> None:
 
 def data_set_name(folder: Path) -> str:
     """What the data set of a project in ``folder`` is called: lower case, digits and underscores."""
+    if not folder.name.isprintable():
+        raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
     name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")[:_LONGEST]
     if not re.match("[a-z]", name):
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ import yaml
 from fairpate.app import new_project
 from fairpate.app.odometer import Odometer
 from fairpate.data.declared.declaration import read_declaration
+from fairpate.methods.load import load_method
 
 FILES = {
     *("README.md", "config.yaml", "data.yaml", "test_project.py", ".gitignore"),
@@ -85,21 +87,28 @@ def test_the_records_are_the_same_each_time_and_parts_share_none(fairpate, tmp_p
         ("deep/er/Clinic-2", "clinic_2"),
         ("$(touch owned); rm -rf *", "touch_owned_rm_rf"),
         ("quote\"'{}: [x", "quote_x"),
-        ("line\nbreak", "line_break"),
+        *((word, word) for word in ("yes", "no", "null", "true", "on")),
         ("ünicode", "nicode"),
         ("x" * 200, "x" * 64),
     ],
 )
-def test_any_name_of_a_folder_gives_a_name_of_a_data_set(fairpate, tmp_path, name, data):
+def test_any_name_of_a_folder_gives_a_name_of_a_data_set(fairpate, tmp_path, monkeypatch, name, data):
     code, output, errors = fairpate("new", name)
     assert code == 0, errors
     assert read_declaration(tmp_path / name / "data.yaml").name == data
     assert f"cd {shlex.quote(name)}" in output
-    assert fairpate("run", tmp_path / name / "config.yaml", "--set", "nothing=1")[0] == 2
     assert not list(tmp_path.rglob("owned"))
+    monkeypatch.chdir(tmp_path / name)
+    assert load_method(Path("config.yaml")).data.name == data
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "123", "---x", "日本", "x" * 300, "file/below", "adult"])
+def test_a_name_that_looks_like_an_option_is_told_as_a_path(fairpate):
+    assert "  cd ./-x\n" in fairpate("new", "--", "-x")[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "/", "123", "---x", "日本", "x" * 300, "file/below", "adult", "e\x1b[2J", "a\nb"]
+)
 def test_a_name_that_none_can_have_is_refused_and_leaves_nothing(fairpate, tmp_path, name):
     (tmp_path / "file").write_text("")
     code, output, errors = fairpate("new", name)
