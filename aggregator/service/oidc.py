@@ -57,7 +57,10 @@ class OidcConfig(Section):
 
 def require_private_way(url: str) -> None:
     """ValueError for an address whose answer others could write: anything but https, or http on this machine."""
-    parts = httpx.URL(url)
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"Expected an https:// address, got {url!r} ({error})") from error
     if parts.scheme == "https" and parts.host:
         return
     if parts.scheme != "http" or not (parts.host == "localhost" or _is_loopback(parts.host)):

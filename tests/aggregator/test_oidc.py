@@ -317,6 +317,8 @@ def test_curves_are_verified_where_they_are_allowed(issuer, service):
         {"issuer": "http://login.example"},
         {"issuer": "file:///etc/passwd"},
         {"issuer": "https://"},
+        {"issuer": "https://[::1"},
+        {"issuer": "https://login.example\0"},
         {"audience": ""},
         {"algorithms": ("none",)},
         {"algorithms": ("HS256",)},
