@@ -199,7 +199,12 @@ def _repeated(names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
 
 
 def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
-    """Every column that means nothing else is a voter's."""
+    """Every column that means nothing else is a voter's; one of true labels is none."""
+    if config.label in table.column_names:
+        raise VotesFileError(
+            f"{config.path}: column {config.label} is that of true labels, and no voter's; leave it out, or say that "
+            "another is (label)."
+        )
     voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
     votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
     for voter in voters:
