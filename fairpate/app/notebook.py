@@ -23,12 +23,18 @@ Rows = list[tuple[str, str]]
 def run_html(run: RunDirectory) -> str:
     """A run in a notebook: what may be claimed, what was measured, where its files are."""
     try:
-        statement, record, metrics = read_statement(run), read_json(run.record), read_json(run.metrics)
-    except (OSError, ValueError, KeyError, RunDirectoryError):
+        return _published_html(run)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RunDirectoryError):
         words = (
-            f"No published result in {run.root}: the run is unfinished, or without privacy and the operator's alone."
+            f"No published result in {run.root}: the run is unfinished or damaged, or without privacy and so the "
+            "operator's alone."
         )
         return notebook_html(title="Run", sentences=[words])
+
+
+def _published_html(run: RunDirectory) -> str:
+    """Errors of any kind for files that are missing or damaged."""
+    statement, record, metrics = read_statement(run), read_json(run.record), read_json(run.metrics)
     places = (
         ("report", run.public_report),
         ("card", run.card_page),

@@ -89,6 +89,24 @@ def test_a_run_without_results_says_so(finished, tmp_path, damage):
     assert "No published result" in run._repr_html_()
 
 
+@pytest.mark.parametrize("place", ["metrics", "record", "statement"])
+@pytest.mark.parametrize("content", ["{}", "[]", "\0"])
+def test_files_that_hold_something_else_end_no_cell(finished, tmp_path, place, content):
+    shutil.copytree(finished[0].root, tmp_path / "run")
+    run = RunDirectory(root=tmp_path / "run")
+    getattr(run, place).write_text(content)
+    assert "No published result" in run._repr_html_()
+
+
+def test_a_statement_with_values_of_other_types_ends_no_cell(finished, tmp_path):
+    shutil.copytree(finished[0].root, tmp_path / "run")
+    run = RunDirectory(root=tmp_path / "run")
+    values = json.loads(run.statement.read_text())
+    for wrong in ({"epsilon": "<b>"}, {"noise": None}):
+        run.statement.write_text(json.dumps(values | wrong))
+        assert "No published result" in run._repr_html_()
+
+
 def test_an_estimator_shows_its_guarantee_above_scikit_learns_diagram(fitted):
     model, *_ = fitted
     bundle = model._repr_mimebundle_()
