@@ -38,13 +38,12 @@ def row(method, epsilon, seed, **changes):
 
 @pytest.fixture
 def table(tmp_path):
-    def make(folder="sweep", **changes):
+    def make(folder="sweep", *, private=False, **changes):
         place = tmp_path / folder / "results.parquet"
         place.parent.mkdir(parents=True)
         rows = [row(m, e, s) for m in ("fairpate", "dp_sgd") for e in (1.0, 3.0) for s in (0, 1)]
-        write_rows(
-            [*rows, row("sgd", math.inf, 0, accuracy=0.9), *changes.get("more", ())], place, private=folder == "private"
-        )
+        private = private or folder == "private"
+        write_rows([*rows, row("sgd", math.inf, 0, accuracy=0.9), *changes.get("more", ())], place, private=private)
         return place
 
     return make
@@ -94,6 +93,23 @@ def test_of_an_operators_table_nothing_is_drawn_that_may_not_be_published(table)
     public = write_figures(table("open"), style=FigureStyle(formats=("svg",)))
     marks = [sum(path.read_text().count("<use ") for path in files) for files in (written, public)]
     assert marks[0] < marks[1]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"minutes": 2.0},
+        {"record": None, "error": "ValueError: one private value"},
+        {"record": replace(row("fairpate", 3.0, 1).record, epsilon_is_data_dependent=True)},
+    ],
+)
+def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(table, told):
+    more = row("fairpate", 3.0, 1)
+    copied = table("copied", private=True, more=[replace(more, **told)])
+    style = FigureStyle(formats=("svg",))
+    files = [write_figures(place, style=style) for place in (copied, table("private"), table("open"))]
+    of_copy, without_sgd, with_sgd = (sum(path.read_text().count("<use ") for path in found) for found in files)
+    assert of_copy == without_sgd < with_sgd
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path):

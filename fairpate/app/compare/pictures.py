@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
 from fairpate.app.records_table import read_rows
 from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport
+from fairpate.evaluation.rows import FAILED, Row
 from fairpate.fairness.notions import DEFAULT, NotionName
 from fairpate.files import write_atomically
 from fairpate.types import UsageError
@@ -23,9 +25,9 @@ def write_figures(
     where nothing can be drawn.
     """
     table = results / "results.parquet" if results.is_dir() else results
-    is_operators = table.resolve().parent.name == "private"
     rows = read_rows(table)
-    points = FrontierReport(title="", rows=rows, publish_unprotected=not is_operators, notion=notion).points()
+    publish_unprotected = not (table.resolve().parent.name == "private" or any(map(_is_operators, rows)))
+    points = FrontierReport(title="", rows=rows, publish_unprotected=publish_unprotected, notion=notion).points()
     if not points:
         raise UsageError(f"{table}: no finished run that may be published; run `fairpate compare` to its end.")
     folder = out or table.parent / "paper"
@@ -34,3 +36,8 @@ def write_figures(
     for path, content in pictures.items():
         write_atomically(path, partial(Path.write_bytes, data=content))
     return tuple(pictures)
+
+
+def _is_operators(row: Row) -> bool:
+    """Whether the row tells what no published table does, wherever a copy of the operator's lies."""
+    return row.is_private or not math.isnan(row.minutes) or row.error not in ("", FAILED)
