@@ -262,10 +262,11 @@ def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDAr
         names = _text(table, config.id).tolist()
         digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]
         return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
-    columns = [_numbers(table, name) for name in config.features]
+    with np.errstate(over="ignore"):
+        columns = [_numbers(table, name).astype(np.float32) for name in config.features]
     for name, column in zip(config.features, columns, strict=True):
-        faults.add(name, ~np.isfinite(column), "no finite number")
-    return np.stack(columns, axis=1).astype(np.float32)
+        faults.add(name, ~np.isfinite(column), "no finite number of 32 bits")
+    return np.stack(columns, axis=1)
 
 
 def _dataset(

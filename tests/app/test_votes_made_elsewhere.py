@@ -113,6 +113,7 @@ def broken(column, row, value):
         (broken("site 2", 0, "maybe"), "column site 2: 1 rows have no vote for one of no, yes"),
         (broken("site 2", 0, ""), "column site 2: 1 rows have no vote"),
         (broken("age", 0, math.nan), "column age: 1 rows have no finite number"),
+        (broken("age", 0, 1e39), "column age: 1 rows have no finite number of 32 bits"),
         (lambda columns: {name: v for name, v in columns.items() if name != "group"}, "no column group; it has"),
         (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; it has"),
         (lambda columns: dict(itertools.islice(columns.items(), 5)), "expected a column for each of 2 or more voters"),
