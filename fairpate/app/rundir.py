@@ -312,7 +312,7 @@ def create_run_directory(config: Method) -> RunDirectory:
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
     """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("a") as lock:  # cuts off nothing, should the name lead elsewhere
         try:
             # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

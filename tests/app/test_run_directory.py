@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 import stat
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,7 +14,13 @@ from small_runs import FILES, read_json, run
 
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.run import finished_run
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory
+from fairpate.app.rundir import (
+    RunDirectory,
+    RunDirectoryError,
+    create_run_directory,
+    open_run_directory,
+    sole_worker,
+)
 from fairpate.data import load_dataset
 from student.predict import load_student
 
@@ -181,3 +188,13 @@ def test_a_report_is_not_written_for_an_unfinished_run(finished, tmp_path):
     unfinished, _ = open_run_directory(copy)
     with pytest.raises(RunDirectoryError, match=r"student\.safetensors: missing"):
         unfinished.require_finished(with_ledger=True, with_votes=True)
+
+
+def test_the_lock_of_a_folder_empties_no_file_that_its_name_leads_to(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "run/.lock").symlink_to(tmp_path / "mine")
+    work = partial(sole_worker, tmp_path / "run", "fairpate run")
+    with work(), pytest.raises(RunDirectoryError, match="works here"), work():
+        pass
+    assert (tmp_path / "mine").read_text() == "kept"
