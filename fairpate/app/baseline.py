@@ -34,13 +34,16 @@ _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 def without_privacy(test: Split, answered_N: npt.NDArray[np.bool_], *, seed: int) -> WithoutPrivacy | None:
     """Accuracy on the answered records of ``test``; of 4,000 of them where there are more.
 
-    None for fewer than 50 records, for none answered, and where a fold leaves one class to learn from.
+    None for fewer than 50 records, for none answered, where a fold leaves one class to learn from, and where features
+    are missing or not finite: a run that was paid for must not end here.
     """
     rows = np.sort(np.random.default_rng(seed).permutation(len(test))[:_MOST])
     if len(rows) < _FEWEST or not answered_N[rows].any():
         return None
     chosen = test.take(rows.tolist())
     labels = chosen.y.numpy()
+    if not (chosen.x.numel() and chosen.x.isfinite().all()):
+        return None
     folds = GroupKFold(_FOLDS, shuffle=True, random_state=seed)
     persons = np.arange(len(rows)) if chosen.person_N is None else chosen.person_N.numpy()
     if len(np.unique(persons)) < _FOLDS:

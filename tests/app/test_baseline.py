@@ -39,6 +39,12 @@ def test_what_can_be_told_is_told_and_noise_is_not() -> None:
     assert found[1].accuracy < 0.6  # 1/2, within three standard errors of 400 draws
 
 
+@pytest.mark.parametrize("x", [np.full((100, 2), np.nan), np.full((100, 2), np.inf), np.zeros((100, 0))])
+def test_features_that_no_model_takes_end_no_run(x) -> None:
+    test = split(x, [0, 1] * 50)
+    assert without_privacy(test, everything(test), seed=0) is None
+
+
 def test_a_person_is_not_learned_from_and_measured_on() -> None:
     """A label that is the person's own coin can be told from the other record of the person alone."""
     random = np.random.default_rng(1)
