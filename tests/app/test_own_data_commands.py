@@ -61,6 +61,12 @@ def test_nothing_but_the_header_of_private_records_is_read(clinic, fairpate):
     assert "own.yaml exists already" in said
 
 
+@pytest.mark.parametrize(("file", "public"), [("nothing.csv", "pool.csv"), ("patients.csv", "nothing.csv")])
+def test_a_table_that_is_not_there_is_a_wrong_request(clinic, fairpate, file, public):
+    code, _, said = fairpate("data", "declare", file, "--public", public)
+    assert (code, "nothing.csv is no file; give the path of a table." in said) == (2, True), said
+
+
 def test_hostile_names_are_quoted(tmp_path, fairpate):
     names = ["a: b", "#c", "d, e", "[f]", "g'h", 'i"j', "no", "*k", "ü", " l", "- m", "{n}"]
     columns = {name: [i % 3 for i in range(30)] for name in names} | {"sex": list("FM") * 15, "y": ["a", "b"] * 15}
@@ -92,8 +98,8 @@ def test_bounds_are_rounded_outwards(public, bounds):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone.csv", "--public", "pool.csv"], "gone.csv: damaged or unreadable file"),
-        (["patients.csv", "--public", "gone.csv"], "gone.csv: damaged or unreadable file"),
+        (["gone.csv", "--public", "pool.csv"], "gone.csv is no file; give the path of a table"),
+        (["patients.csv", "--public", "gone.csv"], "gone.csv is no file; give the path of a table"),
         (["patients.csv", "--public", "pool.csv", "-o", "deep/own.yaml"], "expected a file below"),
     ],
 )

@@ -129,6 +129,8 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
     ):
         code, _, errors = fairpate("figures", place, *wrong)
         assert (code, words in errors) == (2, True), errors
+    code, _, errors = fairpate("figures", tmp_path / "nowhere")
+    assert (code, "nowhere is no file; give the results.parquet" in errors) == (2, True), errors
 
 
 def test_data_sets_whose_names_read_alike_have_files_of_their_own():

@@ -77,6 +77,9 @@ def declare_data(
     """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
+    for given, whose in ((file, "file"), (public, "--public")):
+        if not given.exists():
+            raise ConfigError(f"{whose}: {given} is no file; give the path of a table.")
     from fairpate.data.declared.draft import QUESTION, draft_declaration
 
     with waiting("data"):

@@ -9,6 +9,7 @@ import typer
 
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.output import Output
+from fairpate.config import ConfigError
 from fairpate.files import check_output_folder
 
 _MM_PER_INCH = 25.4
@@ -28,6 +29,8 @@ def figures(
     from fairpate.evaluation.frontier_figures import FigureStyle
     from fairpate.fairness.notions import notion_named
 
+    if not results.exists():
+        raise ConfigError(f"results: {results} is no file; give the results.parquet of `fairpate compare`.")
     if out is not None:
         check_output_folder(out, "--out")
     with checked_arguments():
