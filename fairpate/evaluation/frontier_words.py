@@ -26,6 +26,7 @@ from fairpate.evaluation.page import counted, percent
 from fairpate.fairness.notions import NOTIONS
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_GAP_DIGITS = 3
 """Round disparities that sentences may name."""
 _MOST_BUDGETS, _MOST_NAMES, _MOST_WINNERS = 4, 4, 2
 _ROUNDING = 1e-12
@@ -177,7 +178,13 @@ def _who_is_below(methods: Candidates, below: Candidates, measure: str, threshol
 
 
 def _below(points: Sequence[Point], threshold: float) -> list[Point]:
-    return [point for point in points if point.value("disparity") + _gap_error(point) < threshold]
+    """As printed too: .0496 is shown as .05, which is not below it."""
+
+    def largest(point: Point) -> float:
+        gap = point.value("disparity")
+        return max(gap, round(gap, _GAP_DIGITS)) + _gap_error(point)
+
+    return [point for point in points if largest(point) < threshold]
 
 
 def _all_above(points: Sequence[Point], threshold: float) -> bool:
@@ -249,7 +256,7 @@ def _gap_words(point: Point) -> str:
 
 
 def _gap(point: Point) -> str:
-    return _short(round(point.value("disparity"), 3))
+    return _short(round(point.value("disparity"), _GAP_DIGITS))
 
 
 def _with_article(measure: str) -> str:

@@ -80,6 +80,13 @@ def test_only_is_said_beyond_a_standard_error(second_gap, only):
     assert "No method dominates another." in text
 
 
+def test_a_gap_that_is_printed_as_the_limit_is_not_below_it():
+    (text,), _ = said(
+        configuration("fairpate", (0.78, 0.78), (0.0496, 0.0496)), configuration("dp_sgd", (0.78, 0.78), (0.3, 0.3))
+    )
+    assert "fairpate is the only method with a demographic-parity gap below .1 (.05 at 78.0 %)" in text
+
+
 def test_a_trade_of_coverage_is_no_dominance():
     (text,), _ = said(
         configuration("fairpate", (0.9, 0.9), (0.001, 0.001), coverage=0.5),
