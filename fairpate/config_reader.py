@@ -24,17 +24,17 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         raise ConfigError("\n".join(_describe(fault, schema) for fault in error.errors())) from error
 
 
-def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
+def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     """The mapping of sections in a YAML file; :class:`ConfigError` for anything else.
 
     ``as_text`` leaves every value as it is written: `no`, `1.0` and `007` are text then.
     """
     try:
-        values = _load_yaml(path.read_text(encoding="utf-8"), _TextLoader if as_text else _Loader)
+        values = _load_yaml(Path(path).read_text(encoding="utf-8"), _TextLoader if as_text else _Loader)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration.") from None
+        raise ConfigError(f"{path}: no such file; give the path of a YAML file.") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML configuration.") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML file.") from error
     except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if values is None:

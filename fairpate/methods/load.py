@@ -24,7 +24,7 @@ Names = tuple[str, ...]
 """A field, as the names of the sections that it is in and its own."""
 
 
-def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
+def load_method(path: Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
     """The configuration in ``path`` with ``overrides`` on top; ``method`` None: the one that they name.
 
     ConfigError lists every fault with its field, value and remedy.
@@ -33,7 +33,7 @@ def load_method(path: Path | None, overrides: Sequence[str] = (), *, method: str
     if {"methods", "data_sets"} & values.keys():
         raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
     if path is not None and method is None and "method" not in _said(overrides):
-        require_trusted(values.get("method"), path)
+        require_trusted(values.get("method"), Path(path))
     return configured(values, overrides, method=method)
 
 

@@ -29,6 +29,13 @@ def test_what_only_other_methods_read_is_left_out_of_a_file_and_refused_as_an_op
     ]
 
 
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("method: dp_sgd\n", encoding="utf-8")
+    assert load_method(str(tmp_path / "one.yaml")) == load_method(tmp_path / "one.yaml")
+    with pytest.raises(ConfigError, match=r"two\.yaml: no such file; give the path of a YAML file"):
+        load_method(str(tmp_path / "two.yaml"))
+
+
 def test_all_faults_are_told_at_once_whoever_reads_the_field() -> None:
     values = {
         "dp_sgd": {"epochs": "many", "epoch": 3},
