@@ -168,7 +168,7 @@ def test_a_dumb_terminal_gets_the_lines_of_a_log():
 
 @pytest.mark.slow
 def test_control_c_while_teachers_train_is_one_line_and_130_and_nothing_is_lost(fairpate, small_overrides, tmp_path):
-    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=100"])]
+    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=3000"])]
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "fairpate", *command], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
