@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.ledger import audit, audit_log
-from aggregator.ledger.files import ledger_files
+from aggregator.ledger.files import head_path, ledger_files
 from aggregator.ledger.ledger import read_ledger
 from aggregator.ledger.stores import shown
 from fairpate.app import ledger_copies
@@ -30,14 +30,25 @@ from fairpate.methods.pate import VotingMethod
 _KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
 
 
+_SQLITE = b"SQLite format 3"
+
+
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
     """The ledger of a run directory, or the file itself. RunFolderError where nothing of a ledger is."""
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
-    if run is None and ledger_files(path):
+    if run is None and ledger_files(path) and not _is_other_file(path):
         return None, LedgerPlace(ledger=path)
     raise RunFolderError(f"{path}: no ledger; give a ledger file, or a run of a method that asks teachers.")
+
+
+def _is_other_file(path: Path) -> bool:
+    """Whether a file is none of a ledger, also of a damaged one: no head lies beside it, and it is no database."""
+    if head_path(path).exists() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) != _SQLITE
 
 
 def verified_facts(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _TEMPLATES = Path(__file__).with_name("project")
 _FILES = {
     "README.md": "README.md",
     "data.yaml": "data.yaml",
-    "config.yaml": "config.yaml",
+    "settings.yaml": "settings.yaml",
     "test_project.txt": "test_project.py",
 }
 _SIZES = {"private": 1200, "public": 400, "test": 400}

@@ -365,3 +365,26 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
     assert lines
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["run", "data.yaml"], "declares records, and is no configuration; give it with --data data.yaml"),
+        (["data", "describe", "rows.csv"], "fairpate data declare rows.csv --public"),
+        (["run", "--data", "rows.csv", "--epsilon", "1"], "records, and no declaration of them"),
+        (["ledger", "verify", "rows.csv"], "rows.csv: no ledger; give a ledger file"),
+        (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv: no such file; give the CSV"),
+        (["card", "."], "holds no run"),
+        (["verify", "rows.csv"], "no bundle"),
+        (["compare", "settings.yaml"], "a configuration of one run is for `fairpate run`"),
+        (["new", "clinic"], "clinic exists already"),
+    ],
+)
+def test_a_wrong_file_or_folder_is_named_with_what_to_give_instead(fairpate, tmp_path, monkeypatch, words, remedy):
+    assert fairpate("new", "clinic")[0] == 0
+    (tmp_path / "clinic/rows.csv").write_text("age\n1\n")
+    monkeypatch.chdir(tmp_path if words[0] == "new" else tmp_path / "clinic")
+    code, output, errors = fairpate(*words)
+    assert (code, output) == (2, "")
+    assert remedy in errors

@@ -17,7 +17,7 @@ from fairpate.data.declared.declaration import read_declaration
 from fairpate.methods.load import load_method
 
 FILES = {
-    *("README.md", "config.yaml", "data.yaml", "test_project.py", ".gitignore"),
+    *("README.md", "settings.yaml", "data.yaml", "test_project.py", ".gitignore"),
     *("example_private.csv", "example_public.csv", "example_test.csv"),
 }
 
@@ -38,7 +38,7 @@ def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_new_project_runs_by_the_commands_of_its_readme(fairpate, tmp_path):
     assert fairpate("new", "hospital")[0] == 0
-    for words in (["fairpate", "data", "check", "data.yaml"], ["fairpate", "run", "config.yaml"], ["pytest", "-q"]):
+    for words in (["fairpate", "data", "check", "data.yaml"], ["fairpate", "run", "settings.yaml"], ["pytest", "-q"]):
         command = [sys.executable, "-m", *words]
         done = subprocess.run(command, cwd=tmp_path / "hospital", capture_output=True, text=True, check=False)  # noqa: S603
         assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +53,7 @@ def test_what_it_says_is_there_and_its_words_name_the_made_up_records(fairpate, 
     readme = (tmp_path / "hospital/README.md").read_text()
     assert "**The records here are made up.**" in readme
     assert set(re.findall(r"`([\w.]+\.(?:yaml|csv|py))`", readme)) - {"yours.yaml"} <= FILES
-    assert yaml.safe_load((tmp_path / "hospital/config.yaml").read_text())["data"]["name"] == "hospital"
+    assert yaml.safe_load((tmp_path / "hospital/settings.yaml").read_text())["data"]["name"] == "hospital"
 
 
 def test_every_command_of_the_readme_is_one_of_ours(fairpate, tmp_path):
@@ -97,9 +97,10 @@ def test_any_name_of_a_folder_gives_a_name_of_a_data_set(fairpate, tmp_path, mon
     assert code == 0, errors
     assert read_declaration(tmp_path / name / "data.yaml").name == data
     assert f"cd {shlex.quote(name)}" in output
+    assert fairpate("run", tmp_path / name / "settings.yaml", "--set", "nothing=1")[0] == 2
     assert not list(tmp_path.rglob("owned"))
     monkeypatch.chdir(tmp_path / name)
-    assert load_method(Path("config.yaml")).data.name == data
+    assert load_method(Path("settings.yaml")).data.name == data
 
 
 def test_a_name_that_looks_like_an_option_is_told_as_a_path(fairpate):

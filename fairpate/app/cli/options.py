@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairpate.app.cli.completion import data_sets, fields, methods, run_folders
-from fairpate.config import DataConfig
+from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, parse_config
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
@@ -50,8 +50,16 @@ DatasetName = Annotated[
 ]
 
 
+_TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", ".arrow")
+
+
 def data_named(data: str | None) -> dict[str, Any]:
     """The fields that name a data set; a declaration of one's own is known by its ending."""
+    if data is not None and data.endswith(_TABLES):
+        raise ConfigError(
+            f"{data}: records, and no declaration of them; draft one with `fairpate data declare {data} --public "
+            "PUBLIC -o NAME.yaml` and give that."
+        )
     if data is None or not data.endswith((".yaml", ".yml")):
         return {"data.name": data}
     from fairpate.data.declared.declaration import read_declaration

@@ -20,5 +20,5 @@ def new(
     data, files = write_project(name)
     words = [f"{name}: data set {data}, with made-up records to replace; README.md says how. To begin with:"]
     place = f"./{name}" if str(name).startswith("-") else str(name)
-    words += [f"  cd {shlex.quote(place)}", "  fairpate run config.yaml"]
+    words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "data": data, "files": files}, words="\n".join(words))

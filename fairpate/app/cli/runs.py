@@ -81,6 +81,8 @@ def run(
 
     if out is not None:  # before settings are fitted: public records may have to be counted
         check_output_folder(out, "--out")
+    if config is not None:
+        _require_configuration(config)
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     options = [*(overrides or []), *options]
@@ -142,6 +144,12 @@ def card(
     with waiting("card"):
         files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
+
+
+def _require_configuration(path: Path) -> None:
+    """ConfigError for a declaration, which is given otherwise; all other faults are told where they are read."""
+    if {"files", "label", "features"} <= read_yaml(path).keys():
+        raise ConfigError(f"{path}: declares records, and is no configuration; give it with --data {path}.")
 
 
 def _fitted(options: list[str], method: str | None) -> Method:

@@ -11,6 +11,7 @@ import typer
 from fairpate.app.cli.options import Out, Overrides
 from fairpate.app.output import Output
 from fairpate.app.terminal import facts
+from fairpate.config import ConfigError
 
 _UNIT = "Whose presence is protected, such as hospital: you attest that each touches one vote of a query at most."
 
@@ -45,6 +46,8 @@ def aggregate(
     from fairpate.app.summary import measured_rows
     from fairpate.evaluation.page import epsilon_text
 
+    if not votes.is_file():
+        raise ConfigError(f"{votes}: no such file; give the CSV or Parquet file of the votes.")
     columns = {"id": id_column, "group": group, "features": _listed(features), "name": name}
     told = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label}
