@@ -62,7 +62,7 @@ def one_unit(unit: Unit) -> str:
 
 
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
-    """One sentence, or two, of what whoever sees ``seen`` can learn about one unit."""
+    """One sentence, or two, of what an attacker who sees ``seen`` can learn about one unit."""
     if math.isinf(epsilon):
         return f"No ε is finite: there is no bound on what can be learned about {one_unit(unit)}."
     who = f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess"

@@ -1,4 +1,4 @@
-"""How far long work is, for whoever listens: deep loops tell it here, a command shows it, and else nobody hears."""
+"""How far long work is: loops report it here, and a command that listens shows it."""
 
 from __future__ import annotations
 

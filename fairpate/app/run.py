@@ -150,10 +150,10 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
     """
     opened, dataset, run, meter = _opened(config, reporter, dataset, load_dataset, None)
     assert isinstance(opened, VotingMethod)
-    check_queries(opened, dataset, meter, reporter)
     model = nn.Identity()
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
     with sole_worker(run.root, "fairpate aggregate"):
+        check_queries(opened, dataset, meter, reporter)
         state_release(opened, run, dataset, opened.release(training), meter)
     reporter.note("labels", str(run.labels))
     return run

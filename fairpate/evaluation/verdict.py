@@ -171,7 +171,7 @@ def _line(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPr
 
 
 def _answered_words(measured: Evaluation) -> str:
-    """What gap and accuracy are of, where the model refuses some: whoever refuses most may seem fair and right."""
+    """What gap and accuracy are of, where the model refuses some: a model that refuses most may seem fair and right."""
     return "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
 
 
