@@ -1,3 +1,4 @@
+import shutil
 import sys
 
 import pytest
@@ -6,6 +7,7 @@ from each_method import train
 from fairpate.app import cli
 from fairpate.app.progress import Reporter
 from fairpate.app.run import finished_run, run_method
+from fairpate.app.rundir import RunDirectory
 from fairpate.config_reader import apply_override
 from fairpate.methods.load import configured
 
@@ -45,10 +47,18 @@ def small_config():
 
 
 @pytest.fixture(scope="session")
-def finished(small_config, tmp_path_factory):
-    """One run of FairPATE with a reject option, for all tests that read or copy it: (folder, configuration)."""
+def made_once(small_config, tmp_path_factory):
+    """One run of FairPATE with a reject option, which `finished` copies."""
     config = small_config(tmp_path_factory.mktemp("finished") / "run", IDP3)
     return run_method(config, Reporter(quiet=True)), config
+
+
+@pytest.fixture(scope="module")
+def finished(made_once, tmp_path_factory):
+    """That run, copied so that no module sees what another wrote: (folder, configuration)."""
+    run, config = made_once
+    out = shutil.copytree(run.root, tmp_path_factory.mktemp("finished") / "run")
+    return RunDirectory(root=out), config.model_copy(update={"out": out})
 
 
 @pytest.fixture(scope="session")
