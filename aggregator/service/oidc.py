@@ -3,9 +3,9 @@
 Needs joserfc, the JOSE library of Authlib (`pip install 'fairpate[oidc]'`).
 
 Nothing in a token is believed before its signature holds, under a key that the issuer publishes now and by an algorithm
-that is named in the configuration. The token's header chooses among those keys and does nothing else: no key, address
-or certificate in it is looked at. Only algorithms with a public key can be configured, so `none` and a public key that
-is used as a shared secret are refused whatever the header says.
+that is named in the configuration. The token's header chooses among those keys and must not name a type for another
+use; no key, address or certificate in it is looked at. Only algorithms with a public key can be configured, so `none`
+and a public key that is used as a shared secret are refused whatever the header says.
 
 A caller's name follows from issuer and subject, and from nothing that a person may choose for itself.
 """
@@ -32,6 +32,8 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 _REFRESH_S, _RETRY_S, _BELIEVED_S = 300.0, 10.0, 3600.0
 """Keys are read again after five minutes, for an unknown one at most every ten seconds, and believed for an hour."""
 _TIMEOUT_S, _MAX_BYTES, _MAX_TOKEN, _MAX_SUBJECT = 5.0, 2**20, 12_000, 255
+_ACCESS_TYPES = ("jwt", "at+jwt")
+"""RFC 7519, 5.1, and RFC 9068, 2.1; in any letters."""
 _log = logging.getLogger(__name__)
 
 
@@ -165,9 +167,9 @@ class Issuer:
             key = self._keys.key(_kid(token))
             if key is None:
                 return None
-            claims = jwt.decode(token, key, algorithms=list(self._config.algorithms)).claims
-            self._claims().validate(claims)
-            return self._caller_of(claims)
+            decoded = jwt.decode(token, key, algorithms=list(self._config.algorithms))
+            self._claims().validate(decoded.claims)
+            return self._caller_of(decoded.claims) if _is_for_access(decoded.header.get("typ")) else None
         except Exception:  # noqa: BLE001 - whatever it is, it is nobody's token
             return None
 
@@ -215,6 +217,13 @@ def _kid(token: str) -> object:
         return extract_compact(token.encode()).headers().get("kid")
     except Exception:  # noqa: BLE001 - whatever it is, it is no token
         return ""
+
+
+def _is_for_access(typ: object) -> bool:
+    """Whether a token of this type may say who asks: an issuer signs others too, such as those that end a session."""
+    if typ is None:
+        return True
+    return isinstance(typ, str) and typ.lower().removeprefix("application/") in _ACCESS_TYPES
 
 
 def _roles(claims: dict[str, Any], path: str) -> Sequence[str]:

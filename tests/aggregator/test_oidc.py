@@ -194,6 +194,8 @@ def hostile(issuer: IssuerServer) -> dict[str, str]:
         "another's key under a known name": signed(asked, issuer.claims(), lambda m: rs256(m, "two")),
         "a name that is a path": signed({"alg": "RS256", "kid": "../one"}, issuer.claims()),
         "a name that is no text": signed({"alg": "RS256", "kid": ["one"]}, issuer.claims()),
+        "the end of a session": signed(asked | {"typ": "logout+jwt"}, issuer.claims()),
+        "a type that is no text": signed(asked | {"typ": ["JWT"]}, issuer.claims()),
         "a critical header": signed(asked | {"crit": ["exp"], "exp": 1}, issuer.claims()),
     }
     by_claims = {
@@ -233,6 +235,11 @@ def hostile(issuer: IssuerServer) -> dict[str, str]:
         "dots": "..",
     }
     return by_header | whole | {name: issuer.token(**changed) for name, changed in by_claims.items()}
+
+
+@pytest.mark.parametrize("typ", [{}, {"typ": "JWT"}, {"typ": "application/AT+JWT"}])
+def test_a_token_for_access_may_name_its_type(issuer, service, typ):
+    assert me(service(), signed({"alg": "RS256", "kid": "one"} | typ, issuer.claims())).status_code == 200
 
 
 def test_what_is_not_wholly_a_token_of_the_issuer_is_nobodys(issuer, service):
