@@ -1,4 +1,5 @@
 import contextlib
+import re
 
 import httpx
 import pytest
@@ -24,3 +25,17 @@ def http(service):
     url = service(tokens=tokens_of_both_roles())
     with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as client:
         yield client
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request, tmp_path):
+    """Where a ledger of the test lies, in each back end."""
+    if request.param == "sqlite":
+        return tmp_path / "ledger.sqlite"
+    return request.getfixturevalue("postgres").url(re.sub(r"\W", "-", request.node.name))
+
+
+@pytest.fixture
+def database(postgres, request):
+    """A ledger's place in a database."""
+    return postgres.url(re.sub(r"\W", "-", request.node.name))

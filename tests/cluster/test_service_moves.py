@@ -20,7 +20,7 @@ from serving import free_port, ids
 
 from aggregator.ledger import audit
 
-pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_stores.py has writers alone
+pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_database_ledgers.py has writers alone
 
 FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")
 CONFIG = """

@@ -5,159 +5,21 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from report_pages import PAGES, VOTING, Page, measured, operated, published, reordered
 
-from fairpate.evaluation import charts
 from fairpate.evaluation.metrics import evaluate
 from fairpate.evaluation.operator_report import private_report
-from fairpate.evaluation.page import course, decimal, delta_text, epsilon_text, number, percent, place, scale_end
-from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.evaluation.page import decimal, percent
 from fairpate.evaluation.report import (
-    GroupOutcomes,
-    Guarantee,
     PrivateReport,
     PublicReport,
-    Voting,
     public_report,
 )
 from fairpate.types import STOPPED_BY_VOTES, GateRule
-
-VOID = {"meta", "link", "br"}
-OUTCOMES = ["answered", "answered", "fairness", "confidence", "answered", "free"]
-
-
-def measured(answered=None, group_names=("red", "green")):
-    random = np.random.default_rng(0)
-    return evaluate(
-        random.integers(0, 3, 80),
-        labels_N=random.integers(0, 3, 80),
-        groups_N=random.integers(0, 2, 80),
-        answered_N=answered,
-        class_names=["zero", "one", "two"],
-        group_names=group_names,
-        generator=random,
-        num_replicates=50,
-    )
-
-
-GUARANTEE = Guarantee(
-    unit="record",
-    relation="add or remove one",
-    epsilon=6.1234,
-    delta=1e-5,
-    accounting="rdp",
-    noise="os_entropy",
-    tuning_accounted=False,
-    events=["6 queries to teachers"],
-)
-VOTING = Voting(
-    mechanism="Threshold 60 votes, threshold noise σ₁ = 40 votes, label noise σ₂ = 15 votes",
-    gate=GateRule(max_disparity=0.1, min_count=2),
-    voters="teachers",
-    num_teachers=100,
-    num_public_records=300,
-    queries_submitted=6,
-    answered=3,
-    rejected_confidence=1,
-    rejected_fairness=1,
-    refused_free=1,
-    epsilon_course_Q=[1.0, 2.0, 3.0, 4.0, 5.0, 6.1234],
-    outcomes=[
-        GroupOutcomes(name="red", answered=2, rejected_confidence=0, rejected_fairness=1, refused_free=1),
-        GroupOutcomes(name="green", answered=1, rejected_confidence=1, rejected_fairness=0, refused_free=0),
-    ],
-    answered_GC=[[1, 1, 0], [0, 0, 1]],
-)
-
-
-def published(**changes) -> PublicReport:
-    """A report; what changes of the guarantee or of the votes is named as a field of theirs."""
-    parts = {"guarantee": GUARANTEE, "voting": VOTING}
-    own = {"title": "Colour digits", "method": "fairpate", "num_private_records": 1200} | parts
-    for name, value in changes.items():
-        part = next((part for part, record in parts.items() if name in record.__dict__ and name not in own), None)
-        if part is None:
-            own[name] = value
-        else:
-            own[part] = replace(own[part], **{name: value})
-    return PublicReport(**({"evaluations": {"student": measured()}} | own))
-
-
-def reordered(num_groups=2, min_count=2) -> RejectOptionSpread:
-    random = np.random.default_rng(0)
-    return reject_option_spread(
-        random.integers(0, 3, 80),
-        random.integers(0, 2, 80),
-        true_labels_N=random.integers(0, 3, 80),
-        rule=GateRule(max_disparity=0.3, min_count=min_count),
-        num_groups=num_groups,
-        num_classes=3,
-        generator=random,
-    )
-
-
-def operated(**changes) -> PrivateReport:
-    fields = {
-        "public": published(),
-        "rdp_order": 8.0,
-        "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
-        "rdp_worst_Q": [0.1] * 6,
-        "epsilon_data_dependent_course_Q": [0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456],
-        "epsilon_as_in_paper_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
-        "plurality_votes_Q": [95, 90, 70, 40, 100, 50],
-        "runner_up_votes_Q": [5, 10, 20, 35, 0, 50],
-        "num_votes_Q": [100] * 6,
-        "groups_Q": [0, 0, 0, 1, 1, 0],
-        "outcomes_Q": OUTCOMES,
-        "at_Q": [1767225600.0 + second for second in range(6)],
-        "callers_Q": [""] * 6,
-    }
-    return PrivateReport(**(fields | changes))
-
-
-class Page(HTMLParser):
-    """Checks nesting while reading; keeps tags, attribute values and text, but for the meanings of words."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words, self.meaning = "", 0
-        self.feed(html)
-        assert not self.open
-        self.words = " ".join(self.words.replace("\u00a0", "~").split()).replace("~", "\u00a0")
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-        if ("popover", None) in attrs:
-            self.meaning = len(self.open)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if len(self.open) < self.meaning:
-            self.meaning = 0
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style" and not self.meaning:
-            self.words += data
-
-
-PAGES = {
-    "public": lambda **changes: public_report(published(**changes)),
-    "private": lambda **changes: private_report(operated(public=published(**changes))),
-}
 
 
 @pytest.mark.parametrize("kind", PAGES)
@@ -375,7 +237,7 @@ def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:
     words = Page(public_report(published(**seeded))).words
     assert "With fresh noise the labels would satisfy" in words
     assert "computed from them, satisfy" not in words
-    assert "Protects nobody: not to be published" in words
+    assert "Not private: not to be published" in words
     assert "May be published" not in words
 
 
@@ -455,67 +317,3 @@ def test_records_that_do_not_fit_are_named() -> None:
         published(answered_GC=[[1, 1, 1]])
     with pytest.raises(ValueError, match="reject_option to cover 2 groups, got 3"):
         published(reject_option=reordered(num_groups=3))
-
-
-def drawn(drawing: str, style: str) -> list[list[tuple[float, float]]]:
-    """The corners of every path with this style."""
-    paths = re.findall(rf'<path d="([^"]*)" style="{re.escape(style)}', drawing)
-    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for path in paths]
-
-
-def test_histogram_blocks_are_as_high_as_their_counts() -> None:
-    drawing = charts.histogram(
-        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[(1, "1")]
-    )
-    (four,), (two, one) = (drawn(drawing, f"fill: var(--{color})") for color in ("answered", "confidence"))
-    ends = [(min(y for _, y in block), max(y for _, y in block)) for block in (four, two, one)]
-    unit = ends[2][1] - ends[2][0]
-    assert [round((high - low) / unit, 3) for low, high in ends] == [4, 2, 1]
-    assert ends[1][1] == pytest.approx(ends[0][0]), "the second stands on the first"
-    assert ends[0][1] == pytest.approx(ends[2][1]), "and its other block on the axis"
-
-
-def test_a_curve_goes_through_its_points() -> None:
-    drawing = charts.curves(
-        [charts.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
-    )
-    ((first, middle, last),) = drawn(drawing, "fill: none; stroke: var(--answered)")
-    assert middle == pytest.approx(np.add(first, last) / 2)
-    grid = [path[0][1] for path in drawn(drawing, "fill: none; stroke: var(--line)")]
-    assert first[1] == max(grid)
-    assert last[1] == min(grid), "where the scale ends at 10"
-
-
-def test_a_long_course_is_thinned_but_keeps_its_ends() -> None:
-    points = course(list(range(1, 10_001)))
-    assert len(points) <= 241
-    assert points[0] == (0, 0)
-    assert points[-1] == (10_000, 10_000)
-    assert all(x == y for x, y in points)
-    assert course([]) == []
-
-
-def test_printed_numbers() -> None:
-    assert epsilon_text(2.001) == "2.01"
-    assert epsilon_text(2.0) == "2.00"
-    assert epsilon_text(2 + 1e-12) == "2.01"
-    assert epsilon_text(0.07) == "0.07"
-    assert epsilon_text(0.0) == "0.00"
-    assert epsilon_text(math.nan) == "undefined"
-    assert epsilon_text(math.inf) == "∞"
-    assert delta_text(1e-5) == "10⁻⁵"
-    assert delta_text(2e-6) == "2·10⁻⁶"
-    assert delta_text(0.00123) == "0.00123"
-    assert percent(math.nan) == "undefined"
-    assert percent(1.0) == "100\u00a0%"
-    assert percent(0.9996) == "100.0\u00a0%"
-    assert [number(value) for value in (0.0, 1234.0, 0.12345, 1234567.8)] == ["0", "1,234", "0.123", "1,234,568"]
-
-
-def test_a_scale_ends_at_a_round_number_that_holds_every_value() -> None:
-    assert scale_end([0.11, math.nan, 0.3]) == 0.3
-    assert scale_end([0.31, math.inf]) == 0.4
-    assert scale_end([]) == scale_end([0.0, math.nan]) == 0.01
-    for value in np.random.default_rng(0).uniform(0.01, 3, 200).tolist():
-        assert value <= scale_end([value]) <= 2 * value
-    assert [place(value, largest=0.4) for value in (-0.1, 0.0, 0.1, 0.4, 0.5)] == [0, 0, 25, 100, 100]

@@ -1,0 +1,76 @@
+"""Drawings show their numbers to scale, and numbers are printed as they are meant."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fairpate.evaluation import charts
+from fairpate.evaluation.page import course, delta_text, epsilon_text, number, percent, place, scale_end
+
+
+def drawn(drawing: str, style: str) -> list[list[tuple[float, float]]]:
+    """The corners of every path with this style."""
+    paths = re.findall(rf'<path d="([^"]*)" style="{re.escape(style)}', drawing)
+    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for path in paths]
+
+
+def test_histogram_blocks_are_as_high_as_their_counts() -> None:
+    drawing = charts.histogram(
+        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[(1, "1")]
+    )
+    (four,), (two, one) = (drawn(drawing, f"fill: var(--{color})") for color in ("answered", "confidence"))
+    ends = [(min(y for _, y in block), max(y for _, y in block)) for block in (four, two, one)]
+    unit = ends[2][1] - ends[2][0]
+    assert [round((high - low) / unit, 3) for low, high in ends] == [4, 2, 1]
+    assert ends[1][1] == pytest.approx(ends[0][0]), "the second stands on the first"
+    assert ends[0][1] == pytest.approx(ends[2][1]), "and its other block on the axis"
+
+
+def test_a_curve_goes_through_its_points() -> None:
+    drawing = charts.curves(
+        [charts.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
+    )
+    ((first, middle, last),) = drawn(drawing, "fill: none; stroke: var(--answered)")
+    assert middle == pytest.approx(np.add(first, last) / 2)
+    grid = [path[0][1] for path in drawn(drawing, "fill: none; stroke: var(--line)")]
+    assert first[1] == max(grid)
+    assert last[1] == min(grid), "where the scale ends at 10"
+
+
+def test_a_long_course_is_thinned_but_keeps_its_ends() -> None:
+    points = course(list(range(1, 10_001)))
+    assert len(points) <= 241
+    assert points[0] == (0, 0)
+    assert points[-1] == (10_000, 10_000)
+    assert all(x == y for x, y in points)
+    assert course([]) == []
+
+
+def test_printed_numbers() -> None:
+    assert epsilon_text(2.001) == "2.01"
+    assert epsilon_text(2.0) == "2.00"
+    assert epsilon_text(2 + 1e-12) == "2.01"
+    assert epsilon_text(0.07) == "0.07"
+    assert epsilon_text(0.0) == "0.00"
+    assert epsilon_text(math.nan) == "undefined"
+    assert epsilon_text(math.inf) == "∞"
+    assert delta_text(1e-5) == "10⁻⁵"
+    assert delta_text(2e-6) == "2·10⁻⁶"
+    assert delta_text(0.00123) == "0.00123"
+    assert percent(math.nan) == "undefined"
+    assert percent(1.0) == "100\u00a0%"
+    assert percent(0.9996) == "100.0\u00a0%"
+    assert [number(value) for value in (0.0, 1234.0, 0.12345, 1234567.8)] == ["0", "1,234", "0.123", "1,234,568"]
+
+
+def test_a_scale_ends_at_a_round_number_that_holds_every_value() -> None:
+    assert scale_end([0.11, math.nan, 0.3]) == 0.3
+    assert scale_end([0.31, math.inf]) == 0.4
+    assert scale_end([]) == scale_end([0.0, math.nan]) == 0.01
+    for value in np.random.default_rng(0).uniform(0.01, 3, 200).tolist():
+        assert value <= scale_end([value]) <= 2 * value
+    assert [place(value, largest=0.4) for value in (-0.1, 0.0, 0.1, 0.4, 0.5)] == [0, 0, 25, 100, 100]
