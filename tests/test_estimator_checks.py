@@ -23,6 +23,7 @@ QUICK = (
     "WeightedVotesClassifier",
     "SgdClassifier",
     "FLdClassifier",
+    "CovarianceConstraintClassifier",
 )
 FEW_STEPS: dict[str, Any] = {
     "noise": "seeded",

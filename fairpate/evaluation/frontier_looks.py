@@ -83,10 +83,11 @@ FAMILIES = (
         shape=_SHAPE_OF["cross"],
         methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
     ),
+    Family(title="Constrained regression", shape=_SHAPE_OF["x"], methods={"covariance_constraint": 0}),
 )
 _OTHERS = "Other packages"
 # A second shape only where another package brings more methods than there are colours.
-_OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("x", "star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
+_OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ _OURS = {
     "fair_dp_sgd": "fair_dp_sgd:FairDpSgd",
     "dp_fermi": "dp_fermi:DpFermi",
     "f_ld": "f_ld:FLd",
+    "covariance_constraint": "covariance_constraint:CovarianceConstraint",
     "pf_ld": "pf_ld:PfLd",
     "raco_dp": "raco_dp:RacoDp",
     "dp_postprocessing": "dp_postprocessing:Postprocessing",

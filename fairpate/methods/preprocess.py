@@ -46,6 +46,14 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
         return factor * epsilon, 1.0 if delta else 0.0
 
 
+def target_behind_sorted_filter(
+    epsilon: float, delta: float, *, max_disparity: float | Fraction
+) -> tuple[float, float]:
+    """The largest (epsilon, delta) of a mechanism behind the filter that costs (``epsilon``, ``delta``) with it."""
+    factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
+    return epsilon / factor, delta * math.exp(-epsilon) / factor
+
+
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:

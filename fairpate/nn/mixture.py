@@ -70,11 +70,16 @@ def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]
     members = []
     for row in torch.from_numpy(np.asarray(coefficients_RD, dtype=np.float32)):
         model = build_model(LINEAR, input_shape=input_shape, num_classes=2, generator_seed=0)
-        layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
-        if len(row) != layer.in_features + 1:
-            raise ValueError(f"Expected {layer.in_features + 1} coefficients per rule, got {len(row)}.")
-        with torch.no_grad():
-            layer.weight.copy_(torch.stack([torch.zeros_like(row[:-1]), row[:-1]]))
-            layer.bias.copy_(torch.stack([torch.zeros_like(row[-1]), row[-1]]))
+        set_rule(model, row)
         members.append(model)
     return Mixture(members).eval()
+
+
+def set_rule(model: nn.Module, row: Tensor) -> None:
+    """Make a ``logistic`` model predict 1 where (x, 1) . ``row`` > 0, the log-odds of 1. ValueError as above."""
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    if len(row) != layer.in_features + 1:
+        raise ValueError(f"Expected {layer.in_features + 1} coefficients per rule, got {len(row)}.")
+    with torch.no_grad():
+        layer.weight.copy_(torch.stack([torch.zeros_like(row[:-1]), row[:-1]]))
+        layer.bias.copy_(torch.stack([torch.zeros_like(row[-1]), row[-1]]))

@@ -12,9 +12,10 @@ from fairpate.methods.load import configured
 from student.predict import load_student
 
 METHODS = tuple(method_names())
-UNPROTECTED = ("sgd", "f_ld")
+UNPROTECTED = ("sgd", "f_ld", "covariance_constraint")
 ATTRIBUTE = ("pf_ld", "sf_pate", "dp_postprocessing", "dp_oracle_learner", "randomised_response")
 RANDOMISED = ("dp_postprocessing", "dp_oracle_learner")  # fine-tuning would undo their mixing: refused there
+LINEAR = ("dp_oracle_learner", "covariance_constraint")  # refuse a model that is not
 ASKING = ("pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate", "private_knn")
 SMALL = {
     "noise": "seeded",
@@ -46,7 +47,7 @@ def load_two_labels(config):
 
 
 def config_of(method, out, *overrides):
-    linear = ["student.model.name=logistic"] if method == "dp_oracle_learner" else []
+    linear = ["student.model.name=logistic"] if method in LINEAR else []
     return configured(SMALL, [*linear, *overrides, f"out={out}"], method=method)
 
 

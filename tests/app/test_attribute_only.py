@@ -19,6 +19,7 @@ from fairpate.methods.load import configured
 
 REFUSING = (
     ["method=f_ld"],
+    ["method=covariance_constraint"],
     ["method=pf_ld"],
     ["method=pf_ld", "pf_ld.form=as_in_paper"],
     ["method=sf_pate"],

@@ -59,6 +59,7 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["anchor", "dual_bound", "dual_step", "max_multiplier", "tolerance"], AT_LEAST_0),
     "dual_learning_rate": AT_LEAST_0,
     "PrivacyTarget.epsilon": [0.0, -1.0],
+    "max_covariance": [-1e-9, -1.0, -math.inf],
     "bound": [-1 - 1e-9, 1 + 1e-9],
     "GateRule.max_disparity": [-1e-9, -1.0, -math.inf],
     "threshold": [2.0**24, -(2.0**24)],
@@ -67,6 +68,7 @@ BEYOND: dict[str, Sequence[float]] = {
 MAY_BE_INFINITE = {
     "PrivacyTarget.epsilon": [math.inf],
     "GateRule.max_disparity": [math.inf],
+    "CovarianceConfig.max_covariance": [math.inf],
     "MechanismParameters.threshold": [math.inf, -math.inf],
 }
 # What makes a section that is left out by default a valid one.
@@ -160,6 +162,7 @@ def test_a_number_outside_its_range_is_refused_with_its_field(method, path, sect
     ("method", "path"),
     [
         ("dp_sgd", "target.epsilon"),
+        ("covariance_constraint", "covariance_constraint.max_covariance"),
         ("fairpate", "aggregator.gate.max_disparity"),
         ("fairpate", "aggregator.mechanism.threshold"),
     ],

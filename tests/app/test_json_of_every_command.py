@@ -33,6 +33,7 @@ SUCCEEDS = {
     "report": ["run"],
     "card": ["run", "--contact", "somebody"],
     "plan": None,
+    "filter-cost": ["--epsilon", "1", "--disparity", "0.1"],
     "specify": None,
     "compare": None,
     "figures": None,

@@ -25,7 +25,7 @@ PROTECTING = {
     *("fairpate", "pate", "pate_s_pre", "pate_s_in", "private_knn", "record_votes", "weighted_votes"),
     *("dp_sgd", "fair_dp_sgd", "dp_fermi", "raco_dp"),
 }
-UNPROTECTED = {"sgd", "f_ld"}
+UNPROTECTED = {"sgd", "f_ld", "covariance_constraint"}
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,10 @@ def test_every_field_of_every_method_is_in_the_reference():
         ("| `data.unit` | `record` or null<br>default `null` |", "all records of a person together"),
         ("| `student.model.dropout` | number at least 0 and below 1<br>default `0.0` |", ""),
         ("| `teachers.num_teachers` | whole number at least 2<br>default `100` |", "*Read by fairpate, "),
-        ("| `noise` | `os_entropy`, `seeded`<br>default `os_entropy` |", "*Read by all but sgd, f_ld.*"),
+        (
+            "| `noise` | `os_entropy`, `seeded`<br>default `os_entropy` |",
+            "*Read by all but sgd, f_ld, covariance_constraint.*",
+        ),
     ],
 )
 def test_a_row_says_values_default_meaning_and_readers(start, words):

@@ -1,4 +1,4 @@
-"""`fairpate methods`, `plan` and `specify`: what there is, what a budget allows, what was achieved."""
+"""`fairpate methods`, `plan`, `filter-cost` and `specify`: what there is, what a budget allows, what was achieved."""
 
 from __future__ import annotations
 
@@ -76,6 +76,21 @@ def plan(
         facts=proposal_json(proposal) | {"candidates": found, "chosen": method_for(config) if found else None},
         words=Group(*words, describe(proposal)),
     )
+
+
+def filter_cost(
+    epsilon: Annotated[float, typer.Option(min=0, help="Of one record in what sees only the records kept.")],
+    disparity: Annotated[
+        float, typer.Option(min=0, help="The filter's gamma: what two groups' shares of a label may differ by.")
+    ],
+    delta: Annotated[float, typer.Option(min=0, help="Beside it.")] = 1e-5,
+) -> Output:
+    """What private training costs behind a filter of private records for parity, and what may be spent behind it."""
+    from fairpate.app.filtering import cost_of_filter, describe_cost
+
+    with checked_arguments():
+        cost = cost_of_filter(epsilon, delta, disparity)
+    return Output(facts=cost, words=describe_cost(cost))
 
 
 def specify(

@@ -1,0 +1,46 @@
+"""Theorem 1 of FairPATE as a calculator: what a filter of private records for parity does to a guarantee."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from fairpate.app.terminal import facts
+from fairpate.methods.preprocess import (
+    cost_behind_sorted_filter,
+    preprocessing_factor,
+    target_behind_sorted_filter,
+)
+
+
+def cost_of_filter(epsilon: float, delta: float, disparity: float) -> dict[str, Any]:
+    """The factor K; the cost of what is (epsilon, delta) without the filter; and what costs that with it.
+
+    ValueError for numbers that are no guarantee or no disparity.
+    """
+    cost = cost_behind_sorted_filter(epsilon, delta, max_disparity=disparity)
+    target = target_behind_sorted_filter(epsilon, delta, max_disparity=disparity)
+    return {
+        "factor": preprocessing_factor(disparity),
+        "given": {"epsilon": epsilon, "delta": delta, "disparity": disparity},
+        "cost": dict(zip(("epsilon", "delta"), cost, strict=True)),
+        "target": dict(zip(("epsilon", "delta"), target, strict=True)),
+    }
+
+
+def describe_cost(cost: dict[str, Any]) -> RenderableType:
+    """The same in words."""
+    given = _guarantee(cost["given"])
+    return facts(
+        [
+            ("records", f"one added or removed changes at most {cost['factor']} of those kept"),
+            ("cost", f"{given} behind the filter costs {_guarantee(cost['cost'])}"),
+            ("target", f"to cost {given}, spend {_guarantee(cost['target'])} behind it"),
+            ("holds for", "two groups and the filter that sorts (docs/training.md); never for a stream of records"),
+        ]
+    )
+
+
+def _guarantee(found: dict[str, float]) -> str:
+    return f"epsilon {found['epsilon']:.4g}, delta {found['delta']:.3g}"
