@@ -1,8 +1,9 @@
 """Training with a gradient and a histogram of every batch, both noisy: how it is planned, run and reported.
 
 A step releases a Laplace histogram and a Gaussian sum of one Poisson sample (:mod:`fairpate.nn.priced_fit`). That is
-one event, composed before it is amplified; one number says how a budget is split between the two. What a method makes
-of the histogram is its own matter, and free.
+one event, composed before it is amplified; one number says how a budget is split between the two. A second Gaussian sum
+of the sample may release how many records each cell has: with the gradient's it counts as one Gaussian of less noise.
+What a method makes of the histogram is its own matter, and free.
 
 Shapes: N records, Q cells, K columns of the histogram.
 """
@@ -30,7 +31,7 @@ from fairpate.nn.tail_average import TailAverage
 from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.events import Event
-from fairpate.privacy.fair_training import PoissonGaussianLaplaces
+from fairpate.privacy.fair_training import PoissonGaussianLaplaces, joint_multiplier
 
 
 class NoisyHistogramConfig(Section):
@@ -40,6 +41,12 @@ class NoisyHistogramConfig(Section):
     min_share: float = Field(
         0.01, gt=0, le=1, description="Least share of the expected batch that a set of records counts as: public."
     )
+    size_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Of the gradient's part, for a release of sizes beside the histogram, which it makes more exact.",
+    )
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
 
 
@@ -48,13 +55,16 @@ class HistogramSteps:
     """DP-SGD's steps and, beside them, the histogram's.
 
     ``laplace_scale``: of the noise on every entry, of which a record moves all by 1 in L1; ``size_floor``: the least
-    number of records that a union of cells counts as; ``averaged_share``: of the steps, whose weights are averaged.
+    number of records that a union of cells counts as; ``averaged_share``: of the steps, whose weights are averaged;
+    ``size_noise``: standard deviation on the number of records of every cell, of which a record moves all by 1 in L2;
+    None: these are not released.
     """
 
     gradient: PrivateSteps
     laplace_scale: float
     size_floor: float
     averaged_share: float = 0.0
+    size_noise: float | None = None
 
     def __post_init__(self) -> None:
         if not self.size_floor > 0:
@@ -63,9 +73,10 @@ class HistogramSteps:
     @property
     def event(self) -> PoissonGaussianLaplaces:
         """What they release of private records."""
+        sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
             count=self.gradient.num_steps,
-            gradient_noise_multiplier=self.gradient.noise_multiplier,
+            gradient_noise_multiplier=joint_multiplier(self.gradient.noise_multiplier, *sizes),
             laplace_scale=self.laplace_scale,
             sampling_rate=self.gradient.sampling_rate,
         )
@@ -79,14 +90,19 @@ def plan_steps(
     noise_multiplier: float,
     laplace_scale: float,
 ) -> HistogramSteps:
-    """The steps that ``training`` means for ``num_records``, with these noises."""
-    gradient = dp_sgd.plan_steps(training, num_records=num_records, noise_multiplier=noise_multiplier)
+    """The steps that ``training`` means for ``num_records``, with these noises.
+
+    ``noise_multiplier`` is that of gradient and sizes together: of its inverse square the sizes have ``size_share``.
+    """
+    of_gradient = noise_multiplier / math.sqrt(1 - config.size_share)
+    gradient = dp_sgd.plan_steps(training, num_records=num_records, noise_multiplier=of_gradient)
     return HistogramSteps(
         gradient=gradient,
         laplace_scale=laplace_scale,
         # Of the expected batch: the realised one is private.
         size_floor=config.min_share * gradient.expected_batch_size,
         averaged_share=config.averaged_share,
+        size_noise=noise_multiplier / math.sqrt(config.size_share) if config.size_share else None,
     )
 
 
@@ -168,6 +184,7 @@ def fit(
         num_cells=num_cells,
         num_classes=num_classes,
         laplace_scale=steps.laplace_scale,
+        size_noise=steps.size_noise,
         pricing=pricing,
         randomness=randomness,
         histogram_randomness=histogram_randomness,

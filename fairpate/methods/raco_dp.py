@@ -14,7 +14,11 @@ Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x
 With ``counts`` labels, H counts predicted labels in the place of s(x): the hard dual update of its Appendix E.4.
 Gradients are of s(x) all the same, and sizes do not change.
 
-A record moves H by 1 in L1 and the sum by C in L2, on the same sample: one event, composed before it is amplified.
+With ``size_share`` each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a
+partition): H becomes the nearest histogram to both releases, and sizes are sums of that.
+
+A record moves H by 1 in L1, the sizes by 1 in L2 and the sum by C in L2, on the same sample: one event, composed before
+it is amplified, in which the two Gaussians count as one.
 Where the data set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and
 the sizes count persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
 
@@ -23,6 +27,7 @@ Deviations from the paper and its code:
   :func:`epsilon_as_in_paper` is that number, for comparison.
 - The relation is adding or removing a record, which its sensitivities are for; it writes replacing one.
 - Sizes have a public floor: with noise they may be negative. Its code charges nothing for group sizes that it releases.
+- Remark 3 has Laplace noise on sizes and does not say what it costs. Gaussian noise here, and H gains from it too.
 - Every entry of H has noise of its own, and there are no padded rows.
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
 - Momentum, as DP-SGD has it here; 0 is the paper's.

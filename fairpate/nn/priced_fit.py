@@ -29,7 +29,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
-from fairpate.nn.private_fit import LaplaceNoise, PrivateRandomness, PrivateSteps, PrivateTraining
+from fairpate.nn.private_fit import (
+    GaussianNoise,
+    LaplaceNoise,
+    PrivateRandomness,
+    PrivateSteps,
+    PrivateTraining,
+)
 
 FloatArray = npt.NDArray[np.float64]
 Pricing = Callable[[FloatArray], FloatArray]
@@ -194,8 +200,10 @@ class PricedClipper(GradientClipper):
 class PricedTraining(PrivateTraining):
     """Steps on private ``x`` (N, ...), ``labels`` (N,) below ``num_classes`` and ``cells`` (N,) below ``num_cells``.
 
-    ``pricing`` maps each noisy histogram (Q, K) to prices of that shape. ``histogram_randomness`` is apart from that of
-    sampling and gradients, so that a price of 0 leaves DP-SGD as it is, bit for bit.
+    ``pricing`` maps each noisy histogram (Q, K) to prices of that shape. With ``size_noise`` the number of records of
+    every cell is released too, under Gaussian noise of that standard deviation, and the histogram is :func:`refined` by
+    it. ``histogram_randomness`` is apart from that of sampling and gradients, so that a price of 0 leaves DP-SGD as it
+    is, bit for bit.
     """
 
     def __init__(
@@ -214,17 +222,35 @@ class PricedTraining(PrivateTraining):
         randomness: PrivateRandomness,
         histogram_randomness: PrivateRandomness,
         person_N: Tensor | None = None,
+        size_noise: float | None = None,
     ) -> None:
-        if not 0 <= laplace_scale < math.inf:
-            raise ValueError(f"Expected laplace_scale >= 0 and finite, got {laplace_scale}.")
+        for name, noise in (("laplace_scale", laplace_scale), ("size_noise", size_noise or 0.0)):
+            if not 0 <= noise < math.inf:
+                raise ValueError(f"Expected {name} >= 0 and finite, got {noise}.")
         loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=self._release)
         super().__init__(model, x, loss.targets(labels, cells), loss, steps, randomness=randomness, person_N=person_N)
         self._clipper = PricedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._pricing, self._laplace = pricing, LaplaceNoise(histogram_randomness, scale=laplace_scale)
+        self._sizes, self._scales = GaussianNoise(histogram_randomness), (laplace_scale, size_noise)
 
     def _release(self, histogram_QK: Tensor) -> FloatArray:
         exact_QK = histogram_QK.numpy(force=True)
-        return self._pricing(exact_QK + self._laplace.take(exact_QK.size).reshape(exact_QK.shape))
+        noisy_QK = exact_QK + self._laplace.take(exact_QK.size).reshape(exact_QK.shape)
+        laplace_scale, size_noise = self._scales
+        if size_noise is not None:
+            sizes_Q = exact_QK.sum(axis=1, dtype=np.float64) + size_noise * self._sizes.take(len(exact_QK)).numpy()
+            noisy_QK = refined(noisy_QK, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
+        return self._pricing(noisy_QK)
+
+
+def refined(histogram_QK: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
+    """The histogram nearest to a noisy one and to noisy row sums: least squares, each weighed by its variance."""
+    variance = 2 * laplace_scale**2
+    if not variance:
+        return histogram_QK
+    weight = variance / (histogram_QK.shape[1] * variance + size_noise**2)
+    nearest_QK: FloatArray = histogram_QK + weight * (sizes_Q - histogram_QK.sum(axis=1))[:, None]
+    return nearest_QK
 
 
 def _softmax(outputs_BC: Tensor) -> Tensor:

@@ -1,0 +1,161 @@
+"""Sizes of cells released beside RaCO-DP's histogram: what they cost, what the histogram gains, and by how much."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from priced import priced
+
+from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.estimators import RacoDpClassifier
+from fairpate.methods import noisy_histogram
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.noisy_histogram import HistogramSteps
+from fairpate.methods.raco_dp import RacoDpConfig
+from fairpate.methods.trained import private_randomness
+from fairpate.nn.models import build_model
+from fairpate.nn.priced_fit import PricedTraining, SoftPrediction, refined
+from fairpate.nn.private_fit import PrivateSteps
+from fairpate.privacy import accountant
+
+CELLS, CLASSES, RECORDS = 2, 3, 30
+
+
+def planned(*, noise: float, scale: float, size_noise: float | None, rate: float = 0.1, count: int = 50) -> Any:
+    gradient = PrivateSteps(
+        num_steps=count,
+        sampling_rate=rate,
+        expected_batch_size=rate * RECORDS,
+        clip_norm=1.0,
+        noise_multiplier=noise,
+        learning_rate=0.1,
+    )
+    return HistogramSteps(gradient=gradient, laplace_scale=scale, size_floor=1.0, size_noise=size_noise)
+
+
+def moment(order: int, rate: float, *, noise: float, scale: float, size_noise: float) -> float:
+    """E[(1 - r + r L)^a] for L the product of three likelihood ratios: by binomials, each moment by itself."""
+
+    def of_product(j: int) -> float:
+        gaussians = math.exp((j * j - j) / (2 * noise**2)) * math.exp((j * j - j) / (2 * size_noise**2))
+        # Of Laplace densities a shift of 1 apart: beyond both ends, and between them.
+        return gaussians * (j * math.exp((j - 1) / scale) + (j - 1) * math.exp(-j / scale)) / (2 * j - 1)
+
+    terms = (math.comb(order, j) * rate**j * (1 - rate) ** (order - j) * of_product(j) for j in range(order + 1))
+    return math.fsum(terms)
+
+
+@pytest.mark.parametrize("order", [2, 3, 8, 20])
+@pytest.mark.parametrize(("noise", "scale", "size_noise"), [(2.0, 4.0, 3.0), (1.0, 1.5, 8.0), (5.0, 3.0, 1.2)])
+def test_three_releases_of_one_sample_cost_the_moment_of_their_product(
+    order: int, noise: float, scale: float, size_noise: float
+) -> None:
+    event = planned(noise=noise, scale=scale, size_noise=size_noise).event
+    (curve,) = accountant.event_rdp(event, np.array([float(order)]))
+    expected = math.log(moment(order, 0.1, noise=noise, scale=scale, size_noise=size_noise)) / (order - 1)
+    assert curve == pytest.approx(50 * expected, rel=1e-6)
+
+
+def test_more_is_paid_with_sizes_than_without_and_less_than_for_two_samples() -> None:
+    with_sizes, without = (planned(noise=2.0, scale=4.0, size_noise=size).event for size in (3.0, None))
+    costs = [accountant.epsilon([event], target_delta=1e-5).epsilon for event in (without, with_sizes)]
+    assert costs[0] < 0.98 * costs[1]
+    assert planned(noise=2.0, scale=4.0, size_noise=0.0).event.gradient_noise_multiplier == 0, "no noise, no guarantee"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.7])
+def test_the_split_keeps_the_budget_and_the_histogram_its_part(share: float) -> None:
+    target = PrivacyTarget(epsilon=1.5, accounting="rdp")
+    config = RacoDpConfig(histogram_share=0.3, size_share=share)
+    steps = noisy_histogram.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
+    assert 1.47 < priced([steps.event], target).epsilon <= 1.5
+    precisions = [steps.gradient.noise_multiplier**-2, steps.laplace_scale**-2, (steps.size_noise or math.inf) ** -2]
+    assert [each / sum(precisions) for each in precisions] == pytest.approx([0.7 * (1 - share), 0.3, 0.7 * share])
+    assert (steps.size_noise is None) == (share == 0)
+
+
+def test_what_a_row_lacks_is_spread_over_it_by_hand() -> None:
+    """Variances 2 an entry and 4 of the size: of two lacking records each entry has 2 / (2 2 + 4) of them, 1/2."""
+    found = refined(np.array([[3.0, 1.0]]), np.array([6.0]), laplace_scale=1.0, size_noise=2.0)
+    assert found.tolist() == [[3.5, 1.5]]
+
+
+@pytest.mark.parametrize(("scale", "size_noise"), [(1.0, 0.3), (0.5, 5.0), (2.0, 0.0), (0.0, 1.0)])
+def test_it_is_the_weighted_least_squares_of_both_releases(scale: float, size_noise: float) -> None:
+    draws = np.random.default_rng(0)
+    row, size = draws.normal(size=3), draws.normal()
+    found = refined(row[None], np.array([size]), laplace_scale=scale, size_noise=size_noise)[0]
+    weights = 1 / np.array([*[max(math.sqrt(2) * scale, 1e-7)] * 3, max(size_noise, 1e-7)])
+    rows = np.vstack([np.eye(3), np.ones(3)]) * weights[:, None]
+    expected = np.linalg.lstsq(rows, np.append(row, size) * weights, rcond=None)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def released(scale: float, size_noise: float | None, *, count: int, drop: int = 0) -> np.ndarray[Any, Any]:
+    """The histograms (steps, Q, C) of a model that does not move, on all records at every step."""
+    size = RECORDS - drop
+    x = torch.linspace(-1, 1, RECORDS)[:size, None].repeat(1, 3)
+    seen: list[Any] = []
+
+    def pricing(histogram: Any) -> Any:
+        seen.append(histogram.copy())
+        return np.zeros_like(histogram)
+
+    steps = planned(noise=0.0, scale=scale, size_noise=size_noise, rate=1.0).gradient
+    training = PricedTraining(
+        build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=CLASSES, generator_seed=0),
+        x,
+        torch.zeros(size, dtype=torch.long),
+        (torch.arange(size) >= 10).long(),
+        PrivateSteps(**{**vars(steps), "learning_rate": 1e-12}),
+        rows=SoftPrediction(),
+        num_cells=CELLS,
+        num_classes=CLASSES,
+        laplace_scale=scale,
+        size_noise=size_noise,
+        pricing=pricing,
+        randomness=private_randomness("seeded", 1),
+        histogram_randomness=private_randomness("seeded", 2),
+    )
+    for _ in range(count):
+        training.step()
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
+def test_sizes_have_the_noise_of_both_releases_together(factor: float) -> None:
+    """Row sums: variance K v s / (K v + s) for v = 2 b^2 = 2 of each of K = 3 entries and s = 4; no other s fits."""
+    found = released(1.0, 2.0, count=1500)
+    errors = found.sum(axis=2) - [10, 20]
+    assert abs(errors.mean()) < 0.12
+    expected = 6 * 4 * factor**2 / (6 + 4 * factor**2)
+    assert (abs(errors.var() / expected - 1) < 0.08) == (factor == 1.0)
+    alone = released(1.0, None, count=1500)
+    assert errors.var() < 0.5 * (alone.sum(axis=2) - [10, 20]).var()
+    assert found.var(axis=0).mean() < 0.85 * alone.var(axis=0).mean(), "entries gain too"
+
+
+def test_a_record_less_moves_the_sizes_of_its_cell_alone_by_one() -> None:
+    """Noise from one seed is the same twice, so that the difference is the records' alone."""
+    whole, less = (released(1.0, 0.5, count=3, drop=drop) for drop in (0, 1))
+    moved = (whole - less).sum(axis=2)
+    np.testing.assert_allclose(moved, [[0, 1]] * 3, atol=1e-4)
+
+
+def test_without_sizes_nothing_is_drawn_for_them() -> None:
+    np.testing.assert_array_equal(released(1.0, None, count=2), released(1.0, None, count=2))
+    with pytest.raises(ValueError, match="size_noise >= 0 and finite, got -1"):
+        released(1.0, -1.0, count=1)
+
+
+def test_the_estimator_keeps_its_budget_with_sizes() -> None:
+    draws = np.random.default_rng(0)
+    features, groups = draws.normal(size=(400, 3)), np.arange(400) % 2
+    fitted = RacoDpClassifier(epsilon=2.0, raco_dp={"size_share": 0.3}, noise="seeded", random_state=0).fit(
+        features, (features[:, 0] > 0).astype(int), sensitive_features=groups
+    )
+    assert 1.9 < fitted.privacy_.epsilon <= 2.0
