@@ -26,7 +26,7 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant, gnmax, smooth_sensitivity
 from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 
 _NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)

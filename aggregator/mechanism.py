@@ -25,7 +25,7 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.events import Event
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, ReleaseKind
 
 FloatArray = npt.NDArray[np.float64]

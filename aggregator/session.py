@@ -26,7 +26,7 @@ from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.privacy.smooth_release import SanitisedRdp
 from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError
 
 MAX_BLOCK = 1024

@@ -348,8 +348,9 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     """A driver whose private records are many times an object store: prints a digest of its votes and bytes spilled."""
     import torch
 
-    from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+    from fairpate.config import FitConfig, ModelConfig, RayConfig
     from fairpate.data.dataset import Split
+    from fairpate.votes_config import TeachersConfig
     from teachers.cluster import start_ray
     from teachers.ensemble import collect_votes, train_ensemble
     from teachers.pool import InProcessPool, RayPool

@@ -32,9 +32,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig
 from fairpate.data.dataset import Split
 from fairpate.storage import open_storage
+from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import Ensemble, collect_votes, train_ensemble
 from teachers.pool import RayPool

@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_model
+from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
 from teachers.pool import RayPool

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fairpate.config import TeachersConfig
 from fairpate.nn.models import build_architecture
 from fairpate.storage import Storage, join
+from fairpate.votes_config import TeachersConfig
 from teachers.checkpoint import ArrayWeights, block_path, is_intact, keyed_name, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
 from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards

@@ -34,11 +34,11 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fairpate import __version__
-from fairpate.config import TeachersConfig
 from fairpate.named_code import is_own_file, named_object
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.storage import Storage, join
 from fairpate.types import UserError
+from fairpate.votes_config import TeachersConfig
 from teachers.checkpoint import ArrayWeights, keyed_name, load_block, save_block
 from teachers.ensemble import (
     ArrayShard,

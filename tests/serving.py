@@ -14,7 +14,7 @@ from aggregator.service.questions import PublicPool
 from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Budget, GateRule
 
 NUM_TEACHERS = 60

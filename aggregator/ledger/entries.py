@@ -18,7 +18,7 @@ import numpy as np
 
 from aggregator.ledger.chain import EntryKind
 from aggregator.mechanism import Outcome, outcome
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray
 
 

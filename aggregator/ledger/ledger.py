@@ -49,7 +49,7 @@ from aggregator.ledger.migration import current_terms
 from aggregator.ledger.stores import Place, Store, Stored, open_store, reading, shown
 from aggregator.ledger.terms import LedgerTerms, check_terms
 from aggregator.mechanism import Outcome
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.privacy.smooth_release import SanitisedRdp
 from fairpate.steps import tell
 from fairpate.types import IntArray
 

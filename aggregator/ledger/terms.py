@@ -11,7 +11,7 @@ from aggregator.ledger.chain import canonical
 from aggregator.ledger.files import LedgerError
 from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_named
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Budget, GateRule, Relation, Unit
 
 

@@ -28,7 +28,7 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.session import AggregatorSession
 from fairpate.privacy import accountant
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.privacy.smooth_release import SanitisedRdp
 from fairpate.types import UserError
 
 ResultT = TypeVar("ResultT")

@@ -16,11 +16,12 @@ import torch
 from aggregator.admission import admit_queries
 from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries
 from fairpate.app.students import public_records
-from fairpate.config import AdmissionConfig, StudentConfig
+from fairpate.config import StudentConfig
 from fairpate.data import Split
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.nn.predict import predict_probabilities
 from fairpate.types import GateRule, LabelledSet
+from fairpate.votes_config import AdmissionConfig
 from student.train import train_student
 
 

@@ -12,11 +12,11 @@ from aggregator.service.about import Facts
 from aggregator.service.questions import PublicPool
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory
-from fairpate.config import QueriesConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declared.form import form_of
 from fairpate.data.embedding import Embedding
 from fairpate.methods.pate import VotingMethod
+from fairpate.votes_config import QueriesConfig
 
 
 def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool = True) -> PublicPool:

@@ -27,17 +27,18 @@ from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.reporting import Spending
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
 from fairpate.app.tables import read_labels, write_labels
-from fairpate.config import BudgetConfig, ConfigError, Noise, PublicationConfig, QueriesConfig, StudentConfig
+from fairpate.config import ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import of_teachers
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.steps import Advance
 from fairpate.strict_json import strict
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, Unit
+from fairpate.votes_config import BudgetConfig, PublicationConfig, QueriesConfig
 
 ANSWERED_BY_SERVICE = (
     "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "

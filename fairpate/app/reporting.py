@@ -30,7 +30,7 @@ from fairpate.evaluation.report import (
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.events import Event
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, PrivacyStatement, Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]

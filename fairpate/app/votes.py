@@ -20,10 +20,11 @@ from aggregator.session import VotesUnavailableError
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.tables import read_votes, write_votes
-from fairpate.config import ConfigError, DataConfig, RayConfig, TeachersConfig
+from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.storage import Storage
 from fairpate.types import IntArray, VoteBatch
+from fairpate.votes_config import TeachersConfig
 from teachers.cluster import open_pool
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.own import ask_own_teachers

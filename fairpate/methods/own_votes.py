@@ -23,11 +23,12 @@ from aggregator.session import Ballot
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.votes import StandingVoters
 from fairpate.app.votes_file import VotesConfig, read_votes_file
-from fairpate.config import ConfigError, GatedAggregatorConfig, PublicationConfig
+from fairpate.config import ConfigError
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
 from fairpate.methods.pate import NO_GATE, Labels, VotingMethod
 from fairpate.types import GateRule, MechanismParameters, Unit
+from fairpate.votes_config import GatedAggregatorConfig, PublicationConfig
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
 

@@ -40,20 +40,7 @@ from fairpate.app.votes import (
     store_votes,
     stored_votes,
 )
-from fairpate.config import (
-    AggregatorConfig,
-    BudgetConfig,
-    ConfigError,
-    GatedAggregatorConfig,
-    Noise,
-    PenaltyConfig,
-    PublicationConfig,
-    QueriesConfig,
-    QueriesTarget,
-    RayConfig,
-    StudentConfig,
-    TeachersConfig,
-)
+from fairpate.config import ConfigError, Noise, PenaltyConfig, RayConfig, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Method, Training, Voting
 from fairpate.methods.preprocess import streaming_filter
@@ -61,6 +48,15 @@ from fairpate.methods.trained import Trained
 from fairpate.named_code import REMEDY, is_allowed
 from fairpate.nn.dpfr import public_penalty
 from fairpate.types import GateRule, LabelledSet, VoteBatch
+from fairpate.votes_config import (
+    AggregatorConfig,
+    BudgetConfig,
+    GatedAggregatorConfig,
+    PublicationConfig,
+    QueriesConfig,
+    QueriesTarget,
+    TeachersConfig,
+)
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 

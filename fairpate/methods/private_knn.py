@@ -43,7 +43,7 @@ from fairpate.app.release import ReleasePlan, choose_queries
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.votes import StandingVoters
-from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig, Section
+from fairpate.config import ConfigError, Count, Section
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import Training, Voting
@@ -53,6 +53,7 @@ from fairpate.methods.prototypes import EmbeddingName
 from fairpate.methods.trained import Trained
 from fairpate.privacy import accountant
 from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet
+from fairpate.votes_config import BudgetConfig, GatedQueriesConfig
 from teachers.cluster import start_ray
 from teachers.neighbourhood import LocalNeighbourhood, Neighbourhood, RayNeighbourhood
 from teachers.neighbours import Sampler, blocks_of

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from fairpate.privacy.accountant import event_rdp, of_unit
 from fairpate.privacy.events import Event, TeacherEvent
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Relation, Unit
 
 

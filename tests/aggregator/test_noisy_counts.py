@@ -25,7 +25,7 @@ from aggregator.session import AggregatorSession, PublicationError, SessionResul
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray, MechanismParameters, VoteBatch
 
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}

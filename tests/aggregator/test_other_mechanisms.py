@@ -33,7 +33,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discre
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray
 
 NEAREST, SEED = 50, 7

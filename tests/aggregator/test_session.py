@@ -27,7 +27,7 @@ from aggregator.session import (
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Answer, Budget, GateRule, Refusal, VoteBatch
 
 MECHANISM = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)

@@ -28,7 +28,7 @@ from fairpate.privacy.fair_training import (
 )
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import TELLS_SIZE
 
 SMALL: dict[str, Any] = {

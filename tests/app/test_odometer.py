@@ -24,7 +24,7 @@ from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Budget, GateRule
 
 TERMS = LedgerTerms(

@@ -26,7 +26,7 @@ from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 from student.predict import load_student
 
 

@@ -16,8 +16,9 @@ import ray
 import torch
 from ray._private.internal_api import node_stats
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig
 from fairpate.data.dataset import Split
+from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
 from teachers.pool import RayPool

@@ -28,7 +28,7 @@ from fairpate.privacy.fair_training import (
 from fairpate.privacy.independent import KINDS, NotRecomputedError, guarantee_of, recomputed_epsilon
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 
 for module in pkgutil.iter_modules(privacy.__path__):
     importlib.import_module(f"{privacy.__name__}.{module.name}")  # registers its events

@@ -13,7 +13,7 @@ from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces, of_teachers
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_release import SmoothRelease
 
 GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 4.0}
 EVENTS: list[Any] = [

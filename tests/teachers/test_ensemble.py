@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import teachers.ensemble
-from fairpate.config import FitConfig, ModelConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig
 from fairpate.data.dataset import Split
 from fairpate.storage import Storage, StorageError, open_storage
+from fairpate.votes_config import TeachersConfig
 from teachers.ensemble import Ensemble, collect_votes, train_ensemble
 from teachers.pool import PoolError
 from teachers.shard import assign_teachers, shard_key

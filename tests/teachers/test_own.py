@@ -14,8 +14,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fairpate.config import RayConfig, TeachersConfig
+from fairpate.config import RayConfig
 from fairpate.data.dataset import Split
+from fairpate.votes_config import TeachersConfig
 from teachers.cluster import open_pool
 from teachers.own import OwnTeacherError, ask_own_teachers
 from teachers.pool import InProcessPool, PoolError

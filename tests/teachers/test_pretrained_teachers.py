@@ -12,10 +12,11 @@ from pretrained import published
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_architecture
 from fairpate.nn.predict import predict_logits
+from fairpate.votes_config import TeachersConfig
 from teachers.checkpoint import block_path, load_block
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.teacher import Shard, StackedWeights, TeacherSpec

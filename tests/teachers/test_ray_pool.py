@@ -14,9 +14,10 @@ import ray
 import torch
 
 import teachers.cluster
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
+from fairpate.votes_config import TeachersConfig
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import InProcessPool, PoolError, RayPool, number_of_actors
 
