@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -146,8 +146,6 @@ def train_ensemble(
     """
     _check_labels(private.y, num_classes)
     workers = pool or InProcessPool()
-    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
-    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
@@ -159,17 +157,30 @@ def train_ensemble(
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
     shards = _Shards(private=private, rows=rows_of_teachers(private, config, seed))
 
-    def block(teachers: tuple[int, ...]) -> Block:
-        content = block_path("", shards.of(teachers), spec, teachers, engine)
-        # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
-        name = content if storage is None else keyed_name(content, storage.identity)
-        return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
+    def content_of(teachers: tuple[int, ...]) -> str:
+        return block_path("", shards.of(teachers), spec, teachers, engine)
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, size))
+    blocks, storage = blocks_in(checkpoint_dir, split_blocks(config.num_teachers, size), content_of)
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     _train_missing(blocks, lessons, shards, workers, TeacherCounter(blocks, on_progress))
     return Ensemble(spec=spec, blocks=blocks, storage=storage)
+
+
+def blocks_in(
+    checkpoint_dir: Path | Storage, teachers: Iterable[tuple[int, ...]], content_of: Callable[[tuple[int, ...]], str]
+) -> tuple[tuple[Block, ...], Storage | None]:
+    """Blocks of these teachers with the places of their checkpoints, named by what determines them."""
+    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
+    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
+
+    def block(indices: tuple[int, ...]) -> Block:
+        content = content_of(indices)
+        # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
+        name = content if storage is None else keyed_name(content, storage.identity)
+        return Block(teacher_indices=indices, content=content, checkpoint=join(folder, name))
+
+    return tuple(map(block, teachers)), storage
 
 
 def _train_missing(

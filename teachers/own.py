@@ -36,16 +36,17 @@ from torch import Tensor
 from fairpate import __version__
 from fairpate.named_code import is_own_file, named_object
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.storage import Storage, join
+from fairpate.storage import Storage
 from fairpate.types import UserError
 from fairpate.votes_config import TeachersConfig
-from teachers.checkpoint import ArrayWeights, keyed_name, load_block, save_block
+from teachers.checkpoint import ArrayWeights, load_block, save_block
 from teachers.ensemble import (
     ArrayShard,
     Block,
     Given,
     Progress,
     TeacherCounter,
+    blocks_in,
     missing_blocks,
     other_records,
     read_shards,
@@ -109,12 +110,9 @@ def ask_own_teachers(
     OwnTeacherError where the factory makes no teachers, all of them fail, or one votes for what is no class; PoolError
     where a worker reads other records.
     """
-    place = config.model.python
+    place, workers = config.model.python, pool or InProcessPool()
     assert place is not None
     factory = load_factory(place)
-    workers = pool or InProcessPool()
-    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
-    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
     settings: dict[str, Any] = {"place": place, "num_classes": num_classes, "seed": seed}
     queries = _table(queries_x)
     told = _told(factory, queries, settings)
@@ -129,20 +127,13 @@ def ask_own_teachers(
     def given(teachers: Sequence[int]) -> Given:
         return shards(teachers) if read is None else [rows[teacher] for teacher in teachers]
 
-    def block(teachers: tuple[int, ...]) -> Block:
-        content = _name(told, teachers, shards(teachers))
-        name = content if storage is None else keyed_name(content, storage.identity)
-        return Block(teacher_indices=teachers, content=content, checkpoint=join(folder, name))
+    def content_of(teachers: tuple[int, ...]) -> str:
+        return _name(told, teachers, shards(teachers))
 
-    blocks = tuple(block(teachers) for teachers in split_blocks(config.num_teachers, config.block_size or _BLOCK))
-    report, missing = TeacherCounter(blocks, on_progress), missing_blocks(blocks, storage, workers)
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
-    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
-    failures = []
-    for number, (asked, failure) in workers.run(_ask_block, lesson, items):
-        save_block(blocks[missing[number]].checkpoint, asked)
-        failures += [] if failure is None else [failure]
-        report.add(missing[number])
+    parts = split_blocks(config.num_teachers, config.block_size or _BLOCK)
+    blocks, storage = blocks_in(checkpoint_dir, parts, content_of)
+    missing = missing_blocks(blocks, storage, workers)
+    failures = _ask_missing(blocks, missing, given, lesson, workers, TeacherCounter(blocks, on_progress))
     stored = [load_block(each.checkpoint) for each in blocks]
     _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), config.num_teachers, place, failures)
     names = "\n".join(each.content for each in blocks)
@@ -150,6 +141,25 @@ def ask_own_teachers(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
         digest=hashlib.blake2b(names.encode(), digest_size=8).hexdigest(),
     )
+
+
+def _ask_missing(
+    blocks: Sequence[Block],
+    missing: Sequence[int],
+    given: Callable[[Sequence[int]], Given],
+    lesson: _Lesson,
+    workers: Pool,
+    report: TeacherCounter,
+) -> list[str]:
+    """Store what the blocks say that have not said it yet; why some failed."""
+    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
+    failures = []
+    for number, (asked, failure) in workers.run(_ask_block, lesson, items):
+        save_block(blocks[missing[number]].checkpoint, asked)
+        failures += [] if failure is None else [failure]
+        report.add(missing[number])
+    return failures
 
 
 def load_factory(place: str) -> Factory:

@@ -18,7 +18,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -190,9 +190,7 @@ class RayPool:
             self._start_actor()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         import ray
 
         for actor in [*self._ready, *self._starting.values()]:

@@ -33,6 +33,13 @@ def add_analyst_routes(
     health: Health,
 ) -> None:
     """Add the routes to ``app``."""
+    _add_queries(app, pool, writer, batcher, counters)
+    _add_public_state(app, pool, writer, counters, health)
+
+
+def _add_queries(
+    app: FastAPI, pool: PublicPool, writer: Writer, batcher: Batcher, counters: metrics.ServiceMetrics
+) -> None:
     bodies = wire.bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
@@ -78,6 +85,10 @@ def add_analyst_routes(
         headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
         return Response(content, media_type=MEDIA_TYPES[wanted.format], headers=headers)
 
+
+def _add_public_state(
+    app: FastAPI, pool: PublicPool, writer: Writer, counters: metrics.ServiceMetrics, health: Health
+) -> None:
     @app.get("/v1/budget", response_model=wire.Budget)
     async def budget() -> Response:
         """The budget's limits and what is spent of it, data-independent."""

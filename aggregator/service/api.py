@@ -157,26 +157,8 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
         own_limits=lambda: tokens.limits,
         on_group=counters.count_group,
     )
-
     overview = Overview(writer, health, backend.pool, counters, last_backup=backend.last_backup)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watches = [asyncio.create_task(each) for each in (health.watch(), overview.watch(_HISTORY_INTERVAL_S))]
-        yield
-        for watch in watches:
-            watch.cancel()
-        await asyncio.to_thread(writer.close)
-
-    app = FastAPI(
-        title="FairPATE aggregator",
-        version=__version__,
-        description="Private and fair labels, each paid for from one budget.",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 429, 431)},
-    )
+    app = _empty_app(writer, health, overview)
     add_analyst_routes(app, backend.pool, writer, batcher, counters, health)
     add_operator_routes(app, backend.pool, writer, overview)
     streams = add_page_routes(app, backend.facts, backend.pool, writer, overview, tokens=tokens)
@@ -192,6 +174,28 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     app.add_middleware(metrics.CountRequests, counters=counters)
     app.add_middleware(Observed, tracer=tracer)
     return app
+
+
+def _empty_app(writer: Writer, health: Health, overview: Overview) -> FastAPI:
+    """The application without routes; it watches itself while it runs, and closes the ledger when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watches = [asyncio.create_task(each) for each in (health.watch(), overview.watch(_HISTORY_INTERVAL_S))]
+        yield
+        for watch in watches:
+            watch.cancel()
+        await asyncio.to_thread(writer.close)
+
+    return FastAPI(
+        title="FairPATE aggregator",
+        version=__version__,
+        description="Private and fair labels, each paid for from one budget.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"model": wire.Faults} for status in (400, 401, 403, 408, 411, 413, 415, 422, 429, 431)},
+    )
 
 
 def _add_health_routes(app: FastAPI, health: Health) -> None:

@@ -17,7 +17,6 @@ from aggregator.mechanism import Outcome
 
 _MOST_POINTS = 512
 _FIRST_SPACING_S = 1.0
-_VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
 class Point(NamedTuple):

@@ -88,13 +88,12 @@ def read_tokens(
     *,
     analyst_file: Path | None = None,
     operator_file: Path | None = None,
-    store: Path | None = None,
 ) -> TokenBook:
     """Tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
 
     A file holds one token per line, each with a name in front of it or without: then it is called by its role and its
-    line. ``store``: a run's token store, which need not be there. TokenError for a token shorter than 24 characters, a
-    token given twice, or a file that others than its owner may read.
+    line. TokenError for a token shorter than 24 characters, a token given twice, or a file that others than its owner
+    may read.
     """
     entries: list[tuple[bytes, Caller]] = []
     sources: tuple[tuple[Role, Path | None], ...] = (("analyst", analyst_file), ("operator", operator_file))
@@ -104,7 +103,7 @@ def read_tokens(
             entries += _parse(read_private(path), role, str(path))
         elif environment.get(variable):
             entries += _parse(environment[variable], role, variable)
-    return TokenBook(entries=tuple(entries), store=store)
+    return TokenBook(entries=tuple(entries))
 
 
 def mark(store: Path) -> Path:

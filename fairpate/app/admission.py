@@ -55,12 +55,10 @@ def answer_admitted(
         labelled = SessionResult.joined(results).labelled if number else None
         if labelled is not None and waiting and len(labelled.labels):
             rows = torch.tensor(waiting)
-            counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
-            np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = admit_queries(
                 _predict(labelled, queries, rows, learning, num_classes=num_classes, seed=seed + number),
                 queries.z[rows].numpy(),
-                gate=DemographicParityGate(gate, num_groups=num_groups, num_classes=num_classes, counts_GC=counts_GC),
+                gate=_after(labelled, gate, num_groups=num_groups, num_classes=num_classes),
                 count=size,
                 uncertain_first=admission.uncertain_first,
             )
@@ -76,6 +74,13 @@ def answer_admitted(
         )
         waiting = sorted(set(waiting) - set(chosen))
     return SessionResult.joined(results)
+
+
+def _after(labelled: LabelledSet, gate: GateRule, *, num_groups: int, num_classes: int) -> DemographicParityGate:
+    """The gate as the labels released so far leave it."""
+    counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
+    np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
+    return DemographicParityGate(gate, num_groups=num_groups, num_classes=num_classes, counts_GC=counts_GC)
 
 
 def _predict(

@@ -46,7 +46,7 @@ from fairpate.types import IntArray, Unit
 
 FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
-_PROFILE_ROWS = 100
+_PROFILE_ROWS, _NUM_PLANS = 100, 6
 _TEACHER_COUNTS = (50, 100, 200, 400)
 AGREEMENT, SPREAD = 0.75, 0.2
 _THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
@@ -290,7 +290,7 @@ def propose(
     )
 
 
-def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
+def describe(proposal: Proposal) -> Group:
     """The best plans as tables."""
     source, right = ("these votes", "as most") if proposal.from_votes else ("the assumption", "right")
     warning = (
@@ -312,12 +312,12 @@ def describe(proposal: Proposal, *, num_plans: int = 6) -> Group:
         )
     return Group(
         Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
-        _table(proposal.for_any_votes[:num_plans], right),
+        _table(proposal.for_any_votes[:_NUM_PLANS], right),
         Text(
             f"\nWithin epsilon {proposal.epsilon:g} by the data-dependent privacy cost alone, which is no guarantee "
             "and leaks:"
         ),
-        _table(proposal.for_these_votes[:num_plans], right),
+        _table(proposal.for_these_votes[:_NUM_PLANS], right),
         Text(f"\n{notes}"),
     )
 

@@ -126,14 +126,12 @@ def _report(
         )
 
 
-def make_release(
-    config: ReleasingMethod, reporter: Reporter, *, load: Callable[[DataConfig], Dataset] = load_dataset
-) -> RunDirectory:
+def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
     """The release of ``config`` alone, for runs that go on from it: drawn and counted once.
 
     Errors as :func:`run_method`.
     """
-    opened, dataset, run, meter = _opened(config, reporter, None, load, None)
+    opened, dataset, run, meter = _opened(config, reporter, None, load_dataset, None)
     training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
     assert isinstance(opened, ReleasingMethod)
     with sole_worker(run.root, "fairpate run"):

@@ -149,11 +149,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self._configuration(sizes, seed=seed)
         self._require_inputs(config, private, public)
         self._require_classes(config, labels)
-        if whose and config.is_private and not config.protects_persons:
-            raise ValueError(
-                f"persons: {self.method} does not bound what all records of a person do together; leave persons out, "
-                "which protects each record by itself, or choose another method (docs/python.md)."
-            )
+        self._require_persons_protected(config, given=bool(whose))
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
@@ -338,6 +334,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"Only binary classification is supported. The type of the target is {kind}; choose another method "
                 f"than {self.method}."
+            )
+
+    def _require_persons_protected(self, config: Method, *, given: bool) -> None:
+        if given and config.is_private and not config.protects_persons:
+            raise ValueError(
+                f"persons: {self.method} does not bound what all records of a person do together; leave persons out, "
+                "which protects each record by itself, or choose another method (docs/python.md)."
             )
 
     def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
 _ROUNDING = 1e-9
 _ZERO_SCALE = 0.01
+_NUM_NEAREST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ def offer(point: Point, demand: Demand) -> Offer:
     )
 
 
-def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
+def achievable(points: Sequence[Point], demand: Demand) -> Achievable:
     """What one panel's points offer for ``demand``.
 
     Only points that nothing dominates, in epsilon, error, refusals and every notion of the demand, are offered as
@@ -174,7 +175,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     near = sorted((o for o in offers if id(o.point) in members), key=lambda o: (bool(o.point.degenerate), *_by_miss(o)))
     return Achievable(
         met=tuple(met),
-        nearest=() if met else tuple(near[:num_nearest]),
+        nearest=() if met else tuple(near[:_NUM_NEAREST]),
         num_points=len(points),
         num_undefined=len(points) - len(offers),
     )
@@ -223,20 +224,18 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
     return Transfer(chosen=chosen, there=None if there is None else offer(there, demand), best=_choice(target, demand))
 
 
-def transfer_frontier(
-    source: Sequence[Point], target: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES
-) -> FrontierTransfer:
+def transfer_frontier(source: Sequence[Point], target: Sequence[Point]) -> FrontierTransfer:
     """Apply the source's whole Pareto set on the target and compare what it covers there."""
-    members = frontier(source, objectives).members
+    members = frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
-    found, _ = defined([image for image in images if image is not None], objectives)
-    everything, _ = defined(target, objectives)
-    reference_O = reference_point(target, objectives)
+    found, _ = defined([image for image in images if image is not None], OBJECTIVES)
+    everything, _ = defined(target, OBJECTIVES)
+    reference_O = reference_point(target, OBJECTIVES)
     return FrontierTransfer(
         num_members=len(members),
         num_missing=sum(image is None for image in images),
-        volume_transferred=hypervolume(matrix(found, objectives), reference_O=reference_O),
-        volume_best=hypervolume(matrix(everything, objectives), reference_O=reference_O),
+        volume_transferred=hypervolume(matrix(found, OBJECTIVES), reference_O=reference_O),
+        volume_best=hypervolume(matrix(everything, OBJECTIVES), reference_O=reference_O),
     )
 
 

@@ -120,9 +120,9 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     return files
 
 
-def slices_picture(points: Sequence[Point], *, width_in: float = WIDTHS_IN[2]) -> bytes:
+def slices_picture(points: Sequence[Point]) -> bytes:
     """The slices of one panel's points, as PNG: what a notebook shows."""
-    style = FigureStyle(width_in=width_in, formats=("png",))
+    style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     settings: Any = style.settings
     with matplotlib.rc_context(settings):
         return _pictures(_slices(_Panel.of(points, looks(points)), style), style)["png"]

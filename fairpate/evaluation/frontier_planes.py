@@ -194,12 +194,6 @@ def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tup
     return moved
 
 
-def accuracy_range(points: Sequence[Point]) -> tuple[float, float]:
-    """Least and largest accuracy; (0, 1) where none is defined."""
-    values = [1 - error for point in points if not math.isnan(error := point.value("error"))]
-    return (min(values), max(values)) if values else (0.0, 1.0)
-
-
 def size_of(coverage: float, between: tuple[float, float]) -> float:
     """Diameter in pixels of a mark: its area grows with coverage."""
     low, high = between

@@ -229,29 +229,15 @@ def evaluate(
     """
     groups = np.asarray(groups_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
-    records: dict[str, Any] = {
-        "groups_N": groups,
-        "labels_N": labels_N,
-        "answered_N": answered,
-        "num_groups": len(group_names),
-        "num_classes": len(class_names),
-    }
+    sizes: dict[str, Any] = {"num_groups": len(group_names), "num_classes": len(class_names)}
+    records: dict[str, Any] = {"groups_N": groups, "labels_N": labels_N, "answered_N": answered, **sizes}
     joint_GYC = rates.joint_table(predictions, **records)
+    drawn: dict[str, Any] = {"persons_N": persons_N, "generator": generator}
     if rule is None:
-        joint_RGYC = rates.resampled_tables(
-            predictions, **records, persons_N=persons_N, generator=generator, num_replicates=num_replicates
-        )
+        joint_RGYC = rates.resampled_tables(predictions, **records, **drawn, num_replicates=num_replicates)
     else:
-        joint_RGYC = resampled_reject_option(
-            predictions,
-            groups,
-            true_labels_N=labels_N,
-            rule=rule,
-            num_groups=len(group_names),
-            num_classes=len(class_names),
-            generator=generator,
-            persons_N=persons_N,
-        )
+        # The gate's answers depend on those before, so that it decides anew on every drawn set of records.
+        joint_RGYC = resampled_reject_option(predictions, groups, true_labels_N=labels_N, rule=rule, **sizes, **drawn)
     return Evaluation(
         num_records=len(groups),
         num_answered=int(answered.sum()),
@@ -260,10 +246,7 @@ def evaluate(
         group_names=tuple(group_names),
         class_names=tuple(class_names),
         groups=_by_group(joint_GYC, groups, answered, group_names),
-        gaps={
-            name: _measure(metric, joint_GYC, joint_RGYC, level, group_names, class_names)
-            for name, metric in GAPS.items()
-        },
+        gaps={n: _measure(m, joint_GYC, joint_RGYC, level, group_names, class_names) for n, m in GAPS.items()},
         ermi=gaps.ermi(joint_GYC),
         ermi_given_label=gaps.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),

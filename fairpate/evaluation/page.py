@@ -14,6 +14,7 @@ from markupsafe import Markup
 from fairpate.pages import environment
 
 # Whatever the language of the machine.
+_MAX_POINTS = 240
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -37,11 +38,11 @@ def percent(share: float, *, digits: int = 1) -> str:
     return f"{100 * share:.0f}\u00a0%" if share in (0, 1) else f"{100 * share:.{digits}f}\u00a0%"
 
 
-def decimal(value: float, *, digits: int = 3) -> str:
-    """A number with fixed decimals, or the word undefined."""
+def decimal(value: float) -> str:
+    """A number with three decimals, or the word undefined."""
     if math.isnan(value):
         return "undefined"
-    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+    return "∞" if math.isinf(value) else f"{value:.3f}"
 
 
 def number(value: float) -> str:
@@ -81,10 +82,10 @@ def power_of_ten(exponent: int) -> str:
     return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-def course(epsilon_Q: Sequence[float], *, max_points: int = 240) -> list[tuple[float, float]]:
+def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:
     """(queries submitted, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
     num_queries = len(epsilon_Q)
-    num_steps = min(num_queries, max_points)
+    num_steps = min(num_queries, _MAX_POINTS)
     steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]
     return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []
 

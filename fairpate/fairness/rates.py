@@ -103,18 +103,6 @@ def group_rates(joint_GYC: FloatArray) -> FloatArray:
     return divide(counts_GC, counts_GC.sum(axis=-1, keepdims=True))
 
 
-def complement_rates(joint_GYC: FloatArray) -> FloatArray:
-    """r(-z, k): how often everyone outside group z is predicted k. Shape (..., G, C)."""
-    counts_GC = joint_GYC.sum(axis=-2)
-    return group_rates((counts_GC.sum(axis=-2, keepdims=True) - counts_GC)[..., None, :])
-
-
-def overall_rates(joint_GYC: FloatArray) -> FloatArray:
-    """r(k): how often k is predicted. Shape (..., C)."""
-    counts_C = joint_GYC.sum(axis=(-3, -2))
-    return divide(counts_C, counts_C.sum(axis=-1, keepdims=True))
-
-
 def conditional_rates(joint_GYC: FloatArray) -> FloatArray:
     """r(z, k | y): how often group z is predicted k when its true label is y. Shape (..., G, Y, C)."""
     return divide(joint_GYC, joint_GYC.sum(axis=-1, keepdims=True))

@@ -254,7 +254,7 @@ def _of_groups(
         shares_GE=shares_GE,
         events=(
             sizes,
-            *(kind(count=rules.num_rounds, epsilon=round_epsilon) for kind in (PureReleases, LaplaceReleases)),
+            *(kind(count=rules.num_rounds, epsilon=round_epsilon) for kind in kinds),
         ),
         round_epsilon=round_epsilon,
     )

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -112,26 +112,15 @@ def train(
     ``randomness`` is a ``dp_sgd`` base's, ``source`` the counts'. ValueError as :func:`released_counts` and
     :func:`fair_mixing`, and for a target that the base cannot keep.
     """
+    learning: dict[str, Any] = {"generator": generator, "on_progress": on_progress}
     if config.base == "sgd":
-        sgd.train(model, x, y, sgd_config, generator=generator, on_progress=on_progress)
+        sgd.train(model, x, y, sgd_config, **learning)
         base = Trained(model=model, events=(), noise=OS_ENTROPY)
-        counted = LaplaceReleases(count=1, epsilon=target.epsilon)
     else:
         base_target = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
         steps = dp_sgd.calibrated_steps(dp_sgd_config, base_target, num_records=len(x))
-        relation = target.record_relation
-        base = dp_sgd.train(
-            model,
-            x,
-            y,
-            steps,
-            randomness=randomness,
-            generator=generator,
-            relation=relation,
-            on_progress=on_progress,
-        )
-        epsilon = config.count_share * target.epsilon
-        counted = LaplaceReleases(count=1, epsilon=epsilon, unit="record", relation=relation)
+        base = dp_sgd.train(model, x, y, steps, randomness=randomness, relation=target.record_relation, **learning)
+    counted = _counted(config, target)
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(
         said_NC,
@@ -156,6 +145,14 @@ def train(
         mixing=mixing,
         counts_GYC=counts_GYC,
     )
+
+
+def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:
+    """What the counts cost: all of epsilon where the base is public, a share of it beside a private one."""
+    if config.base == "sgd":
+        return LaplaceReleases(count=1, epsilon=target.epsilon)
+    epsilon = config.count_share * target.epsilon
+    return LaplaceReleases(count=1, epsilon=epsilon, unit="record", relation=target.record_relation)
 
 
 def released_counts(

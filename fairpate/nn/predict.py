@@ -28,6 +28,6 @@ def predict_logits(model: nn.Module, x: Tensor, *, batch_size: int | None = None
     return torch.cat([model(scale_bytes(batch)).cpu() for batch in batches])
 
 
-def predict_probabilities(model: nn.Module, x: Tensor, *, batch_size: int | None = None) -> Tensor:
+def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
     """Softmax of :func:`predict_logits`, (N, C)."""
-    return predict_logits(model, x, batch_size=batch_size).softmax(dim=1)
+    return predict_logits(model, x).softmax(dim=1)

@@ -164,11 +164,6 @@ def release_epsilon_for(
     return max(low, least)
 
 
-def advanced_composition(*, epsilon: float, count: int, delta: float) -> float:
-    """Epsilon of ``count`` epsilon-DP releases by Dwork, Rothblum and Vadhan 2010: valid, looser, for comparison."""
-    return math.sqrt(2 * count * math.log(1 / delta)) * epsilon + count * epsilon * math.expm1(epsilon)
-
-
 def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float, source: RandomSource) -> FloatArray:
     """``values`` plus independent Laplace noise of scale ``l1_sensitivity`` / ``epsilon``, of the same shape.
 

@@ -135,8 +135,9 @@ def test_pairwise_bounds_one_vs_rest_bounds_to_overall(joint_GYC: np.ndarray) ->
 def test_distance_to_overall_is_a_share_of_one_vs_rest(joint_GYC: np.ndarray) -> None:
     counts_GC = joint_GYC.sum(axis=1)
     rest_share_G1 = 1 - rates.divide(counts_GC.sum(axis=1, keepdims=True), counts_GC.sum())
-    difference_GC = rates.group_rates(joint_GYC) - rates.complement_rates(joint_GYC)
-    to_overall_GC = rates.group_rates(joint_GYC) - rates.overall_rates(joint_GYC)
+    rest_GC = counts_GC.sum(axis=0) - counts_GC
+    difference_GC = rates.group_rates(joint_GYC) - rates.divide(rest_GC, rest_GC.sum(axis=1, keepdims=True))
+    to_overall_GC = rates.group_rates(joint_GYC) - rates.divide(counts_GC.sum(axis=0), counts_GC.sum())
     defined = ~np.isnan(difference_GC)
     assert np.allclose(to_overall_GC[defined], (rest_share_G1 * difference_GC)[defined])
 

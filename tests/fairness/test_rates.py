@@ -24,8 +24,6 @@ def test_rates_worked_by_hand() -> None:
     joint_GYC = table()
     assert joint_GYC.tolist() == [[[1, 1], [0, 1]], [[2, 0], [1, 2]]]
     assert np.allclose(rates.group_rates(joint_GYC), [[1 / 3, 2 / 3], [3 / 5, 2 / 5]])
-    assert np.allclose(rates.complement_rates(joint_GYC), [[3 / 5, 2 / 5], [1 / 3, 2 / 3]])
-    assert np.allclose(rates.overall_rates(joint_GYC), [1 / 2, 1 / 2])
     assert np.allclose(rates.conditional_rates(joint_GYC), [[[1 / 2, 1 / 2], [0, 1]], [[1, 0], [1 / 3, 2 / 3]]])
 
 
@@ -63,8 +61,6 @@ def test_an_empty_group_has_no_rate() -> None:
     assert np.isnan(rates.group_rates(joint_GYC)[2]).all()
     assert np.isnan(rates.conditional_rates(joint_GYC)[2]).all()
     assert np.isnan(rates.accuracies(joint_GYC)[1][2])
-    alone = rates.joint_table([0, 1], [0, 0], num_groups=2, num_classes=2)
-    assert np.isnan(rates.complement_rates(alone)[0]).all()
 
 
 def test_certain_probabilities_are_hard_labels() -> None:

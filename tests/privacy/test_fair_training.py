@@ -19,7 +19,6 @@ from fairpate.privacy.fair_training import (
     AttributeGaussians,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
-    joint_multiplier,
 )
 
 
@@ -127,17 +126,11 @@ def test_secret_batches_that_show_amplify_less_than_a_hidden_sample() -> None:
     """Adult with the noise that is published for epsilon 1: 6.1 in one stream, 9.0 in both; hidden, 0.852 and 1.227."""
     delta, rate, steps = 36631**-2, 1024 / 36631, 7200
     noise = rate * math.sqrt(2 * steps * math.log(1 / delta))
-    for each, shown, hidden in ((noise, 6.135, 0.852), (joint_multiplier(noise, noise), 9.018, 1.227)):
+    for each, shown, hidden in ((noise, 6.135, 0.852), (noise / math.sqrt(2), 9.018, 1.227)):
         got = epsilon([secret(count=steps, noise=each, rate=rate)], target_delta=delta).epsilon
         sampled = PoissonGaussians(count=steps, noise_multiplier=each, sampling_rate=rate)
         assert got == pytest.approx(shown, rel=1e-3)
         assert epsilon_pld([sampled], target_delta=delta) == pytest.approx(hidden, rel=1e-3)
-
-
-def test_two_streams_of_noise_count_as_one_with_less() -> None:
-    assert joint_multiplier(3.0, 4.0) == pytest.approx(2.4)
-    assert joint_multiplier(5.0, math.inf) == 5
-    assert joint_multiplier(5.0, 0.0) == 0
 
 
 @pytest.mark.parametrize("accounting", ["rdp", "pld"])

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +164,19 @@ def run_cells(
     tasks = sweep.tasks
     reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
     remote: Any = reserve(in_time)
-    handed_out: dict[str, Any] = {}
     pending: dict[Any, Cell] = {}
+
+    @cache
+    def put_once(name: str) -> Any:
+        """As plain arguments the votes would travel with every cell."""
+        return ray.put(_read_shared(shared.paths[name]))
 
     def submit(cell: Cell) -> None:
         name = ballot(cell) or release_name(cell)
         if name in shared.faults:
             _fail(cell, shared.faults[name], folder, table)
             return
-        # Put once per name: as plain arguments the votes would travel with every cell.
-        if name is not None and name not in handed_out:
-            handed_out[name] = ray.put(_read_shared(shared.paths[name]))
-        handed = None if name is None else handed_out[name]
+        handed = None if name is None else put_once(name)
         pending[remote.remote(tasks, _compute, compute, cell, folder.run(cell), handed, tasks.torch_threads)] = cell
 
     waiting, settled = iter(missing), itertools.count(1)

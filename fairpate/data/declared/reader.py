@@ -112,13 +112,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     for read in _read(table, request, table.files.parts):
         rows = _kept_rows(read, rules, left_out, faults)
         faults.rows[rows.file] += len(rows.table)
-        if table.pictures:
-            paths = text_of(rows.table[table.pictures.column]).to_pylist()
-            check_paths(paths, resolve_data_dir(request.data_dir), rows.file, table.pictures.column, faults)
-            seen.paths += paths
-        else:
-            block, seen.feature_names = encode(rows.table, features, rows.file, faults)
-            seen.x.append(block)
+        _see_features(seen, rows, table, request, faults)
         label = cells(rows.table, table.label.column, rows.file, faults)
         seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy())
         seen.z.append(_crossed_codes(groups, rows, faults))
@@ -134,16 +128,11 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     pixels = None
     if table.pictures:
         pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures)
+    x = pixels.x if pixels else seen.x.tensor()
     return Records(
         kind="image" if pixels else "tabular",
         pixels=pixels,
-        records=Split(
-            x=pixels.x if pixels else seen.x.tensor(),
-            y=seen.y.tensor(),
-            z=seen.z.tensor(),
-            record_id=record_ids,
-            unit_id=unit_ids,
-        ),
+        records=Split(x=x, y=seen.y.tensor(), z=seen.z.tensor(), record_id=record_ids, unit_id=unit_ids),
         label_names=table.label.names,
         group_names=table.group_names(options),
         sensitive_attribute=table.attribute(options),
@@ -154,6 +143,17 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=seen.x if seen.x.is_mapped else None,
     )
+
+
+def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request, faults: Faults) -> None:
+    """Keep what a model sees of ``rows``: their encoded features, or where their pictures lie."""
+    if not table.pictures:
+        block, seen.feature_names = encode(rows.table, table.visible(request.options), rows.file, faults)
+        seen.x.append(block)
+        return
+    paths = text_of(rows.table[table.pictures.column]).to_pylist()
+    check_paths(paths, resolve_data_dir(request.data_dir), rows.file, table.pictures.column, faults)
+    seen.paths += paths
 
 
 def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntArray:
