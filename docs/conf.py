@@ -42,7 +42,7 @@ BELOW: dict[str, Callable[[], str]] = {
 
 
 def setup(app: Any) -> None:
-    """Pages get what follows from the code as they are read, in every build."""
+    """Pages get what is generated from the code as they are read, in every build."""
     app.connect("source-read", fill_in)
     app.connect("env-get-outdated", lambda *_: list(BELOW))
 

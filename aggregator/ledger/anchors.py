@@ -124,7 +124,7 @@ class FileAnchor:
             os.close(descriptor)
 
     def _lock(self, descriptor: int) -> None:
-        """Held for a moment by whoever notes. A writer that was paused in it would hold up its successor for ever."""
+        """Held for a moment by the writer that notes: one that is paused in it holds its successor up for ever."""
         deadline_s = time.monotonic() + _LOCK_S
         while True:
             try:

@@ -48,7 +48,7 @@ class OwnStatus:
     left: int | None
 
 
-def no_quota(caller: str) -> float:  # noqa: ARG001 - whoever it is
+def no_quota(caller: str) -> float:  # noqa: ARG001 - the same for every caller
     """The quota of those who have none."""
     return math.inf
 

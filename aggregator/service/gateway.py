@@ -55,7 +55,7 @@ class Runs:
         return gateway_app(self.ports, tracer=tracer)
 
     def close(self) -> None:
-        """Nothing: the services are ended by whoever started them."""
+        """Nothing: the process that started the services ends them."""
 
 
 def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:

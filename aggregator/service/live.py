@@ -3,7 +3,7 @@
 The state is looked at once a second for everybody, so that when an event comes says nothing about when anything
 happened within that second. Streams are few, because each holds a connection: beyond them a caller is told to ask
 again and again instead. They end when the service does, when the caller would no longer be admitted (a token that was
-revoked, rotated or has ended), and after a while by themselves; whoever still listens connects anew.
+revoked, rotated or has ended), and after a while by themselves; a caller who still listens connects anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Latest:
-    """A state that is computed at most once in ``max_age_s``, whoever asks. For one event loop."""
+    """A state that is computed at most once in ``max_age_s``, for all callers together. For one event loop."""
 
     def __init__(self, compute: State, *, max_age_s: float) -> None:
         self._compute, self._max_age_s = compute, max_age_s

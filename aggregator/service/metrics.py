@@ -101,7 +101,7 @@ class ServiceMetrics:
 def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
     """Infinite where there is no limit."""
     return {
-        "fairpate_queries_posed": ("Queries charged.", status.queries_submitted),
+        "fairpate_queries_submitted": ("Queries charged.", status.queries_submitted),
         "fairpate_queries_limit": ("Queries that may be charged.", status.max_queries),
         "fairpate_epsilon_submitted": ("Spent.", strict(status.epsilon_submitted)),
         "fairpate_epsilon_limit": ("What may be spent.", status.epsilon_limit),

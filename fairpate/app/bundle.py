@@ -92,7 +92,7 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
     statement = read_statement(run)
     if statement.noise != OS_ENTROPY:
         raise RunDirectoryError(
-            f"{run.statement}: noise is {statement.noise!r}, which protects nobody, so nothing of this run may be "
+            f"{run.statement}: noise is {statement.noise!r}, which is not private, so nothing of this run may be "
             f"published; run with noise {OS_ENTROPY}."
         )
     if statement.epsilon is None or not math.isfinite(statement.epsilon):

@@ -193,7 +193,7 @@ class _Check:
             stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
             self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
-        self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} protects nobody")
+        self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
         record = _json(self.bundle, "record.json")
         for name in ("method", "unit", "relation", "delta", "epsilon"):
             stated, recorded = getattr(statement, name), record[name]
@@ -273,7 +273,7 @@ class _Check:
         return "the release's events are in the statement"
 
     def card(self) -> str:
-        """Card and page are what follows from statement, metrics and student."""
+        """Card and page are made again from statement, metrics and student, and compared."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
         card = card_of(

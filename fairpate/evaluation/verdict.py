@@ -206,7 +206,7 @@ def _privacy_figure(guarantee: Guarantee) -> Figure:
 
 
 def _privacy_details(guarantee: Guarantee) -> tuple[str, ...]:
-    """What is held, and for whom; of a run that protects nobody, that."""
+    """What is held, and for whom; of a run that is not private, that."""
     held = f"{unit_words(guarantee.unit)}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
     if guarantee.protects:
         return tuple(filter(None, (_upper(held), several_records(guarantee), earlier_words(guarantee))))
@@ -215,7 +215,7 @@ def _privacy_details(guarantee: Guarantee) -> tuple[str, ...]:
 
 
 def _meaning_words(guarantee: Guarantee) -> str:
-    """The sentence for one unit; of a run whose noise protects nobody, what fresh noise would do."""
+    """The sentence for one unit; of a run whose noise is not private, what fresh noise would do."""
     said = meaning(guarantee.epsilon, guarantee.delta, unit=guarantee.unit, relation=guarantee.relation, seen=_SEEN)
     if guarantee.protects or math.isinf(guarantee.epsilon):
         return said

@@ -1,4 +1,4 @@
-"""What a release that protects persons promises for one record: the person may stay while a record of theirs goes.
+"""What a release that protects persons guarantees for one record: the person may stay while a record of theirs goes.
 
 Then a person's part of what is released is replaced by another one: an average of clipped gradients turns by up to
 twice the bound, a vote moves from one cell to another. A replaced part is two steps, one that takes it out and one that

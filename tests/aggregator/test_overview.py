@@ -183,7 +183,12 @@ def test_an_operator_s_metrics_hold_outcomes_and_latencies_and_an_analyst_s_do_n
     for name in ("fairpate_operator_outcomes", "fairpate_request_seconds", "epsilon_data_dependent"):
         assert name in private
         assert name not in public
-    for name in ("fairpate_queries_limit 10000.0", "fairpate_budget_closed 0.0", "fairpate_ready 1.0"):
+    for name in (
+        "fairpate_queries_submitted ",
+        "fairpate_queries_limit 10000.0",
+        "fairpate_budget_closed 0.0",
+        "fairpate_ready 1.0",
+    ):
         assert name in private
         assert name in public
 

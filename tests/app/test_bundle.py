@@ -159,7 +159,7 @@ def test_one_byte_of_any_file_is_noticed(unpacked: dict[str, Path]) -> None:
         ({"epsilon": None}, "nothing is guaranteed"),
         ({"unit": "person"}, "unit 'person'"),
         ({"relation": "replace one"}, "relation 'replace one'"),
-        ({"noise": "seeded: not private"}, "protects nobody"),
+        ({"noise": "seeded: not private"}, "is not private"),
         ({"events": []}, "no events"),
     ],
 )
@@ -258,7 +258,7 @@ def test_a_head_that_was_made_again_is_not_the_published_one(
     ("method", "overrides", "why"),
     [
         ("sgd", ["sgd.epochs=1"], "without privacy publishes nothing"),
-        ("dp_sgd", ["noise=seeded"], "protects nobody"),
+        ("dp_sgd", ["noise=seeded"], "which is not private"),
     ],
 )
 def test_what_may_not_be_published_gives_no_bundle(method: str, overrides: list[str], why: str, tmp_path: Path) -> None:
