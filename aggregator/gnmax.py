@@ -47,6 +47,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         """
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
         (confident,) = (votes_QC.max(axis=1) + noise_Q >= self.threshold).nonzero()
+        # Nothing is drawn for a query that failed the check; its price is that of both steps all the same.
         noise_QC = discrete_gaussians(self.noise_stddev_votes, words[confident, 1:], source)
         return confident, votes_QC[confident] + noise_QC
 

@@ -49,6 +49,7 @@ class NearestRecords(Mechanism):
                 "Expected 0 < sampling_rate <= 1 and num_neighbours >= 1, got "
                 f"{self.sampling_rate} and {self.num_neighbours}."
             )
+        # For its checks of range.
         MechanismParameters(**self._noises)
 
     def answer(

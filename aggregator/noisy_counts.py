@@ -100,7 +100,9 @@ def _expected_votes(counts_QC: IntArray, total: int, stddev: float) -> FloatArra
     centred_QC = counts_QC + _shift_to(counts_QC, total, stddev)[:, None]
     log_weight_QCK = -0.5 * ((votes_K - centred_QC[:, :, None]) / stddev) ** 2
     weight_CQK = np.exp(log_weight_QCK - log_weight_QCK.max(axis=2, keepdims=True)).swapaxes(0, 1)
+    # Of all classes but one, by products from both ends: 3 C convolutions in the place of C^2.
     before, after = list(_products(weight_CQK)), list(_products(weight_CQK[::-1]))[::-1]
+    # Reversed: where this class has n votes, the others have the rest of the total.
     joint_CQK = weight_CQK * np.stack([_convolved(b, a)[:, ::-1] for b, a in zip(before, after, strict=True)])
     expected_CQ = (joint_CQK @ votes_K) / joint_CQK.sum(axis=2)
     # Rounding alone moves their sum.
@@ -136,6 +138,7 @@ def _products(weight_CQK: FloatArray) -> Iterator[FloatArray]:
 
 
 def _convolved(a_QK: FloatArray, b_QK: FloatArray) -> FloatArray:
+    # A transform leaves small negative numbers where there is no weight; and only ratios matter, so rows are scaled.
     product_QK = np.maximum(fftconvolve(a_QK, b_QK, axes=1)[:, : a_QK.shape[1]], 0.0)
     scaled_QK: FloatArray = product_QK / product_QK.max(axis=1, keepdims=True)
     return scaled_QK

@@ -124,6 +124,7 @@ class AggregatorSession:
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
         """ValueError unless ``source`` is the kind of noise that the ledger declares."""
+        # What the terms declare is what the statement says of the noise.
         if source.label != ledger.terms.noise:
             raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
         self._ledger, self._source = ledger, source
@@ -149,6 +150,7 @@ class AggregatorSession:
         if new:
             # Votes come before any lock is taken, so that slow teachers hold up nobody else.
             self._settle(_Request(queries=new, votes_QC=self._votes(new, vote), quota=quota))
+        # As the ledger has it, not as it was drawn: what is not stored does not leave.
         outcome = self._ledger.outcome
         return tuple([outcome(query.key) or _OVER_BUDGET for query in queries])
 
@@ -201,6 +203,7 @@ class AggregatorSession:
                 terms.mechanism.check_publication(release, num_classes=terms.num_classes)
             except ValueError as error:
                 raise PublicationError(f"The price cannot be published: {error}.") from error
+            # An open reservation may have been drawn; only what is known to have cost nothing is left out.
             touched = [c.reservation.votes for c in self._ledger.charges if c.outcome is None or c.outcome.is_charged]
             if not touched:
                 raise PublicationError("Nothing was asked yet; there is no price to publish.")
@@ -223,6 +226,7 @@ class AggregatorSession:
         """The queries without an outcome, each key once, as many as the budget may have room for."""
         outcome = self._ledger.outcome
         new = {query.key: query for query in queries if outcome(query.key) is None}
+        # Without the ledger's lock, so that nobody votes on what has no room; under the lock all is decided again.
         paid = _with_payers(self._ledger, list(new.values()), quota)[1]
         return paid[: self._filter.room(len(paid))] if paid else ()
 
@@ -257,6 +261,7 @@ class AggregatorSession:
         error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
 
         def quota(caller: str) -> float:
+            # Requests that share a block may state different quotas; nobody is charged beyond the smallest.
             return min(request.quota(caller) for request in requests)
 
         try:

@@ -214,6 +214,7 @@ class _WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         self._steps += 1
+        # A plain mean, until its weights would fall below those of the moving one.
         weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / self._steps)
         torch._foreach_lerp_(self._average, self._parameters, weight)
 

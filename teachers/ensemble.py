@@ -213,6 +213,7 @@ def collect_votes(
     Workers count and add up; one total per worker comes here.
     """
     report = TeacherCounter(ensemble.blocks, on_progress)
+    # Counts travel in the smallest type that holds all teachers.
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )

@@ -219,6 +219,7 @@ def _nobody(num_queries: int, count: int) -> Nearest:
 def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], count: int, sampler: Sampler) -> Nearest:
     found = _nobody(len(names), count)
     queries, records = queries_QD.astype(np.float64), block.coordinates_ND.astype(np.float64)
+    # |q|^2 - 2 qr + |r|^2 in floats, and exact: every part is a whole number below 2^53.
     squared_QN = queries @ (-2 * records.T)
     squared_QN += np.square(records).sum(axis=1)
     squared_QN += np.square(queries).sum(axis=1)[:, None]

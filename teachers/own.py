@@ -255,6 +255,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[Arra
             model = _made(lesson.factory, seed)
             _require_apart(lesson.place, model, kept)
             kept.append(model)
+            # Copies: code that writes into what it is given must not change what the next teacher sees.
             said, failure = _said(model, x.copy(), y.copy(), lesson.queries.copy())
         failures.append(failure)
         if failure is not None:

@@ -36,6 +36,7 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
+    # Of 64 bits: no teacher is likelier than another by more than num_teachers / 2^64.
     return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
 
 

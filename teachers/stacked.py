@@ -137,6 +137,7 @@ class _Stack:
         gradients = [_gradient(parameter).unbind() for parameter in active.values()]
         own = [gradient[t] for t in step.teachers for gradient in gradients]
         count = len(gradients)
+        # By parameter: a teacher without a batch keeps its momentum and its number of steps too.
         only = None if len(own) == count * len(x_TB) else [t * count + k for t in step.teachers for k in range(count)]
         self._optimizer.step(own, learning_rate, only=only)
 

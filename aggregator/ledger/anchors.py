@@ -76,12 +76,14 @@ class FileAnchor:
     def make(self, head: Head) -> None:
         """Put a new file there, whole or not at all."""
         try:
+            # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 os.write(descriptor, head_text(head))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            # The name as well: an anchor that a loss of power takes away refuses its ledger.
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -107,6 +109,7 @@ class FileAnchor:
         """Write the file over in place, under a lock."""
         with self._held() as descriptor:
             require_follows(self._path, self._read(descriptor), head)
+            # In place, not by a rename: a lock on a file that was renamed over keeps nobody out.
             os.pwrite(descriptor, head_text(head), 0)
             os.fdatasync(descriptor)
 

@@ -96,6 +96,7 @@ class PriceFilter:
     def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
         self._ledger = ledger
         per_query_A = accountant.rdp([ledger.terms.mechanism.worst_case(1)], np.array(renyi.orders_A))
+        # One order for good: a filter that chose its order by what was answered would not be sound.
         order = renyi.best_order(per_query_A)
         self._renyi = replace(renyi, orders_A=(order,))
         self._per_query = per_query_A[list(renyi.orders_A).index(order)]
@@ -103,6 +104,7 @@ class PriceFilter:
         self._per_publication = math.inf
         if ledger.terms.publication is not None:
             self._per_publication = float(accountant.rdp([ledger.terms.publication], [order])[0])
+        # No number of publications is looked at yet: each new one lowers the limit on queries.
         self._publications, self._limit = -1, 0
 
     def room(self, wanted: int) -> int:

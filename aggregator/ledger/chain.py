@@ -30,6 +30,7 @@ SCHEMA_VERSION = 5
 NAMELESS_VERSION, ONE_MECHANISM_VERSION, UNKEYED_VERSION = 4, 3, 2
 """Of earlier versions: whose charges name nobody, whose terms are spelt otherwise too, and whose chain has no key."""
 _GO_ON_AS_THEY_ARE = (SCHEMA_VERSION, NAMELESS_VERSION, ONE_MECHANISM_VERSION)
+# More than a head has, so that one with something behind it does not pass for a whole one.
 HEAD_BYTES = 128
 _BLOCK_BYTES = 64  # of SHA-256
 _BRING_UP = "repeat `fairpate run` or `fairpate serve` on its run folder, which brings it to this version"
@@ -172,6 +173,7 @@ def parse_head(path: Path, text: str) -> Head:
 def noted_head(path: Path) -> Head:
     """The last entry that the writer of ``path`` noted beside it. LedgerError if the file is missing or damaged."""
     try:
+        # A byte that is no text is damage like any other, not an error of its own.
         text = head_path(path).read_text("ascii", "replace")
     except OSError as error:
         if beside(path, ".lock").exists():

@@ -104,6 +104,7 @@ class Ledger:
             raise LedgerError(
                 f"{self.name}: cannot be opened for writing ({error}); repair the disk or the folder."
             ) from error
+        # An interrupt too: a lock that stays with an object that nobody got would refuse every later writer.
         except BaseException:
             self.close()
             raise
@@ -127,6 +128,7 @@ class Ledger:
         Any thread may ask; nothing is written.
         """
         if self._failure is None and self._is_open and self._store is not None:
+            # For good: files that are put back may lack what was written into those that went.
             self._failure = self._store.fault()
         if self._failure is not None or not self._is_open:
             raise LedgerError(f"{self.name}: writing ended ({self._failure or 'closed'}); open the ledger again.")
@@ -184,6 +186,7 @@ class Ledger:
         """How often each label was answered to each group: the gate's state."""
         counts = [[0] * self.terms.num_classes for _ in range(self.terms.num_groups)]
         for group, settled in zip(self._state.groups, self._state.outcomes, strict=True):
+            # What a crash left open was answered to nobody, and moves no rate.
             if settled is not None and settled.label is not None:
                 counts[group][settled.label] += 1
         return counts
@@ -195,6 +198,7 @@ class Ledger:
 
     def asked_for(self, number: int) -> Asked:
         """The request that reservation ``number`` came in."""
+        # Runs stand in order of their first reservation: the last that begins at or before this number holds it.
         return self._state.asked[bisect_right(self._state.asked, number, key=lambda asked: asked.first) - 1]
 
     def charged_to(self, caller: str) -> int:
@@ -212,6 +216,7 @@ class Ledger:
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
         """Store, durably, what ``caller`` may spend from now on; what was charged before counts."""
+        # Stored before it holds: a limit that a restart forgets is none.
         self._append("limit", {"at": _now_s(), "caller": caller, "limit": asdict(limit)})
         self._state.limits[caller] = limit
 
@@ -251,6 +256,7 @@ class Ledger:
     def publish(self, price: SanitisedRdp) -> None:
         """Store, durably, what may be published of the price of all reservations so far. Only then may it leave."""
         if self.hold is not None:
+            # As for reservations: a crash before the entry is there counts too much, never too little.
             self.hold(self.num_reservations, len(self.publications) + 1)
         publication = Publication(num_reservations=self.num_reservations, price=price)
         self._append("publish", {"at": _now_s(), **asdict(publication)})
@@ -262,6 +268,7 @@ class Ledger:
         text = entry_text(payload)
         head = self._chain.after(self._head, kind, text)
         try:
+            # The store first: an anchor ahead of it would refuse a ledger from which nothing is missing.
             self._store.append(kind, text, head)
             if self._anchor is not None and kind != "reserve":  # nothing leaves after a reservation alone
                 self._anchor.note(head)
@@ -305,7 +312,9 @@ def replayed(name: str, found: Stored, noted: tuple[Head, ...]) -> tuple[dict[st
     """What the rows of a store add up to, each verified. ``noted``: further entries that must be among them."""
     state, header = LedgerState(), found.header
     start = header.chain.start(header.terms)
+    # The chain's start in the shape of an entry: the last one of a ledger that has none.
     last = (*start[:1], "", "", *start[1:])
+    # What was noted of an empty ledger is its start, which is no row.
     lacking = {*found.noted, *noted} - {start}
     lacking_numbers = {number for number, _ in lacking}
     total = max((head.number for head in found.noted), default=0)

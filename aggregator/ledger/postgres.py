@@ -59,6 +59,7 @@ class Commits:
         except BaseException:
             self.connection.close()
             raise
+        # A commit that stopped waiting for its standby is no error to the driver: the warning alone tells.
         self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
 
     def run(self, statement: LiteralString, values: Any = ()) -> psycopg.Cursor[Any]:

@@ -25,6 +25,8 @@ from aggregator.ledger.files import LedgerError
 from aggregator.ledger.postgres import Commits, as_ledger_errors, connect, one, split_place
 from aggregator.ledger.stores import Stored, StoreError, shown
 
+# One statement, so that nothing comes between the check and the entry: a writer that was deposed updates no row, and so
+# inserts none. `fsync` is asked each time, since a server's settings may change under an open connection.
 _APPEND: LiteralString = """
     WITH held AS (
         UPDATE fairpate_ledgers SET number = %(number)s, digest = %(digest)s
@@ -126,7 +128,9 @@ class PostgresStore:
         """In a transaction that locks the row until :meth:`begin`."""
         connection = self._commits.connection
         connection.execute("BEGIN")
+        # The row stays locked until `begin` commits: nobody appends while this writer reads and verifies.
         connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
+        # An aggregate, which gives a row where the ledger is gone as well.
         (epoch,) = connection.execute(
             "SELECT max(epoch) FROM fairpate_ledgers WHERE name = %s", (self._name,)
         ).fetchone() or (None,)
@@ -210,6 +214,7 @@ def _row(line: str) -> Row:
 
 def _end_holder(connection: Connection[Any], name: str) -> None:
     """End the connection that has the courtesy lock, as far as this role may."""
+    # pg_locks shows a key of 64 bits in two halves; objsubid 1 says that they are one key.
     with suppress(psycopg.errors.InsufficientPrivilege):
         connection.execute(
             """

@@ -130,6 +130,7 @@ class SqliteStore:
     def close(self) -> None:
         """Close the database, then let the lock go."""
         if self._database is not None:
+            # Closing removes the log by name, and names of files that were replaced may be another ledger's.
             if self._files is not None and self._files.fault() is None:
                 self._database.close()
             else:

@@ -82,6 +82,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Answer what is under way, then close."""
+        # First: a graceful end waits for replies, and a stream does not end by itself for minutes.
         if hasattr(self._app.state, "streams"):
             self._app.state.streams.close()
         self._server.should_exit = True

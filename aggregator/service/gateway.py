@@ -60,6 +60,7 @@ class Runs:
 
 def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
     """The application in front of services on these ports, by name of their run."""
+    # Past any proxy of the environment: all of it is for this machine's loopback.
     client = httpx.AsyncClient(timeout=_TIMEOUTS, limits=_LIMITS, trust_env=False)
 
     @asynccontextmanager
@@ -159,6 +160,7 @@ async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers that are for the other end; the host too, which the service checks."""
+    # What a caller says of its own address is dropped: the gateway tells what it saw.
     dropped = {*_HOP_BY_HOP, "x-forwarded-for", "x-forwarded-proto", "x-request-id"}
     return [(name, value) for name, value in headers if name.decode("latin-1").lower() not in dropped]
 

@@ -98,6 +98,7 @@ class Keys:
 
     def read(self) -> None:
         """Read them again; where that fails, those of before are believed until their hour is over."""
+        # Before the answer: an issuer that fails or hangs is not asked at every request.
         self._tried_s = self._clock()
         try:
             found = _get_json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -111,6 +112,7 @@ class Keys:
 
 
 def _get_json(url: str) -> dict[str, Any]:
+    # Where an answer leads elsewhere nobody has looked whether the way there is private.
     with httpx.stream("GET", url, timeout=_TIMEOUT_S, follow_redirects=False) as answer:
         if answer.status_code != 200:
             raise ValueError(f"status {answer.status_code}")
@@ -155,6 +157,7 @@ class Issuer:
         if self._keys.are_due(kid) and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(asyncio.to_thread(self._keys.read))
         if self._reading is not None and self._keys.key(kid) is None:
+            # A caller that goes away must not end the reading for those who wait with it.
             await asyncio.shield(self._reading)
 
     def caller(self, token: str | None) -> Caller | None:
@@ -199,6 +202,7 @@ class Issuer:
 
 def name_of(issuer: str, subject: str) -> str:
     """The name under which an issuer's subject is charged: another for every pair, with the subject's letters in it."""
+    # As JSON, in which no pair is spelt like another.
     digest = hashlib.sha256(json.dumps([issuer, subject]).encode()).hexdigest()[:32]
     word = re.sub(r"[^A-Za-z0-9._-]", "", subject)[:24]
     return f"{OIDC_PREFIX}{word}-{digest}"

@@ -200,6 +200,7 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
     """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else TokenStore()
+        # Before the store: a crash in between asks for tokens that nobody has, and never for none.
         _make_mark(path)
         store, result = function(before.without_ended(time.time()))
         write_atomically(path, lambda unfinished: _write(unfinished, store))

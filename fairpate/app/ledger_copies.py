@@ -65,6 +65,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             write_store(target.ledger, header, rows)
         elif not _is_there(target.ledger, rows):
             write_store(target.ledger, header, rows)
+        # Before the old files are set aside: a crash in between leaves them there, where nobody asks for them.
         note_place(run, target)
         if not target.is_in_folder:
             _set_aside(run.ledger)
@@ -154,7 +155,9 @@ def _set_aside(path: Path) -> None:
     for ending in ("", "-wal"):
         with suppress(FileNotFoundError):
             beside(path, ending).rename(beside(aside, ending))
+    # An index of the log, which is made again.
     with suppress(FileNotFoundError):
         beside(path, "-shm").unlink()
+    # The head last: until then it says that a ledger was here, and none is made in its place.
     with suppress(FileNotFoundError):
         head_path(path).rename(head_path(aside))

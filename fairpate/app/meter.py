@@ -126,6 +126,7 @@ class LedgerMeter:
     def open(self, ledger: Ledger) -> None:
         """Settle to what the ledger holds. RunDirectoryError for one that holds less than was counted."""
         stored = self._meter.stored()
+        # `num_queries` is what the ledger surely held, not the room that was counted ahead.
         if stored is not None and ledger.num_reservations < stored.num_queries:
             raise RunDirectoryError(
                 f"{ledger.name}: lacks {stored.num_queries - ledger.num_reservations} of {stored.num_queries} queries "

@@ -89,6 +89,7 @@ class Odometer:
         with self._transaction() as database:
             rows = _rows(database, data=release.data)
             before = next((row for row in rows if row.run == release.run), None)
+            # The same events once more, as of a repeated command, were admitted already.
             if enforce and (before is None or before.events != release.events):
                 self._check(database, release, rows)
             database.execute(_STORE, {**_as_row(release), "time": time.time()})
@@ -187,6 +188,7 @@ class Odometer:
         return database
 
 
+# A row keeps its number and its time: where a release stands among the others does not change by a later call.
 _STORE = """
     INSERT INTO releases (run, data, unit, relation, noise, method, path, events, num_queries, rdp, time)
     VALUES (:run, :data, :unit, :relation, :noise, :method, :path, :events, :num_queries, :rdp, :time)

@@ -260,6 +260,7 @@ def _student(
     is_trained = run.student.exists()
     if not is_trained:
         require_unreleased(config, run, is_free=is_free)
+        # A model that is trained again is another release of the same records, whatever became of the first.
         if not is_free:
             meter.start_another()
         check_model_files(config, dataset, reporter)
@@ -295,6 +296,7 @@ def _student(
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
         state_release(config, run, dataset, trained, meter)
     student = Student(card=_card(config, dataset, trained, network, run), network=network)
+    # Last of all: a model that is there has its price stated and counted.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
 

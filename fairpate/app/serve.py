@@ -136,6 +136,7 @@ def serve_aggregators(
             start = partial(start_service, detached=detach)
             for name, (run, config) in runs.items():
                 arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over)
+                # A ledger in files belongs to this node's disk, where Ray must start its service again.
                 here = not alone or (detach and place_of(run).is_in_folder)
                 where = _this_node() if here else None
                 services.append(start(service_name(run), open_backend, arguments, behind[name], resources=where))

@@ -283,6 +283,7 @@ class _Check:
             use=IntendedUse(**given["use"]),
             made_on=given["model"].get("made_on"),
         )
+        # Through JSON, so that tuples and lists are compared alike.
         expected = json.loads(json.dumps(card_values(card)))
         for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
             for name in _differing(given.get(section), expected[section]):
@@ -306,6 +307,7 @@ def _differing(given: Any, expected: Any) -> list[str]:
 
 
 def _json(bundle: RunDirectory, name: str) -> Any:
+    # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
         raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes")

@@ -90,16 +90,20 @@ class Graph:
         copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
         found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
+        # A record is nearest to itself, in one copy or another.
         others = near_MK != np.arange(len(pool))[:, None]
+        # Distances against each record's own neighbourhood: the pool is denser in some places than in others.
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
         weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
         rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
         one_way = sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
+        # Symmetric, though nearness to the nearest is not: eigenvectors are asked for below.
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
         scale = sparse.diags(1 / root_M)
         start = np.random.default_rng(seed).uniform(size=len(pool))
         values, vectors = eigsh(scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start)
+        # So many steps of a random walk: what belongs to small eigenvalues fades.
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)
         coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)

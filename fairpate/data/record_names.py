@@ -76,6 +76,7 @@ class Names(Sequence[str]):
         return f"Names({len(self)}: {few})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # As text: what is packed may lie in a file that no other process has.
         return Names, (list(self),)
 
     def take(self, rows: IntArray) -> Names:

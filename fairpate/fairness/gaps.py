@@ -184,6 +184,7 @@ def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's distance to the overall rate."""
     overall_E1 = divide(_total(hits_EG), _total(sizes_EG))
     distance_EG = np.abs(divide(hits_EG, sizes_EG) - overall_E1)
+    # One group alone is the whole, and has no distance to it.
     return np.where(_comparable(sizes_EG), distance_EG, np.nan)
 
 

@@ -95,6 +95,7 @@ class DemographicParityGate:
             raise ValueError(f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}.")
         if not np.issubdtype(counts_GC.dtype, np.integer) or (counts_GC < 0).any():
             raise ValueError("Expected counts_GC to hold integers >= 0.")
+        # Lists and kept sums: a decision reads a handful of numbers, for which arrays are slow.
         self._rows: list[list[int]] = counts_GC.tolist()
         self._group_sizes = [sum(row) for row in self._rows]
         self._label_sizes = [sum(column) for column in zip(*self._rows, strict=True)]
@@ -147,6 +148,7 @@ class DemographicParityGate:
         if rule.gap == "one_vs_rest":
             return self._is_below(hits + 1, size + 1, rest_hits, rest)
         if rule.gap == "overall":
+            # The label on offer counts in its group, and so in all groups together.
             return self._is_below(hits + 1, size + 1, rest_hits + hits + 1, self._total + 1)
         return all(
             self._is_below(hits + 1, size + 1, self._rows[other][label], other_size)

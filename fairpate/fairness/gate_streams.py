@@ -32,6 +32,7 @@ def filter_streams(
             for labels, groups in zip(labels_RN, groups_RN, strict=True)
         ]
         return np.array(rows, dtype=np.bool_).reshape(num_streams, length)
+    # An infinite margin refuses nothing.
     if margin is None and rule.max_disparity > 0:
         return np.ones((num_streams, length), dtype=np.bool_)
     gates = _Gates(rule, margin, num_streams, num_groups, num_classes)

@@ -149,6 +149,7 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
         return GapEstimate(value=math.nan, low=math.nan, high=math.nan, where=None, n_undefined=n_undefined)
     value_D, error_RD = value_D[known_D], value_RD[:, known_D] - value_D[known_D]
     spread_D = np.sqrt(np.square(error_RD).mean(axis=0))
+    # One quantile of the largest standardised error serves every difference: the intervals hold together.
     farthest_R = np.abs(divide(error_RD, spread_D))
     reach_D = spread_D * np.quantile(np.nan_to_num(farthest_R).max(axis=1), level)
     value, low, high = (float(np.clip(v.max(), 0, 1)) for v in (value_D, value_D - reach_D, value_D + reach_D))
@@ -189,6 +190,7 @@ class _Fit:
         return cls(
             beta_WJ=coarse_WJ + fitted_WJ,
             gram_WW=gram_WW,
+            # Over 1 - leverage: what the fit without this record leaves, without fitting again.
             residual_MJ=(left_MJ - votes_MW @ fitted_WJ) / (1 - leverage_M)[:, None],
             weights_M=weights_M,
         )

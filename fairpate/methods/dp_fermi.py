@@ -371,6 +371,7 @@ def _step_event(
             sampling_rate=plan.sampling_rate,
             relation=target.record_relation,
         )
+    # Plain SGD on public features and labels: of the groups nothing was read.
     if not config.weight:
         return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
     if config.mode == "sens_public_batches":

@@ -124,6 +124,7 @@ def train(
     training = kind(model, x, y, loss, steps, randomness=randomness, **options)
     with ExitStack() as stack:
         if uses_dropout(model):
+            # Dropout takes no generator: torch's own is seeded for these steps, and left as it was.
             stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
         for step in range(steps.num_steps):
             training.step()

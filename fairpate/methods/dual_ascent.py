@@ -72,6 +72,7 @@ def _check_bounds(cap: float, l1_radius: float) -> None:
 
 def _onto_simplex(positive_J: FloatArray, total: float) -> FloatArray:
     """The nearest non-negative vector with sum ``total``, below that of ``positive_J``: all entries sink alike."""
+    # Duchi et al. 2008: the largest entries alone, those that stay above it, decide how far all sink.
     falling_J = np.sort(positive_J)[::-1]
     sinks_J = (np.cumsum(falling_J) - total) / np.arange(1, len(falling_J) + 1)
     sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]

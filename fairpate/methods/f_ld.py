@@ -110,6 +110,7 @@ def train_f_ld(
                 loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
             descent.step(list(torch.autograd.grad(loss, descent.parameters)), epoch)
         on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    # An event without noise: that private records were read is stated, and costs infinity.
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
     return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
 
@@ -223,6 +224,7 @@ class Descent:
 def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
     """What the multipliers add to the loss of a batch; cells without records in it add 0."""
     sizes_UG = parity.group_sizes(cells)
+    # By 1 in the place of 0: `where` below would pass on the gradient of what is not a number.
     violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
     there_UG1 = (sizes_UG > 0)[..., None]
     return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()

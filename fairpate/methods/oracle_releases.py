@@ -49,6 +49,7 @@ class Released:
 
     def __init__(self, cells: Cells, reference_group: int, source: NoiseSource) -> None:
         self._cells, self._source, self._reference = cells, source, reference_group
+        # Without the reference's row: of two groups one is left, of more a record may leave one row for another.
         self._moves = 1.0 if cells.num_groups == 2 else 2.0
         self._inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
 

@@ -84,6 +84,7 @@ def play(
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
     """B exp(theta) / (1 + sum exp(theta)): all positive, their sum below B."""
+    # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
     multipliers: FloatArray = dual_bound * weights / (math.exp(-largest) + weights.sum())
@@ -133,8 +134,10 @@ def fit_mixture(x: npt.ArrayLike, cells: Cells, estimator: Any, rules: GameRules
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
         target, weight = (differences < 0).astype(np.int64), np.abs(differences)
+        # An estimator refuses a single class, of which the cheapest rule is constant.
         constant = len(np.unique(target[weight > 0])) < 2
         member = DummyClassifier(strategy="most_frequent") if constant else clone(estimator)
+        # Weights of mean one, so that the estimator's own regularisation weighs as it does without any.
         return member.fit(features, target, sample_weight=weight * len(weight) / weight.sum())
 
     def violations(member: Any) -> FloatArray:

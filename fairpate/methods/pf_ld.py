@@ -196,6 +196,7 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
         return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
+    # From the end of the longest slope to that of the next: at most both lengths together, whatever their directions.
     longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
     return clip_norm * float(longest_UG.sum(dim=1).max())
 

@@ -75,6 +75,7 @@ def train_as_in_paper(
             gradients = list(torch.autograd.grad(loss, descent.parameters))
             if ascent.is_active:
                 least = float(parity.group_sizes(batch[2]).min())
+                # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
                 if least <= 1:
                     continue
                 torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))

@@ -99,6 +99,7 @@ def train(
     reported = torch.from_numpy(
         randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
     )
+    # Two halves: of the records that it was fitted to, a rule's predictions are too good for statistics.
     order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
     first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
     shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
@@ -132,6 +133,7 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
     scale = num_groups * keep - 1
     if not epsilon > 0 or scale <= 0:
         raise ValueError(f"Expected epsilon > 0, got {epsilon}: what groups report does not depend on them.")
+    # The inverse of keep on the diagonal and (1 - keep) / (G - 1) elsewhere.
     inverse_GG = np.full((num_groups, num_groups), (keep - 1) / scale)
     np.fill_diagonal(inverse_GG, (num_groups - 2 + keep) / scale)
     return inverse_GG

@@ -200,6 +200,7 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     """What the rule that fits the released sums says of the pool, whose votes are ``pool_MW``."""
     num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
+    # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
     rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
     chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)

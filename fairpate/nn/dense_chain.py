@@ -101,6 +101,7 @@ class DenseChain:
                 continue
             if _is_trained(layer):
                 yield layer, values[i], gradient
+            # Below the lowest trained layer nobody asks for a gradient.
             if i > self._lowest:
                 gradient = gradient @ layer.weight
 

@@ -50,11 +50,13 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
     gaps_GC = contrast_GB @ mass_BC
     if config.maximum == "hardmax":
         group, label = divmod(int(gaps_GC.argmax()), gaps_GC.shape[1])
+        # contrast / T times mass_l (1[k = l] - mass_k), the softmax's derivative at the largest gap's label l.
         pull_B = (contrast_GB[group] / -config.temperature).mul_(mass_BC[:, label])
         gradient_BC = mass_BC.mul_(pull_B[:, None])
         gradient_BC[:, label].sub_(pull_B)
         return gradient_BC
     share_GC = (gaps_GC / config.max_temperature).flatten().softmax(dim=0).view_as(gaps_GC)
+    # The derivative of sum softmax(gap / T) gap, the weights' own included.
     slope_GC = share_GC * (1 + (gaps_GC - (share_GC * gaps_GC).sum()) / config.max_temperature)
     slope_BC = contrast_GB.mT @ slope_GC
     gradient_BC = (slope_BC - (slope_BC * mass_BC).sum(dim=1, keepdim=True)) * mass_BC / config.temperature

@@ -73,6 +73,7 @@ class MatrixGame:
     @property
     def record_sensitivity(self) -> float:
         """The L2 norm of one record's gradient of psi with respect to the matrices, at most."""
+        # scale F in the record's row less 2 W F in all: |F| <= 1, and |W| <= radius.
         return float(self._scale_EG1.max()) + 2 * self.radius
 
     @property
@@ -245,6 +246,7 @@ class GroupFermiTraining(FermiTraining):
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
         targets = self._targets.index_select(0, rows)
         sums = self._clipper.sum(batch, targets).gradients
+        # Another group replaces a clipped part by another one: twice the clip norm.
         self._noise.add_to(sums, 2 * steps.noise_multiplier * steps.clip_norm)
         size = steps.max_records or max(1, len(rows))
         for part, part_targets in zip(batch.split(size), targets.split(size), strict=True):

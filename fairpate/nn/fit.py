@@ -66,6 +66,7 @@ def fit(
                         loss = loss + penalty(model)
                 torch.autograd.backward(loss)
                 optimizer.step_from_backward(learning_rate)
+                # Added up on the device: a number that is read at each step would wait for it.
                 loss_sum += loss.detach() * len(batch_x)
             mean_loss = float(loss_sum) / len(x)
             if not math.isfinite(mean_loss):

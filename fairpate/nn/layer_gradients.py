@@ -63,6 +63,7 @@ class _Dense:
         if not self._layer.weight.requires_grad:
             return bias_B
         input_B = squared_norms(self._input_BI)
+        # |g a'|^2 = |g|^2 |a|^2, to which the bias adds |g|^2.
         return torch.addcmul(bias_B, bias_B, input_B) if _trains_bias(self._layer) else bias_B * input_B
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:

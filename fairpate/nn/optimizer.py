@@ -38,6 +38,7 @@ class Optimizer:
         self._first_moments = [torch.zeros_like(p) for p in self._parameters]  # of SGD, its momentum
         self._second_moments = [torch.zeros_like(p) for p in self._parameters] if config.optimizer == "adam" else []
         device = self._parameters[0].device if self._parameters else None
+        # A count per parameter: of stacked teachers some make fewer steps.
         self._steps = torch.zeros(len(self._parameters), device=device)
         self._step_counts = list(self._steps.unbind())
 

@@ -267,6 +267,7 @@ def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> l
     firsts = [0, *(torch.diff(owner_B).nonzero()[:, 0] + 1).tolist()]
     starts: list[int] = []
     for first, after in zip(firsts, [*firsts[1:], num_records], strict=True):
+        # Never through an owner, whose average needs all of its records.
         if not starts or after - starts[-1] > size:
             starts.append(first)
     return list(zip(starts, [*starts[1:], num_records], strict=True))

@@ -176,6 +176,7 @@ class PrivateTraining:
             rows, owner_B = (index.to(device) for index in self._persons.next())
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
         sums = self._clipper.sum(batch, self._targets.index_select(0, rows), owner_B).gradients
+        # To an empty sample's zeros as well: that nobody was drawn must not show.
         self._noise.add_to(sums, steps.noise_multiplier * steps.clip_norm)
         self._update(sums)
 
@@ -192,6 +193,7 @@ class PrivateTraining:
             torch._foreach_mul_(self._velocities, steps.momentum)
             torch._foreach_add_(self._velocities, sums)
             sums = self._velocities
+        # By the expected size: the realised one depends on who was drawn.
         torch._foreach_add_(self._clipper.parameters, sums, alpha=-steps.learning_rate / steps.expected_batch_size)
 
 
@@ -255,6 +257,7 @@ class PersonBatches:
             return rows_B, owner_B
         # The records of each person in an order of their own draw; the first of them stay.
         drawn_B = self._randomness.words(len(owner_B))
+        # By the draw, then stably by owner: a random order within each person.
         order_B = torch.argsort(drawn_B)
         order_B = order_B[torch.argsort(owner_B[order_B], stable=True)]
         chosen = order_B[place_B < self._most_records].sort().values

@@ -31,6 +31,7 @@ class TailAverage:
         if num_taken == 1:
             self._means = [p.detach().clone() for p in self._parameters]
         elif num_taken > 1:
+            # mean + (x - mean) / k, which needs no sum that grows.
             torch._foreach_lerp_(self._means, self._parameters, 1 / num_taken)
 
     @torch.no_grad()

@@ -160,6 +160,7 @@ def _bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> bo
 def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSource) -> bool:
     """The same for a ratio in [0, 1]: von Neumann's alternating series, read off the length of a run."""
     length = 1
+    # With x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ... = exp(-x).
     while source.randbelow(denominator * length) < numerator:
         length += 1
     return length % 2 == 1
@@ -292,6 +293,7 @@ def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
     values = np.arange(-2 * _margin(stddev), 2 * _margin(stddev) + 1)
     log_lattice_sums = np.array([_log_lattice_sum(stddev, offset) for offset in (0.0, 0.5)])[values % 2]
     squares = values.astype(np.float64) ** 2 / (4 * stddev**2)
+    # The last term is the normaliser of both variables: sum over x of exp(-x^2 / (2 s^2)), squared.
     return values, log_lattice_sums - squares - 2 * _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
 
 

@@ -85,6 +85,7 @@ def threshold_rdp(
     if math.isinf(threshold):
         return np.zeros((len(inverse_Q), len(orders)))
     log_yes_V, log_no_V = _log_answer_probability(largest_V, threshold, threshold_stddev_votes, tail)
+    # q is that of the unlikelier outcome; noise of sqrt(2) sigma has the bit's data-independent cost.
     bound = TheoremSix.prepare(np.minimum(log_yes_V, log_no_V), 2 * threshold_stddev_votes**2)
     return bound.rdp(orders)[inverse_Q]
 
@@ -225,12 +226,14 @@ class _ConfidentQuery:
             self._bit(distinct.largest_V),
             noise_variance=self.noise_stddev**2,
             orders_A=orders_A,
+            # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes.
             largest_exponent_A=orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2),
         )
 
     def _bit(self, largest_V: IntArray) -> ThresholdBit:
         if math.isinf(self.threshold):
             return ThresholdBit.constant(passes=self.threshold < 0, num_counts=len(largest_V))
+        # A neighbour's largest count is one less, the same or one more.
         at_3V = largest_V + np.array([[0], [-1], [1]])
         return ThresholdBit.noisy(*_log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail))
 

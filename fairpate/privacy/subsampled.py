@@ -41,6 +41,7 @@ def laplace_log_moments(scale: float) -> LogMoments:
         raise ValueError(f"Expected scale > 0, got {scale}.")
 
     def log_moments(k_K: FloatArray) -> FloatArray:
+        # k / (2 k - 1) e^((k - 1) / b) + (k - 1) / (2 k - 1) e^(-k / b): Mironov 2017, Proposition 6.
         # The floors keep logarithms finite at k = 0 and 1, whose moments are 1.
         up_K = np.log(np.maximum(k_K, 0.75) / (2 * np.maximum(k_K, 0.75) - 1)) + (k_K - 1) / scale
         down_K = np.log(np.maximum(k_K - 1, 1e-300) / (2 * np.maximum(k_K, 0.75) - 1)) - k_K / scale

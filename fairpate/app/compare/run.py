@@ -195,6 +195,7 @@ def run_cells(
                         folder.assemble(cells)
                 table.refresh()
         finally:
+            # Also after an interrupt: cells that nobody waits for would keep the cluster busy.
             for reference in pending:
                 ray.cancel(reference, force=True)
 
