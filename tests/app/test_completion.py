@@ -17,12 +17,12 @@ from fairpate.methods.load import configured
 
 @pytest.fixture
 def complete(fairpate, monkeypatch, tmp_path):
-    """What bash is offered for the last of these words, in an empty folder."""
+    """What bash is offered for the last of these words, in an empty folder; words as bash hands them on."""
     monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "cache"))
 
     def offered(*words):
         monkeypatch.setenv("_FAIRPATE_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", " ".join(["fairpate", *words]))
+        monkeypatch.setenv("COMP_WORDS", "\n".join(["fairpate", *words]))
         monkeypatch.setenv("COMP_CWORD", str(len(words)))
         code, output, errors = fairpate()
         assert (code, errors) == (0, "")
@@ -51,6 +51,19 @@ def test_names_of_methods_and_data_sets(complete):
     assert sorted(complete("data", "describe", "")) == sorted(REGISTRY)
     assert complete("run", "--data", "colo") == ["color_digits", "color_mnist"]
     assert complete("plan", "--data", "nothing") == []
+
+
+def test_options_with_an_equals_sign(complete):
+    """At which bash takes words apart; what it replaces is the last part."""
+    assert complete("run", "--method", "=") == list(all_methods())
+    assert complete("run", "--method", "=", "dp_f") == ["dp_fermi"]
+    assert complete("run", "--data", "=", "color_digits", "--method", "=", "fair_") == ["fair_dp_sgd"]
+    raco = complete("run", "--method", "raco_dp", "--set", "raco_dp.")
+    assert complete("run", "--method", "=", "raco_dp", "--set", "=", "raco_dp.") == raco
+    field, value = next(word for word in raco if not word.endswith("=")).split("=")
+    assert complete("run", "--set", field, "=", value, "--method", "=", "raco") == ["raco_dp"]
+    assert complete("run", "--method", "raco_dp", "--set", field, "=", value) == []
+    assert complete("run", "--method", "=", "=", "x") == []
 
 
 def test_the_names_of_data_sets_are_those_of_the_registry():
@@ -117,15 +130,17 @@ def test_bash_itself_is_offered_them(tmp_path):
     (tmp_path / "fairpate").chmod(0o755)
     script = """
     eval "$(_FAIRPATE_COMPLETE=source_bash fairpate)"
+    complete=$(complete -p fairpate | sed 's/.*-F \\([^ ]*\\).*/\\1/')
     COMP_WORDS=(fairpate run --method fair_) COMP_CWORD=3
-    $(complete -p fairpate | sed 's/.*-F \\([^ ]*\\).*/\\1/') fairpate
-    printf '%s\\n' "${COMPREPLY[@]}"
+    $complete fairpate; printf '%s\\n' "${COMPREPLY[@]}"
+    COMP_WORDS=(fairpate run --method = fair_) COMP_CWORD=4
+    $complete fairpate; printf '%s\\n' "${COMPREPLY[@]}"
     """
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(  # noqa: S603
         [shutil.which("bash"), "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["fair_dp_sgd"], done.stderr
+    assert done.stdout.split() == ["fair_dp_sgd"] * 2, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

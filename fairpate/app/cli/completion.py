@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,25 @@ from fairpate.files import cache_dir, write_atomically
 from fairpate.types import UserError
 
 _PACKAGE = Path(__file__).parents[2]
+_OPTION = re.compile(r"--[\w-]+")
 _PLAIN = re.compile(r"[\w./:@%+,=-]*")
+
+
+def join_words(environment: MutableMapping[str, str]) -> None:
+    """Put together what bash takes apart at every `=` before it asks: `--method`, `=`, `pate` is one word."""
+    words, current = environment.get("COMP_WORDS", "").split("\n"), environment.get("COMP_CWORD", "")
+    if "=" not in words or not current.isdecimal():
+        return
+    joined: list[str] = []
+    for number, word in enumerate(words[: int(current) + 1]):
+        if joined and "=" in (word, words[number - 1]):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    option, equals, value = joined[-1].rpartition("=")
+    if equals and not _OPTION.fullmatch(option):  # inside a value, of which bash would replace the last part alone
+        joined[-1:] = [option + equals, value]
+    environment.update(COMP_WORDS="\n".join(joined), COMP_CWORD=str(len(joined) - 1))
 
 
 def methods(incomplete: str) -> list[str]:
