@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,10 +12,13 @@ from dataclasses import replace
 from types import FrameType
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 
 _UNLIMITED = 100_000  # columns; a line is only as long as what stands on it
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys and does not show, but for ends of lines and tabs: controls, and turns of direction."""
 
 
 class Ending:
@@ -28,9 +32,22 @@ class Ending:
         raise SystemExit(128 + number)
 
 
+class _Console(Console):
+    """Shows names and messages of others, and obeys nothing in them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The parent's, with a mark in the place of whatever steers a terminal."""
+        for segment in super().render(renderable, options):
+            yield (
+                segment
+                if segment.control
+                else Segment(_STEERS.sub("\N{REPLACEMENT CHARACTER}", segment.text), segment.style)
+            )
+
+
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console for text as it is: no markup, no emoji; into a pipe or a file, no line is wrapped or cut."""
-    console = Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
+    console = _Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _UNLIMITED
     return console
