@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 
 from aggregator.ledger.budget import epsilon_data_independent
 from aggregator.ledger.chain import Head
-from aggregator.ledger.entries import NO_LIMIT, Charge, LedgerState, OwnLimit
+from aggregator.ledger.entries import Charge, LedgerState, OwnLimit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import read_ledger
 from aggregator.ledger.stores import Place, shown
 from aggregator.ledger.terms import LedgerTerms
 from fairpate.files import write_atomically
+from fairpate.meaning import delta_text
 from fairpate.types import Budget, UserError
 
 
@@ -60,9 +61,9 @@ class Row:
     at_s: float
 
 
-def stored_limit(place: Place, caller: str) -> OwnLimit:
-    """What ``caller`` may spend, as the ledger has it. LedgerError where an entry was changed."""
-    return _read(place, None)[1].limits.get(caller, NO_LIMIT)
+def stored_limits(place: Place) -> Mapping[str, OwnLimit]:
+    """What each caller may spend, as the ledger has it. LedgerError where an entry was changed."""
+    return _read(place, None)[1].limits
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
@@ -138,7 +139,7 @@ def _row(charge: Charge) -> Row:
 
 def _budget_text(budget: Budget) -> str:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
-    return f"{budget.kind}, {limit} at delta {budget.delta:g}"
+    return f"{budget.kind}, {limit} at delta {delta_text(budget.delta)}"
 
 
 _COLUMNS = pa.schema(

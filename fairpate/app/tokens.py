@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aggregator.ledger.audit import stored_limit
+from aggregator.ledger.audit import stored_limits
 from aggregator.ledger.entries import NO_LIMIT, OwnLimit
 from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
@@ -33,7 +33,7 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
     """Make a token for a new name; returns it. It is kept nowhere."""
     expires_s = None if expires is None else moment(expires)
-    before = NO_LIMIT if limit == NO_LIMIT else _limit_of(root, name)
+    before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
     return token_store.change(
         _path(root),
         lambda store: token_store.added(
@@ -42,10 +42,10 @@ def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | No
     )
 
 
-def _limit_of(root: Path, name: str) -> OwnLimit:
-    """What a name may spend, as the ledger has it: a token store that was lost knows no limit."""
+def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
+    """What each name may spend, as the ledger has it: a token store that was lost knows no limit."""
     run = run_at(root)
-    return stored_limit(place_of(run).ledger, name) if has_ledger(run) else NO_LIMIT
+    return stored_limits(place_of(run).ledger) if has_ledger(run) else {}
 
 
 def rotate(root: Path, name: str, *, keep_old: str) -> str:
@@ -73,25 +73,27 @@ def revoke(root: Path, name: str) -> None:
 
 
 def describe(root: Path) -> Output:
-    """Whose tokens there are, until when, under which limits."""
+    """Whose tokens there are, until when, under which limits; and limits of names that have no token here."""
     path, now_s = _path(root), time.time()
-    if not path.exists():
+    store = token_store.read_store(path) if path.exists() else TokenStore()
+    # A change waits in the store until a service writes it into the ledger, which never forgets one.
+    limits = {**_ledger_limits(root), **store.limits}
+    if not store.tokens and not limits:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
-    store = token_store.read_store(path)
     table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
     found = []
     for token in store.tokens:
-        own, is_good = store.limits.get(token.name, NO_LIMIT), token.is_good(now_s)
+        own, is_good = limits.get(token.name, NO_LIMIT), token.is_good(now_s)
         made, ends = _text(token.created_s), None if token.expires_s is None else _text(token.expires_s)
         table.add_row(
             token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *_limit_words(own)
         )
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
         found.append(known | {"limit": own})
-    for name, own in store.limits.items():
-        if name.startswith(OIDC_PREFIX):
-            table.add_row(name, "by its issuer", "", "", *_limit_words(own))
-            found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": own})
+    for name in sorted(limits.keys() - {token.name for token in store.tokens}):
+        role = "by its issuer" if name.startswith(OIDC_PREFIX) else "no token"
+        table.add_row(name, role, "", "", *_limit_words(limits[name]))
+        found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
     return Output(facts={"tokens": found}, words=table)
 
 

@@ -60,6 +60,19 @@ def test_a_token_store_that_was_lost_takes_no_limit_with_it(fairpate, run):
     assert found == {"alice": OwnLimit(epsilon=2.0, max_queries=9, per_day=5.0), "bob": OwnLimit(per_day=5.0)}
 
 
+def test_a_list_shows_limits_that_stand_in_the_ledger_alone(fairpate, run):
+    with Ledger(run.ledger, TERMS) as ledger:
+        ledger.limit("alice", OwnLimit(max_queries=41))
+        ledger.limit("bob", OwnLimit(max_queries=42))
+        ledger.limit("carol", OwnLimit(max_queries=43))
+    fairpate("tokens", "add", str(run.root), "bob")
+    fairpate("tokens", "add", str(run.root), "carol")
+    fairpate("tokens", "limit", str(run.root), "carol", "--queries", "44")
+    rows = [line.split() for line in fairpate("tokens", "list", str(run.root))[1].splitlines()]
+    shown = {row[0]: (row[1], row[-1]) for row in rows if row and row[0] in ("alice", "bob", "carol")}
+    assert shown == {"alice": ("no", "41"), "bob": ("analyst", "42"), "carol": ("analyst", "44")}
+
+
 def test_a_subject_of_an_issuer_has_a_limit_without_a_token_here(fairpate, run):
     name = name_of("https://login.example", "alice")
     assert fairpate("tokens", "limit", str(run.root), name, "--queries", "3")[0] == 0

@@ -9,6 +9,7 @@ import typer
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import RunFolder
 from fairpate.app.output import Output, say
+from fairpate.app.progress import waiting
 
 app = Commands(help="Who may ask a run's service, until when, and how much. Works while it runs.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Whose token; charges and limits are kept by name.")]
@@ -36,10 +37,11 @@ def add_token(
 
 @app.command("list")
 def list_tokens(folder: RunFolder) -> Output:
-    """Print whose tokens there are, until when, and their limits."""
+    """Print whose tokens there are, until when, and their limits; also limits that the ledger alone knows."""
     from fairpate.app import tokens
 
-    return tokens.describe(folder)
+    with waiting("ledger"):
+        return tokens.describe(folder)
 
 
 @app.command("limit")
