@@ -18,6 +18,7 @@ from rich.table import Table
 
 from aggregator.client import AggregatorClient, Question
 from aggregator.service.wire import Budget, Reply
+from fairpate.meaning import delta_text
 from fairpate.names import nearest
 from fairpate.types import UsageError, UserError
 
@@ -192,7 +193,7 @@ def _budget_line(name: str, budget: Budget) -> str:
     queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
     closed = "; closed" if budget.closed else ""
     return (
-        f"{name:<10} epsilon {spent} ({limit}, delta {budget.delta:g}, {budget.kind}), "
+        f"{name:<10} epsilon {spent} ({limit}, delta {delta_text(budget.delta)}, {budget.kind}), "
         f"{budget.queries_submitted}{queries} queries{closed}"
     )
 

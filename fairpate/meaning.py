@@ -61,6 +61,15 @@ def one_unit(unit: Unit) -> str:
     return f"one {unit}"
 
 
+def delta_text(value: float) -> str:
+    """A delta in powers of ten, as people write it; on pages, in remarks and on a terminal alike."""
+    rounded = f"{value:.0e}"
+    if value == 0 or float(rounded) != value:
+        return f"{value:g}"
+    mantissa, _, exponent = rounded.partition("e")
+    return _power_of_ten(int(exponent)) if mantissa == "1" else f"{mantissa}·{_power_of_ten(int(exponent))}"
+
+
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
     """One sentence, or two, of what an attacker who sees ``seen`` can learn about one unit."""
     if math.isinf(epsilon):
@@ -84,3 +93,8 @@ def _guess(unit: Unit, relation: Relation) -> str:
             "was behind the votes" if relation == "add or remove one" else "had one of two contents"
         )
     return (_WHETHER if relation == "add or remove one" else _WHICH)[unit]
+
+
+def _power_of_ten(exponent: int) -> str:
+    """10 with a raised exponent."""
+    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"

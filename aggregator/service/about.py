@@ -11,7 +11,7 @@ from aggregator.ledger.budget import epsilon_fixed_beforehand
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.service.questions import PublicPool
 from aggregator.service.tokens import Caller
-from fairpate.meaning import meaning
+from fairpate.meaning import delta_text, meaning
 from fairpate.types import GateRule
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
@@ -62,5 +62,5 @@ def _guarantee(terms: LedgerTerms) -> str:
     said = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
     if "not private" in terms.noise:
         said = f"Nothing is bounded: the noise is seeded. With fresh noise: {said[0].lower()}{said[1:]}"
-    limit = f"ε = {epsilon:.4g}, δ = {terms.budget.delta:g}, {terms.relation}"
+    limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
     return f"{said} That is the limit of this budget ({limit}). Other releases on the same records add to it."

@@ -25,6 +25,7 @@ from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.terminal import listing
 from fairpate.evaluation.page import epsilon_text
+from fairpate.meaning import delta_text
 from fairpate.methods.pate import VotingMethod
 
 _KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
@@ -118,7 +119,9 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
         )
-    table = listing("data set", "unit", "relation", "releases", f"epsilon at {delta:g}", "limit", "not private")
+    table = listing(
+        "data set", "unit", "relation", "releases", f"epsilon at {delta_text(delta)}", "limit", "not private"
+    )
     for total in totals:
         limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
         counts = (str(total.releases), epsilon_text(total.epsilon), limit, str(total.not_private))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement
-from fairpate.evaluation.page import decimal, delta_text, epsilon_text, percent, render
-from fairpate.meaning import meaning
+from fairpate.evaluation.page import decimal, epsilon_text, percent, render
+from fairpate.meaning import delta_text, meaning
 from fairpate.types import PrivacyStatement
 
 _SEEN = "all that is published"

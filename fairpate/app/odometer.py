@@ -26,6 +26,7 @@ import numpy as np
 
 from fairpate.app.receipt import OdometerError, Release, composed_epsilon, release_values
 from fairpate.evaluation.page import counted, epsilon_text
+from fairpate.meaning import delta_text
 from fairpate.privacy.event_values import event_from
 from fairpate.privacy.events import Event
 from fairpate.privacy.within_person import of_a_record
@@ -65,7 +66,7 @@ def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, .
     epsilon = epsilon_text(standing.epsilon)
     return (
         f"This operator released {counted(standing.earlier, 'earlier result')} on the same data set. Together with "
-        f"this one they cost ε = {epsilon} at δ = {delta:g}.",
+        f"this one they cost ε = {epsilon} at δ = {delta_text(delta)}.",
     )
 
 
@@ -251,8 +252,8 @@ def _require_room(release: Release, same: Sequence[Release], *, limit: float, de
     spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
     if not total <= limit:
         raise LimitReachedError(
-            f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta:g}, this one would make it "
-            f"{total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
+            f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta_text(delta)}, this one would "
+            f"make it {total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
             "`fairpate ledger limit`."
         )
 

@@ -39,6 +39,7 @@ from fairpate.config import ConfigError, DataConfig, PrivacyTarget
 from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text
+from fairpate.meaning import delta_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.strict_json import strict
@@ -300,9 +301,9 @@ def describe(proposal: Proposal) -> Group:
         else "From an assumption and no votes: nothing here costs privacy. Only the first epsilon is a guarantee."
     )
     notes = (
-        f"ε: at delta {proposal.delta:g}, add or remove one {proposal.unit}, whatever the votes; this is what a run "
-        f"publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not be "
-        "published."
+        f"ε: at delta {delta_text(proposal.delta)}, add or remove one {proposal.unit}, whatever the votes; this is "
+        f"what a run publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not "
+        "be published."
         "\nworth: how many noiseless labels the answers stand for."
     )
     if proposal.from_votes:

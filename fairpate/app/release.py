@@ -30,6 +30,7 @@ from fairpate.app.tables import read_labels, write_labels
 from fairpate.config import ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
+from fairpate.meaning import delta_text
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
@@ -146,7 +147,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
 
 def _budget_words(budget: Budget) -> str:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
-    return f"{limit} at delta {budget.delta:g} ({budget.kind})"
+    return f"{limit} at delta {delta_text(budget.delta)} ({budget.kind})"
 
 
 def release_labels(

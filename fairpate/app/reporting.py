@@ -27,6 +27,7 @@ from fairpate.evaluation.report import (
     Voting,
     public_report,
 )
+from fairpate.methods import method_title
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.events import Event
@@ -116,7 +117,7 @@ def write_reports(
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
         title=title,
-        method=statement.method,
+        method=method_title(statement.method),
         guarantee=guarantee_of(statement),
         voting=None if spending is None else _voting(spending, statement, assessment.headline, num_public_records),
         evaluations=evaluations,

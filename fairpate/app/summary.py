@@ -18,6 +18,7 @@ from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
+from fairpate.meaning import delta_text
 from student.predict import load_student
 
 
@@ -49,8 +50,8 @@ def summarise(run: RunDirectory) -> Group:
     queries = statement.queries
     epsilon = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
     guarantee = (
-        f"{epsilon} at delta {statement.delta:g} ({statement.relation} {statement.unit}; {statement.accounting}; "
-        f"noise: {statement.noise})"
+        f"{epsilon} at delta {delta_text(statement.delta)} ({statement.relation} {statement.unit}; "
+        f"{statement.accounting}; noise: {statement.noise})"
     )
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),

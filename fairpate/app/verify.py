@@ -34,6 +34,7 @@ from fairpate.app.rundir import RunDirectory, environment, read_json, read_state
 from fairpate.app.tables import read_labels
 from fairpate.data.files import sha256_of
 from fairpate.evaluation.card_page import CardData, IntendedUse, card_page
+from fairpate.meaning import delta_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.independent import guarantee_of, recomputed_epsilon
@@ -78,12 +79,12 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict as one line."""
-        if not self.holds or self.recomputed is None or self.stated is None:
+        if not self.holds or self.recomputed is None or self.stated is None or self.delta is None:
             return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
         compared = "<=" if self.recomputed <= self.stated else f"within {TOLERANCE:.1%} of"
         return (
             f"holds: recomputed epsilon {self.recomputed:.4f} {compared} stated {self.stated:.4f} at delta "
-            f"{self.delta:g}, unit: {self.unit}, relation: {self.relation}"
+            f"{delta_text(self.delta)}, unit: {self.unit}, relation: {self.relation}"
         )
 
 
@@ -218,7 +219,9 @@ class _Check:
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
         within = recomputed <= stated * (1 + TOLERANCE)
-        self.require(within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {statement.delta:g}")
+        self.require(
+            within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
+        )
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def _require_guarantee(self, event: Mapping[str, Any], defined: tuple[Any, Any]) -> None:

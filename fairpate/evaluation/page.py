@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fairpate.meaning import delta_text
 from fairpate.pages import environment
 
 # Whatever the language of the machine.
@@ -60,26 +61,12 @@ def epsilon_text(value: float) -> str:
     return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING))
 
 
-def delta_text(value: float) -> str:
-    """A delta in powers of ten, as people write it."""
-    rounded = f"{value:.0e}"
-    if float(rounded) != value:
-        return f"{value:g}"
-    mantissa, _, exponent = rounded.partition("e")
-    return power_of_ten(int(exponent)) if mantissa == "1" else f"{mantissa}·{power_of_ten(int(exponent))}"
-
-
 def made_words(made_on: str | None, version: str) -> str:
     """When and by which version, for the head of a page; ``made_on`` is a date as ISO 8601 has it, None: not known."""
     if made_on is None:
         return f"FairPATE {version}"
     day = date.fromisoformat(made_on)
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year} · FairPATE {version}"
-
-
-def power_of_ten(exponent: int) -> str:
-    """10 with a raised exponent."""
-    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:

@@ -18,7 +18,6 @@ from fairpate.evaluation.page import (
     count,
     counted,
     course,
-    delta_text,
     epsilon_text,
     render,
     scale_end,
@@ -36,6 +35,7 @@ from fairpate.evaluation.records import (
 from fairpate.evaluation.reject_option import RejectOptionSpread
 from fairpate.evaluation.verdict import earlier_words, majority_words, unit_words, verdict, why_not_private
 from fairpate.fairness.notions import NOTIONS
+from fairpate.meaning import delta_text
 from fairpate.types import STOPPED_BY_VOTES, GateRule
 
 __all__ = [

@@ -271,7 +271,7 @@ def test_a_limit_without_a_unit_says_which_it_is_for(fairpate, tmp_path, monkeyp
         Meter(run, Odometer(), data="adult", method="dp_sgd").record([event], noise="os_entropy")
     code, output, _ = fairpate("ledger", "limit", "adult", "--epsilon", "1")
     assert code == 0
-    assert f"adult, unit {limited}: at most epsilon 1 at delta 1e-05" in output
+    assert f"adult, unit {limited}: at most epsilon 1 at delta 10⁻⁵" in output
     assert ("releases by person count in" in output) == (limited == "record")
 
 

@@ -14,6 +14,7 @@ from fairpate.app.output import Output, is_for_program, say
 from fairpate.app.progress import waiting
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file
+from fairpate.meaning import delta_text
 from fairpate.types import UsageError
 
 app = Commands(help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True)
@@ -161,7 +162,7 @@ def limit_releases(
     counted = "; releases by person count in" if unit == "record" else ""
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
-        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta:g}{counted}",
+        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
     )
 
 

@@ -12,6 +12,7 @@ from fairpate.app.cli.options import Out, Overrides
 from fairpate.app.output import Output
 from fairpate.app.terminal import facts
 from fairpate.config import ConfigError
+from fairpate.meaning import delta_text
 
 _UNIT = "Whose presence is protected, such as hospital: you attest that each touches one vote of a query at most."
 
@@ -59,9 +60,10 @@ def aggregate(
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None
-    epsilon_stated = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
+    stated = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
+    stated += f" at delta {delta_text(statement.delta)}"
     rows = [
-        ("epsilon", f"{epsilon_stated} at delta {statement.delta:g} ({statement.relation} {statement.unit})"),
+        ("epsilon", f"{stated} ({statement.relation} {statement.unit})"),
         ("attested", f"each {statement.unit} touches one vote of a query at most"),
         ("labels released", f"{queries.answered} of {queries.submitted} queries: {run.labels}"),
     ]
