@@ -61,6 +61,21 @@ def test_nothing_but_the_header_of_private_records_is_read(clinic, fairpate):
     assert "own.yaml exists already" in said
 
 
+def test_numbers_among_marks_of_what_is_missing_are_numbers(tmp_path, fairpate):
+    """`NA` in a column of numbers; where all are words it is a word (Namibia)."""
+    doses = ["NA", "n/a", "?", "", *(f"{10 + i // 2}" for i in range(36))]
+    rows = [f"{dose},{['NA', 'DE'][i % 2]},{'FM'[i % 2]},a" for i, dose in enumerate(doses)]
+    for name in ("own.csv", "pool.csv"):
+        (tmp_path / name).write_text("\n".join(["dose,country,sex,y", *rows]) + "\n", encoding="utf-8")
+    assert fairpate("data", "declare", "own.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    found = read_declaration(tmp_path / "own.yaml").features
+    assert found["dose"].bounds == (10, 27)
+    assert float(found["dose"].missing) == 18.5
+    assert set(found["dose"].unknown) == {"NA", "n/a", "?"}
+    assert found["country"].categories == ("DE", "NA")
+    assert found["country"].missing is None
+
+
 @pytest.mark.parametrize(("file", "public"), [("nothing.csv", "pool.csv"), ("patients.csv", "nothing.csv")])
 def test_a_table_that_is_not_there_is_a_wrong_request(clinic, fairpate, file, public):
     code, _, said = fairpate("data", "declare", file, "--public", public)

@@ -27,16 +27,21 @@ _SEPARATORS = (",", ";", "\t", "|")
 _LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
 _GROUPS = re.compile(r"(^|[^a-z])(sex|gender|race|ethnic\w*|religion|nationality)([^a-z]|$)", re.IGNORECASE)
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
+_MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
 @dataclass(kw_only=True)
 class Seen:
-    """What public records tell of one column."""
+    """What public records tell of one column.
+
+    ``marks`` are the values that often mean a missing one. Among numbers they mean it; among words they are words.
+    """
 
     rows: int = 0
     missing: int = 0
     values: dict[str, None] = field(default_factory=dict)
+    marks: dict[str, None] = field(default_factory=dict)
     repeats: bool = False
     low: float = math.inf
     high: float = -math.inf
@@ -50,8 +55,11 @@ class Seen:
         distinct = pc.unique(present).to_pylist()
         self.repeats |= len(distinct) < len(present) or any(value in self.values for value in distinct)
         self.values |= dict.fromkeys(distinct[: max(0, _MOST_KEPT - len(self.values))])
+        marks = [value for value in distinct if value.strip().lower() in _MARKS]
+        self.marks |= dict.fromkeys(marks)
+        others = pa.array([value for value in distinct if value not in marks], pa.string())
         try:
-            numbers = np.array(pc.cast(pc.unique(present), pa.float64()).to_numpy(zero_copy_only=False))
+            numbers = np.array(pc.cast(others, pa.float64()).to_numpy(zero_copy_only=False))
         except pa.ArrowInvalid:
             self.is_number = False
             return
@@ -65,11 +73,12 @@ class Seen:
             return "empty"
         if len(self.values) == 1:
             return "constant"
-        is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in self.values)
+        plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
+        is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
             return "name"
         if self.is_number and math.isfinite(self.low + self.high):
-            return "number" if len(self.values) > (_MOST_CODES if is_whole else 2) else "category"
+            return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
         return "category" if len(self.values) <= _MOST_CATEGORIES else "text"
 
 
@@ -168,7 +177,8 @@ def _feature_lines(column: str, seen: Seen) -> Iterator[str]:
     name = _quoted(column)
     if seen.kind == "number":
         low, high = outwards(seen.low, seen.high)
-        missing = f", missing: {_number((low + high) / 2)}" if seen.missing else ""
+        missing = f", missing: {_number((low + high) / 2)}" if seen.missing or seen.marks else ""
+        missing += f", unknown: {_listed(seen.marks)}" if seen.marks else ""
         asks = "the least and the greatest that there can be?" + " and for a missing one?" * bool(missing)
         yield f"  {name}: {{bounds: [{_number(low)}, {_number(high)}]{missing}}}  {QUESTION} {asks}"
     elif seen.kind == "category":
