@@ -1,44 +1,53 @@
 """What `fairpate new` writes: a folder with a declaration, made-up records, a configuration, a README and a test.
 
-Everything in it works as it is written; the records are drawn from a fixed seed and say of nobody anything.
+Everything in it works as it is written, for records that are rows of a table, pictures, or vectors.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from fairpate.app.catalogue import data_set_names
+from fairpate.app.example_records import Kind, example_files
 from fairpate.files import PlaceError
 from fairpate.types import UsageError
 
 _TEMPLATES = Path(__file__).with_name("project")
 _FILES = {
     "README.md": "README.md",
-    "data.yaml": "data.yaml",
-    "settings.yaml": "settings.yaml",
+    "data_{kind}.yaml": "data.yaml",
+    "settings_{kind}.yaml": "settings.yaml",
     "test_project.txt": "test_project.py",
 }
-_SIZES = {"private": 1200, "public": 400, "test": 400}
-_HEADER = ("visit", "sex", "age", "days", "earlier_visits", "ward", "readmitted")
-_WARDS = ("surgery", "medicine", "other")
-_SEED = 20260101
 _LONGEST = 64
+_BESIDE: Mapping[Kind, str] = {
+    "table": "",
+    "images": "| `pictures/` | what the tables name by path |\n",
+    "embeddings": "| `example_*.npy` | a vector for each row of the table of that name |\n",
+}
+_FIRST_STEP: Mapping[Kind, str] = {
+    "table": """\
+`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; of the
+   private file the header alone is read. Put it in the place of `data.yaml`, or change the columns there.""",
+    "images": """\
+Write tables with the paths of your pictures and what is known of each, or give folders in their place; say in
+   `data.yaml` at which size they are read. With `features: oriented_gradients` few numbers stand for each.""",
+    "embeddings": """\
+Write tables of your records, with vectors in an array beside them or in a list column of Parquet, and say in
+   `data.yaml` how long they are. A public model makes them, one record at a time.""",
+}
 
 
 class ProjectError(UsageError, ValueError):
     """A name that no project can have."""
 
 
-def write_project(folder: Path) -> tuple[str, list[Path]]:
-    """Write the project at ``folder``, whole or not at all; the name of its data set, and its files.
+def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
+    """Write a project of ``kind`` at ``folder``, whole or not at all; the name of its data set, and its files.
 
     ProjectError for a name without a letter or with a control character, or that of a known data set; PlaceError where
     something is already, or nothing can be written.
@@ -50,8 +59,9 @@ def write_project(folder: Path) -> tuple[str, list[Path]]:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
             made = Path(scratch) / "project"
             made.mkdir()
-            for file, content in _contents(name).items():
-                (made / file).write_text(content, encoding="utf-8")
+            for file, content in _contents(name, kind).items():
+                (made / file).parent.mkdir(exist_ok=True)
+                (made / file).write_bytes(content)
             made.rename(folder)
     except PlaceError:
         raise
@@ -77,37 +87,10 @@ def data_set_name(folder: Path) -> str:
     return name
 
 
-def _contents(name: str) -> dict[str, str]:
+def _contents(name: str, kind: Kind) -> dict[str, bytes]:
+    words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
     texts = {
-        target: Template((_TEMPLATES / source).read_text(encoding="utf-8")).substitute(name=name)
+        target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words)
         for source, target in _FILES.items()
     }
-    return texts | _tables() | {".gitignore": "runs/\n"}
-
-
-def _tables() -> dict[str, str]:
-    """Made-up visits to a hospital by file; public ones have no label."""
-    rows = _visits(np.random.default_rng(_SEED), sum(_SIZES.values()))
-    found = {}
-    for part, size in _SIZES.items():
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        width = len(_HEADER) - (part == "public")
-        writer.writerow(_HEADER[:width])
-        writer.writerows([next(rows)[:width] for _ in range(size)])
-        found[f"example_{part}.csv"] = text.getvalue()
-    return found
-
-
-def _visits(generator: np.random.Generator, count: int) -> Iterator[tuple[object, ...]]:
-    """Older patients with longer and earlier stays come back more often, and women a little more often than men."""
-    is_woman_N = generator.random(count) < 0.5
-    age_N = np.clip(generator.normal(62, 15, count), 18, 100).round().astype(int)
-    days_N = np.minimum(generator.poisson(6, count), 30)
-    earlier_N = np.minimum(generator.poisson(1.2, count), 10)
-    ward_N = generator.integers(len(_WARDS), size=count)
-    score_N = 0.09 * (age_N - 62) + 0.35 * (days_N - 6) + 0.9 * (earlier_N - 1.2) + 0.3 * is_woman_N
-    back_N = generator.logistic(size=count) < 1.5 * score_N
-    for number in range(count):
-        words = ("F" if is_woman_N[number] else "M", age_N[number], days_N[number], earlier_N[number])
-        yield f"v{number:05d}", *words, _WARDS[ward_N[number]], "yes" if back_N[number] else "no"
+    return {file: text.encode() for file, text in (texts | {".gitignore": "runs/\n"}).items()} | example_files(kind)

@@ -1,6 +1,7 @@
 """`fairpate new` writes a project that runs, whole or not at all, whatever it is called."""
 
 import csv
+import json
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fairpate import load_data
 from fairpate.app import new_project
 from fairpate.app.odometer import Odometer
 from fairpate.data.declared.declaration import read_declaration
@@ -20,11 +22,18 @@ FILES = {
     *("README.md", "settings.yaml", "data.yaml", "test_project.py", ".gitignore"),
     *("example_private.csv", "example_public.csv", "example_test.csv"),
 }
+BESIDE = {
+    "table": set(),
+    "images": {"pictures"},
+    "embeddings": {"example_private.npy", "example_public.npy", "example_test.npy"},
+}
+KINDS = pytest.mark.parametrize("kind", BESIDE)
 
 
-def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch):
-    """Which reads the declaration, and trains with the configuration as it is written."""
-    assert fairpate("new", "hospital")[0] == 0
+@KINDS
+def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch, kind):
+    """Which reads the declaration, and trains with the configuration as it is written; what it trains is of use."""
+    assert fairpate("new", "hospital", "--kind", kind)[0] == 0
     path = tmp_path / "hospital/test_project.py"
     spec = spec_from_file_location("hospital_test_project", path)
     module = module_from_spec(spec)
@@ -33,11 +42,14 @@ def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch):
     module.test_a_run_keeps_its_target(tmp_path / "by_test", monkeypatch)
     assert (tmp_path / "by_test/run/public/student.safetensors").is_file()
     assert Odometer(tmp_path / "by_test/state").totals(delta=1e-5)[0].data == "hospital"
+    measured = json.loads((tmp_path / "by_test/run/public/metrics.json").read_text())
+    assert measured["accuracy"] > measured["majority_accuracy"] + 0.1
 
 
 @pytest.mark.slow
-def test_a_new_project_runs_by_the_commands_of_its_readme(fairpate, tmp_path):
-    assert fairpate("new", "hospital")[0] == 0
+@KINDS
+def test_a_new_project_runs_by_the_commands_of_its_readme(fairpate, tmp_path, kind):
+    assert fairpate("new", "hospital", "--kind", kind)[0] == 0
     for words in (["fairpate", "data", "check", "data.yaml"], ["fairpate", "run", "settings.yaml"], ["pytest", "-q"]):
         command = [sys.executable, "-m", *words]
         done = subprocess.run(command, cwd=tmp_path / "hospital", capture_output=True, text=True, check=False)  # noqa: S603
@@ -45,10 +57,11 @@ def test_a_new_project_runs_by_the_commands_of_its_readme(fairpate, tmp_path):
     assert (tmp_path / "hospital/runs/first/public/report.html").is_file()
 
 
-def test_what_it_says_is_there_and_its_words_name_the_made_up_records(fairpate, tmp_path):
-    code, output, _ = fairpate("new", "hospital")
+@KINDS
+def test_what_it_says_is_there_and_its_words_name_the_made_up_records(fairpate, tmp_path, kind):
+    code, output, _ = fairpate("new", "hospital", "--kind", kind)
     assert code == 0
-    assert {path.name for path in (tmp_path / "hospital").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "hospital").iterdir()} == FILES | BESIDE[kind]
     assert "made-up records" in output
     readme = (tmp_path / "hospital/README.md").read_text()
     assert "**The records here are made up.**" in readme
@@ -63,6 +76,34 @@ def test_every_command_of_the_readme_is_one_of_ours(fairpate, tmp_path):
     assert len(commands) == 3
     for words in commands:
         assert fairpate(*words[1:-1], "--help")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["images", "embeddings"])
+def test_what_lies_beside_the_tables_is_the_same_each_time(fairpate, tmp_path, kind):
+    for name in ("one", "two"):
+        assert fairpate("new", name, "--kind", kind)[0] == 0
+    first, second = (
+        {
+            path.relative_to(tmp_path / name): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file()
+        }
+        for name in ("one", "two")
+    )
+    assert {path for path in first if first[path] != second[path]} == {
+        Path("README.md"),
+        Path("data.yaml"),
+        Path("settings.yaml"),
+    }
+    dataset = load_data(tmp_path / "one/data.yaml")
+    assert dataset.kind == {"images": "image", "embeddings": "tabular"}[kind]
+    assert len(set(dataset.private.record_id) & set(dataset.public.record_id)) == 0
+    assert set(dataset.public.y.tolist()) == {-1}
+
+
+def test_an_unknown_kind_is_refused(fairpate, tmp_path):
+    assert fairpate("new", "hospital", "--kind", "sounds")[0] == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_records_are_the_same_each_time_and_parts_share_none(fairpate, tmp_path):
