@@ -26,6 +26,7 @@ BASE = {
     "fairpate.strict_json",
     "fairpate.glossary",
     "fairpate.meaning",
+    "fairpate.query_costs",
     "fairpate.pages",
     "fairpate.api_page",
     "fairpate.oriented_gradients",
@@ -40,6 +41,7 @@ ALLOWED = {
     "fairpate.strict_json": set(),
     "fairpate.glossary": set(),
     "fairpate.meaning": {"fairpate.types"},
+    "fairpate.query_costs": set(),
     "fairpate.pages": {"fairpate.glossary"},
     "fairpate.oriented_gradients": set(),
     "fairpate.api_page": {"fairpate.pages"},
@@ -65,6 +67,7 @@ ALLOWED = {
         "fairpate.strict_json",
         "fairpate.glossary",
         "fairpate.meaning",
+        "fairpate.query_costs",
         "fairpate.pages",
     },
 }

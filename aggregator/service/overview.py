@@ -17,6 +17,7 @@ from typing import Any
 from aggregator.ledger import audit
 from aggregator.ledger.stores import Place
 from aggregator.service.analyst_routes import budget_json
+from aggregator.service.charged import costs_of
 from aggregator.service.health import Health
 from aggregator.service.history import History
 from aggregator.service.metrics import ServiceMetrics
@@ -83,6 +84,7 @@ class Overview:
             num_open=history.num_open,
         )
         price = await asyncio.to_thread(snapshot.books.price.epsilon, snapshot.books.ledger, snapshot.num_charges)
+        costs = await asyncio.to_thread(costs_of, snapshot.books, snapshot.num_charges, self._pool)
         return {
             "at_s": now_s,
             "started_s": self._started_s,
@@ -94,6 +96,7 @@ class Overview:
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
             "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
+            "costs": costs,
             "points": [_point(point) for point in history.points],
             "groups": self._groups(),
             "callers": _callers(snapshot.books.ledger.charged_by_caller),

@@ -309,6 +309,30 @@ class Latency(_Body):
     p99_ms: float | None
 
 
+class LargeCharge(_Body):
+    """One of the charges that cost most; shares of its worst case and of all costs."""
+
+    number: int = Field(description="From 1, in the order in which queries were charged.")
+    group: str
+    verdict: str
+    votes: list[int] = Field(description="For the most popular label, and for the next.")
+    of_worst: float
+    of_total: float
+    caller: str
+    at_s: float
+
+
+class Costs(_Body):
+    """What queries cost by these votes, in Renyi divergence of one order. Private: not to be published."""
+
+    order: float
+    words: str
+    bins: list[int] = Field(
+        description="Queries by share of their worst case, in twentieths; none where all are equal."
+    )
+    dearest: list[LargeCharge]
+
+
 class Overview(_Body):
     """What an operator's page shows. Private: not to be published."""
 
@@ -324,6 +348,7 @@ class Overview(_Body):
     queries_left: int | None = Field(description="New queries that the budget has room for; null: votes decide.")
     epsilon_data_dependent: float | None
     epsilon_sanitised: float | None
+    costs: Costs
     points: list[PointInTime]
     groups: list[GroupCounts]
     callers: list[Spender] = Field(description="Those who spent most, the most first.")

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from aggregator.ledger.budget import BudgetStatus, epsilon_data_independent
+from aggregator.ledger.budget import BudgetStatus, epsilon_data_independent, queries_that_fit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
@@ -36,16 +37,23 @@ OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
 _REOPEN_PAUSE_S = 1.0
 _PRICED_TOGETHER = 256
 _MOST_NEW_QUERIES = 10**7
+_MOST_PLANNED = 10**6
 _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
 
 
 class RunningPrice:
     """The data-dependent price of a ledger's charges, for the operator alone. Every charge is priced once."""
 
-    def __init__(self) -> None:
+    def __init__(self, terms: LedgerTerms) -> None:
         self._lock = threading.Lock()
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
+        # At the order that prices the whole budget best, whatever the votes.
+        planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
+        order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
+        self._place = int(np.abs(_ORDERS_A - order).argmin())
+        self.order = float(_ORDERS_A[self._place])
+        self._costs: list[float] = []
 
     def epsilon(self, ledger: Ledger, num_charges: int) -> float:
         """The price of the first ``num_charges`` charges, or of more if another thread asked for more."""
@@ -55,16 +63,26 @@ class RunningPrice:
                 return 0.0
             return accountant.epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
+    def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
+        """Of the first ``num_charges`` charges, which were priced before, at ``order``; 0 where no votes were used."""
+        with self._lock:
+            return np.array(self._costs[:num_charges])
+
     def _add(self, ledger: Ledger, start: int, stop: int) -> None:
         if start == stop:
             return
         outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
         # An open reservation may have been drawn; only outcomes that are known to have cost nothing are left out.
-        touched = [outcome is None or outcome.is_charged for outcome in outcomes]
-        votes_QC = ledger.votes_QC[start:stop][touched]
+        touched = np.array([outcome is None or outcome.is_charged for outcome in outcomes])
+        votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
+        prices = []
         for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
             event = ledger.terms.mechanism.realised(votes_QC[first : first + _PRICED_TOGETHER])
-            self._curve_A = self._curve_A + accountant.rdp_data_dependent([event], _ORDERS_A)
+            prices_QA = accountant.rdp_of_each_data_dependent(event, _ORDERS_A)
+            self._curve_A = self._curve_A + prices_QA.sum(axis=0)
+            prices.append(prices_QA[:, self._place])
+        cost_Q[touched] = np.concatenate([*prices, np.zeros(0)])
+        self._costs += cost_Q.tolist()
         self._num_priced = stop
 
 
@@ -74,7 +92,10 @@ class Books:
 
     ledger: Ledger
     session: AggregatorSession
-    price: RunningPrice = field(default_factory=RunningPrice)
+    price: RunningPrice = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "price", RunningPrice(self.ledger.terms))
 
     def snapshot(self) -> Snapshot:
         """The state now; to be taken between two transactions."""

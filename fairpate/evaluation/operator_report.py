@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.evaluation import charts
-from fairpate.evaluation.page import count, counted, course, delta_text, epsilon_text, percent, render
+from fairpate.evaluation.page import count, counted, course, epsilon_text, percent, render
 from fairpate.evaluation.records import OUTCOMES, PrivateReport, Voting
 from fairpate.evaluation.report import opening
 from fairpate.fairness.rates import FloatArray
+from fairpate.meaning import delta_text
+from fairpate.query_costs import cost_words, dearest, shares_of_worst, votes_matter
 
 _LEDGERS = {
     "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
@@ -31,8 +33,6 @@ _LEDGERS = {
         "the probability that it is drawn, whether it was or not. No bound; for comparison only."
     ),
 }
-_MOST_CHARGES = 8
-_NEARLY = 0.99  # of the worst case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,13 @@ def _query_by_query(report: PrivateReport, voting: Voting) -> dict[str, Any]:
     votes_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64)
     share_Q = votes_Q / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
-    of_worst_Q = _shares(cost_Q, worst_Q)
+    of_worst_Q = shares_of_worst(cost_Q, worst_Q)
     voted_Q = outcomes_Q != "free"
     edges = np.linspace(0, 1, 21)
     ticks = [(tick / 100, str(tick)) for tick in range(0, 101, 20)]
-    varies = _varies(of_worst_Q, voted_Q)
+    varies = votes_matter(of_worst_Q, voted_Q)
     return {
-        "cost_words": _cost_words(cost_Q, of_worst_Q, varies=varies),
+        "cost_words": cost_words(cost_Q, of_worst_Q, varies=varies),
         "consensus_words": _consensus_words(share_Q[voted_Q], cost_Q[voted_Q], voting.voters),
         "voters_words": _voters_words(report.num_votes_Q, voting),
         "time_words": _time_words(report.at_Q, report.callers_Q),
@@ -145,39 +145,6 @@ def _query_by_query(report: PrivateReport, voting: Voting) -> dict[str, Any]:
             ticks=ticks,
         ),
     }
-
-
-def _shares(cost_Q: FloatArray, worst_Q: FloatArray) -> FloatArray:
-    """Of the worst case; NaN where that is not finite, as without noise."""
-    known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
-    share_Q = np.full(len(cost_Q), math.nan)
-    share_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
-    return share_Q
-
-
-def _varies(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool:
-    """Whether votes make a difference to the cost of a query that was voted on."""
-    charged_Q = of_worst_Q[voted_Q]
-    return len(charged_Q) > 0 and not np.isnan(charged_Q).any() and float(charged_Q.min()) < 1 - 1e-9
-
-
-def _cost_words(cost_Q: FloatArray, of_worst_Q: FloatArray, *, varies: bool) -> str:
-    """What queries cost against their worst case, and how much of it the dearest made up."""
-    if not len(cost_Q) or not cost_Q.sum():
-        return "No query has cost anything."
-    if not math.isfinite(cost_Q.sum()):
-        return "Some query has no finite cost."
-    if not varies:
-        return "Every query costs its worst case: here the price does not depend on votes."
-    number = max(1, len(cost_Q) // 10)
-    share = percent(float(np.sort(cost_Q)[::-1][:number].sum() / cost_Q.sum()), digits=0)
-    full = int((of_worst_Q >= _NEARLY).sum())
-    all_of_it = f"{count(full)} of {counted(len(cost_Q), 'query', 'queries')}" if full else "none of them"
-    return (
-        f"The published ε counts every query at its worst case. These votes made half of the queries cost "
-        f"{percent(float(np.median(of_worst_Q)), digits=0)} of it or more, and {all_of_it} all of it. The "
-        f"dearest {count(number)} of {count(len(cost_Q))} made up {share} of the cost."
-    )
 
 
 def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray, voters: str) -> str:
@@ -236,8 +203,7 @@ def _largest(report: PrivateReport, cost_Q: FloatArray, of_worst_Q: FloatArray) 
             of_total=float(cost_Q[query]) / total,
             when=_moment(report.at_Q[query]),
         )
-        for query in np.argsort(-cost_Q, kind="stable")[:_MOST_CHARGES].tolist()
-        if cost_Q[query] > 0
+        for query in dearest(cost_Q)
     ]
 
 

@@ -105,6 +105,12 @@ const count = (number) => number.toLocaleString("en");
 const counted = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
 const queries = (number) => counted(number, "query", "queries");
 const decimal = (number) => (number === null ? "∞" : Number(number.toPrecision(3)).toString());
+const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+const delta = (number) => {
+  const [head, power] = number.toExponential().split("e");
+  const raised = `10${power.replace("-", "⁻").replace("+", "").replace(/\d/g, (digit) => RAISED[digit])}`;
+  return head.length > 1 ? number.toPrecision(3) : head === "1" ? raised : `${head}·${raised}`;
+};
 const time = (seconds) => new Date(1000 * seconds).toLocaleString();
 const labelled = (answer) =>
   answer.status === "answered" ? statement.label_names[answer.label]
@@ -135,16 +141,34 @@ function table(head, rows) {
 
 // ---- charts: lines over time, each with the same in words
 
+function svg(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+// One bar for each number, from left to right; `named` says what a bar is of.
+function bars(words, numbers, named) {
+  const width = Math.min(640, byId("main").clientWidth), height = 140, bottom = 20, top = Math.max(1, ...numbers);
+  const step = width / numbers.length, drawn = svg("svg", {
+    width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words,
+  });
+  numbers.forEach((number, i) => {
+    const tall = (number / top) * (height - bottom - 4);
+    const bar = svg("rect", { class: "bar", x: i * step + 1, y: height - bottom - tall, width: step - 2, height: tall });
+    bar.append(svg("title", {}, `${named(i)}: ${queries(number)}`));
+    drawn.append(bar);
+  });
+  drawn.append(svg("line", { class: "axis", x1: 0, x2: width, y1: height - bottom, y2: height - bottom }),
+    svg("text", { x: 0, y: height - 4 }, "0 %"), svg("text", { x: width, y: height - 4, "text-anchor": "end" }, "100 %"));
+  return element("figure", {}, drawn, element("figcaption", {}, words));
+}
+
 function chart(words, lines, { from, to, top, widest }) {
   const width = Math.min(widest, byId("main").clientWidth), height = 160, left = 8, bottom = 24, head = 20;
   const x = (t) => left + ((t - from) / Math.max(to - from, 1)) * (width - 2 * left);
   const y = (v) => height - bottom - (v / Math.max(top, 1)) * (height - bottom - head);
-  const svg = (name, attributes, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    return made;
-  };
   const drawn = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words });
   drawn.append(
     svg("line", { class: "axis", x1: left, x2: width - left, y1: y(0), y2: y(0) }),
@@ -216,7 +240,7 @@ function showState(state) {
   bar.max = Math.max(1, left + spent);
   bar.value = spent;
   bar.textContent = room;
-  const price = `ε ${decimal(epsilon)}${limit === null ? "" : ` of ${decimal(limit)}`} is spent (δ ${budget.delta}).`;
+  const price = `ε ${decimal(epsilon)}${limit === null ? "" : ` of ${decimal(limit)}`} is spent (δ ${delta(budget.delta)}).`;
   say("own", [price, own()].filter(Boolean).join(" "));
   const reasons = state.health.reasons.join(", ");
   say("trouble", reasons && `New queries are not answered now (${reasons}); stored answers are.`);
@@ -349,6 +373,10 @@ async function download(event) {
 
 // ---- the operator's part
 
+const OUTCOMES = {
+  answer: "answered", confidence: "not confident", fairness: "fairness gate", free: "refused before the vote",
+  open: "open",
+};
 const LEVELS = { now: ["Now", "bad"], soon: ["Soon", "soon"], ok: ["Fine", "ok"] };
 
 function showOverview(seen) {
@@ -360,6 +388,7 @@ function showOverview(seen) {
   say("forecast", seen.forecast);
   showBurnDown(seen);
   showOutcomes(seen);
+  showCosts(seen.costs);
   showFacts(seen);
 }
 
@@ -388,12 +417,26 @@ function showOutcomes({ points, groups, callers }) {
     return chart(words, lines, { from, to, top, widest: 440 });
   });
   byId("outcomes").replaceChildren(element("div", { class: "charts" }, ...charts));
-  const outcomes = ["answered", "not confident", "fairness gate", "refused before the vote", "open"];
-  const head = [about.attribute, ...outcomes, ...statement.label_names.map((name) => `as ${name}`)];
+  const head = [about.attribute, ...Object.values(OUTCOMES), ...statement.label_names.map((name) => `as ${name}`)];
   const spenders = callers.map(({ name, queries: spent }) => [name, spent]);
   byId("callers").replaceChildren(table(["caller", "queries"], spenders));
   byId("groups").replaceChildren(table(head, groups.map((group) =>
     [group.group, group.answer, group.confidence, group.fairness, group.free, group.open, ...group.answers])));
+}
+
+// What queries cost by the votes, and which ones cost most: a reading of the operator's report, as of now.
+function showCosts({ words, bins, dearest, order }) {
+  say("costs-words", words);
+  if (!bins.length) return [byId("costs"), byId("dearest")].forEach((place) => place.replaceChildren());
+  const step = 100 / bins.length, most = Math.max(...bins);
+  const said = `Queries by cost, from 0 to 100 % of the worst case (Rényi, order ${decimal(order)}); the highest bar is ${count(most)}.`;
+  byId("costs").replaceChildren(bars(said, bins, (i) => `${Math.round(i * step)} to ${Math.round((i + 1) * step)} %`));
+  const percent = (share) => `${Math.round(100 * share)} %`;
+  const head = ["query", about.attribute, "outcome", "votes", "of its worst case", "of the cost", "caller", "when"];
+  return byId("dearest").replaceChildren(element("h4", {}, "Largest charges"), table(head, dearest.map((each) => [
+    each.number, each.group, OUTCOMES[each.verdict], each.votes.map(count).join(" : "), percent(each.of_worst),
+    percent(each.of_total), each.caller || "the run itself", each.at_s ? time(each.at_s) : "not recorded",
+  ])));
 }
 
 function showFacts(seen) {

@@ -102,6 +102,10 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
             with http.stream("GET", "/v1/events") as events:
                 texts.append(next(events.iter_text()))
             texts.append(http.post("/v1/estimate", json={"count": 7}).text)
+            # What queries cost by their votes is for the operator, and in no text of the analyst's.
+            assert not any(word in text for text in texts[1:] for word in ("dearest", "of_worst", "of_total"))
+            for path in ("/v1/operator/overview", "/v1/operator/events", "/v1/operator/ledger"):
+                assert "dearest" not in http.get(path).text
             return labels, [line for text in texts for line in text.splitlines() if "_created" not in line]
 
     folders = [tmp_path / name for name in ("one", "other")]

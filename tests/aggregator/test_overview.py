@@ -25,6 +25,7 @@ from aggregator.session import VotesUnavailableError
 from fairpate.data.declared.columns import Feature
 from fairpate.data.declared.feature_codes import feature_codes
 from fairpate.data.declared.form import form_of
+from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule
 
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
@@ -175,6 +176,43 @@ def test_an_operator_s_overview_agrees_with_the_ledger(http):
     assert http.get("/v1/operator/events").status_code == 403
     assert http.get("/v1/operator/metrics").status_code == 403
     assert http.post("/v1/operator/verification").status_code == 403
+
+
+def test_an_operator_sees_what_queries_cost_and_which_ones_cost_most(http):
+    """Each beside its own price: the Renyi curve of one query at the order that is named, and of its worst case."""
+    for count in (20, 60):
+        http.post("/v1/queries", json=ids(range(count)))
+        seen = _overview(http, count)["costs"]
+        assert sum(seen["bins"]) == count
+    entries = http.get("/v1/operator/ledger?limit=1000", headers=AS_OPERATOR).json()["entries"]
+    orders, mechanism = [seen["order"]], TERMS.mechanism
+    votes = table_votes([POOL.question(number) for number in range(60)])
+    charged = [entry["verdict"] != "free" for entry in entries]
+    costs = [
+        float(rdp_data_dependent([mechanism.realised(votes[i : i + 1])], orders)[0]) if charged[i] else 0.0
+        for i in range(60)
+    ]
+    worst = float(rdp_data_dependent([mechanism.worst_case(1)], orders)[0])
+    assert seen["bins"][-1] == sum(cost >= 0.95 * worst for cost in costs)
+    assert [each["of_worst"] * worst for each in seen["dearest"]] == pytest.approx(sorted(costs)[:-9:-1])
+    for each in seen["dearest"]:
+        number = each["number"] - 1
+        assert each["of_total"] == pytest.approx(costs[number] / sum(costs))
+        assert (each["group"], each["verdict"]) == (entries[number]["group"], entries[number]["verdict"])
+        assert each["votes"] == sorted(votes[number].tolist(), reverse=True)[:2]
+        assert each["caller"] == "analyst-1"
+    assert "of the queries cost" in seen["words"]
+
+
+def _overview(http, charges):
+    """As soon as it knows of so many charges: a view that was made a moment ago is shown again."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        seen = http.get("/v1/operator/overview", headers=AS_OPERATOR).json()
+        if seen["budget"]["queries_submitted"] == charges:
+            return seen
+        time.sleep(0.1)
+    pytest.fail(f"no overview of {charges} charges")
 
 
 def test_an_operator_s_metrics_hold_outcomes_and_latencies_and_an_analyst_s_do_not(http):
