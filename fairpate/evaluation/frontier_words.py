@@ -6,10 +6,11 @@ counted, are degenerate predictors, undefined values, epsilons that depend on pr
 epsilon.
 
 A difference of two means counts beyond one standard error of it: sqrt(s^2/n + t^2/m) for standard deviations s, t over
-n, m seeds. Where one of the configurations has a single seed, nothing is known of that error, and no method is called
-better than another. A method dominates another within a budget when each configuration of the other is dominated by one
-of its own: nowhere worse in mean, in epsilon's level, disparity, accuracy and coverage, and beyond one standard error
-better in disparity, accuracy or coverage, or at a lower level.
+n, m seeds. Where one of the configurations has fewer than three seeds, or all seeds of both agree to the last digit,
+next to nothing is known of that error, and neither is called better than the other. A method dominates another within a
+budget when each configuration of the other is dominated by one of its own: nowhere worse in mean, in epsilon's level,
+disparity, accuracy and coverage, and beyond one standard error better in disparity, accuracy or coverage, or at a lower
+level.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from fairpate.fairness.notions import NOTIONS
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _GAP_DIGITS = 3
 """Round disparities that sentences may name."""
+_NUMERALS = ("no", "one", "two")
 _MOST_BUDGETS, _MOST_NAMES, _MOST_WINNERS = 4, 4, 2
 _ROUNDING = 1e-12
+LEAST_SEEDS = 3
+"""Of a configuration that may be called better or worse than another."""
 _MEASURED = [OBJECTIVES.index(name) for name in OBJECTIVES if name != "epsilon"]
 
 Candidates = Mapping[str, Sequence[Point]]
@@ -73,8 +77,13 @@ def standard_errors(point: Point) -> FloatArray:
 def is_beyond(better: Point, worse: Point, objective: Objective) -> bool:
     """Whether ``better`` is less by more than one standard error of the difference; False where that is unknown."""
     place = OBJECTIVES.index(objective)
-    error = math.hypot(standard_errors(better)[place], standard_errors(worse)[place])
-    return bool(worse.mean_O[place] - better.mean_O[place] > error + _ROUNDING)
+    return bool(worse.mean_O[place] - better.mean_O[place] > _error_of_difference(better, worse, place) + _ROUNDING)
+
+
+def _error_of_difference(one: Point, other: Point, place: int) -> float:
+    """One standard error, NaN where no seed differs from another: a spread of zero was not measured."""
+    error = math.hypot(standard_errors(one)[place], standard_errors(other)[place])
+    return error if error > _ROUNDING else math.nan
 
 
 def dominated(points: Sequence[Point], by: Sequence[Point], levels: Sequence[float]) -> bool:
@@ -84,7 +93,8 @@ def dominated(points: Sequence[Point], by: Sequence[Point], levels: Sequence[flo
         saved_N = level - level_N
         gain_N3 = mean_3 - means_N3
         nowhere_worse_N = (saved_N >= 0) & (gain_N3 >= -_ROUNDING).all(axis=1)
-        beyond_N = (gain_N3 > np.hypot(errors_N3, error_3) + _ROUNDING).any(axis=1)
+        error_N3 = np.hypot(errors_N3, error_3)
+        beyond_N = ((error_N3 > _ROUNDING) & (gain_N3 > error_N3 + _ROUNDING)).any(axis=1)
         if not (nowhere_worse_N & ((saved_N > 0) | beyond_N)).any():
             return False
     return True
@@ -116,8 +126,10 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> li
     methods = by_series(affordable)
     if len(methods) == 1:
         return [_of_one(affordable)]
-    if any(len(point.seeds) == 1 for point in affordable):
-        return [*_highest(methods), "Some have one seed alone, so no method is called better than another."]
+    fewest = min(len(point.seeds) for point in affordable)
+    if fewest < LEAST_SEEDS:
+        few = f"{_NUMERALS[fewest]} {'seed' if fewest == 1 else 'seeds'} alone"
+        return [*_highest(methods), f"Some have {few}, so no method is called better than another."]
     return [_accuracy(methods), _fairness(methods), _dominance(methods, levels)]
 
 
@@ -147,10 +159,19 @@ def _accuracy(methods: Candidates) -> str:
     level = [point for point in others if not is_beyond(first, point, "error")]
     if not level:
         return f"{first.method} is the most accurate: {_accuracy_words(first)}."
+    within = _within_words(first, level)
     if len(level) == len(others):
-        return f"In accuracy all are level, within one standard error: {first.method} has {_accuracy_words(first)}."
+        return f"In accuracy all are level, within {within}: {first.method} has {_accuracy_words(first)}."
     names = [f"{point.method} ({_accuracy_words(point)})" for point in (first, *level)]
-    return f"{_listed(names)} are the most accurate, within one standard error."
+    return f"{_listed(names)} are the most accurate, within {within}."
+
+
+def _within_words(first: Point, level: Sequence[Point]) -> str:
+    """What keeps others level with ``first``: one standard error, or that no spread was measured."""
+    place = OBJECTIVES.index("error")
+    if not any(math.isnan(_error_of_difference(first, point, place)) for point in level):
+        return "one standard error"
+    return f"what {counted(min(len(point.seeds) for point in (first, *level)), 'seed')} can tell"
 
 
 def _fairness(methods: Candidates) -> str:
@@ -188,7 +209,10 @@ def _below(points: Sequence[Point], threshold: float) -> list[Point]:
 
 
 def _all_above(points: Sequence[Point], threshold: float) -> bool:
-    return all(point.value("disparity") - _gap_error(point) >= threshold for point in points)
+    """Beyond an error that was measured."""
+    return all(
+        _gap_error(point) > _ROUNDING and point.value("disparity") - _gap_error(point) >= threshold for point in points
+    )
 
 
 def _gap_error(point: Point) -> float:

@@ -2,7 +2,9 @@
 
 A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.meaning`), a model fair where
 the whole interval of its demographic-parity gap lies at or below ``FAIR_GAP``: a convention of these pages, printed
-beside the gap. Accuracy stands beside that of the most common class, and beside that of a model without privacy where
+beside the gap. Of a model that refuses more than it answers, and of fewer than ``FEW`` records of a group, it is called
+perhaps fair at best: none of n records may still be a share of 3/n (95 %), which is above ``FAIR_GAP`` then. Accuracy
+stands beside that of the most common class, and beside that of a model without privacy where
 there is one.
 """
 
@@ -14,12 +16,13 @@ from decimal import Decimal
 from typing import Literal
 
 from fairpate.evaluation.metrics import Evaluation, GapResult, WithoutPrivacy
-from fairpate.evaluation.page import count, counted, decimal, delta_text, epsilon_text, percent
+from fairpate.evaluation.page import count, counted, decimal, epsilon_text, percent
 from fairpate.evaluation.records import Guarantee
-from fairpate.meaning import meaning, most_often_right, strength
+from fairpate.meaning import delta_text, meaning, most_often_right, strength
 from fairpate.types import Unit
 
 FAIR_GAP = 0.1
+FEW = round(3 / FAIR_GAP)
 Fairness = Literal["fair", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
 
@@ -147,7 +150,18 @@ def fairness_of(measured: Evaluation) -> Fairness:
         return "degenerate"
     if math.isnan(gap.value) or math.isnan(gap.high):
         return "unknown"
-    return "fair" if gap.high <= FAIR_GAP else "not fair" if gap.low > FAIR_GAP else "perhaps fair"
+    if gap.low > FAIR_GAP:
+        return "not fair"
+    return "fair" if gap.high <= FAIR_GAP and not _too_few(measured, gap) else "perhaps fair"
+
+
+def _too_few(measured: Evaluation, gap: GapResult) -> str:
+    """Why a small gap does not make a model fair yet; empty where nothing does."""
+    if measured.coverage < 0.5:
+        return f"It is of the {percent(measured.coverage)} of the test records that the model answers."
+    if gap.min_cell_size < FEW:
+        return f"Fewer than {FEW} records of a group cannot tell so small a gap."
+    return ""
 
 
 def _privacy_word(guarantee: Guarantee) -> str:
@@ -242,11 +256,13 @@ def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> t
         return (f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then.",)
     if fair == "unknown":
         return ("No two groups can be compared.",)
-    lies = {"fair": "lies at or below", "perhaps fair": "lies on both sides of", "not fair": "lies above"}[fair]
+    lies = {"not fair": "lies above"}.get(fair, "lies on both sides of" if gap.high > FAIR_GAP else "lies at or below")
+    few = () if fair == "not fair" else filter(None, (_too_few(measured, gap),))
     left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
     return (
         f"The share of one prediction differs by so much between one group and all others ({gap.where}).",
         f"Its interval, {interval_words(gap)}, {lies} {FAIR_GAP:.2f}, up to which these pages call a model fair.",
+        *few,
         f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
     )
 

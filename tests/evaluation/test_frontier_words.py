@@ -1,6 +1,8 @@
 """Sentences about a comparison, beside means and standard errors that were computed by hand.
 
-Two seeds a and b have the mean (a + b) / 2 and the standard error |a - b| / 2.
+Every configuration has four seeds, two of them r above and two r below their mean: a sample's standard deviation of
+2 r / sqrt(3), hence a standard error of r / sqrt(3). A pair (a, b) here stands for the mean (a + b) / 2 and the
+standard error |a - b| / 2.
 """
 
 from __future__ import annotations
@@ -16,9 +18,19 @@ from fairpate.evaluation.frontier_words import dominated, findings, is_beyond
 CONSTANT = ("predicts 'no' for every record",)
 
 
-def configuration(method, accuracy, disparity, *, epsilon=1.0, **more):
-    """Runs of one configuration: a seed for each value."""
-    pairs = zip(accuracy, disparity, strict=True)
+def of_seeds(pair):
+    """Four values with the mean and the standard error that ``pair`` stands for; one alone is of one seed."""
+    if len(pair) == 1:
+        return pair
+    if None in pair:
+        return pair * 2
+    mean, reach = sum(pair) / 2, math.sqrt(3) * (pair[1] - pair[0]) / 2
+    return (mean - reach, mean - reach, mean + reach, mean + reach)
+
+
+def configuration(method, accuracy, disparity, *, epsilon=1.0, seeds=of_seeds, **more):
+    """Runs of one configuration: a seed for each value of ``seeds``."""
+    pairs = zip(seeds(accuracy), seeds(disparity), strict=True)
     config = {"target": {"epsilon": epsilon}, "gap": disparity[0]}
     return [
         run_record(method, seed=seed, accuracy=right, disparity=gap, epsilon=epsilon, config=config, **more)
@@ -82,7 +94,7 @@ def test_only_is_said_beyond_a_standard_error(second_gap, only):
 
 def test_a_gap_that_is_printed_as_the_limit_is_not_below_it():
     (text,), _ = said(
-        configuration("fairpate", (0.78, 0.78), (0.0496, 0.0496)), configuration("dp_sgd", (0.78, 0.78), (0.3, 0.3))
+        configuration("fairpate", (0.78, 0.78), (0.0495, 0.0497)), configuration("dp_sgd", (0.78, 0.78), (0.29, 0.31))
     )
     assert "fairpate is the only method with a demographic-parity gap below .1 (.05 at 78.0 %)" in text
 
@@ -105,6 +117,30 @@ def test_one_seed_is_no_ground_for_better():
     assert "dominates" not in said(mixed)[0][0]
 
 
+def test_two_seeds_are_no_ground_for_better_either():
+    (text,), _ = said(
+        configuration("dp_sgd", (0.90, 0.91), (0.01, 0.011), seeds=tuple), configuration("pate", (0.7, 0.7), (0.2, 0.2))
+    )
+    assert text.endswith("Some have two seeds alone, so no method is called better than another.")
+    assert "most accurate" not in text
+
+
+def test_a_spread_of_zero_was_not_measured():
+    """Five equal seeds each: .8001 is no better than .8000, nor .01 than .2."""
+    better = configuration("dp_sgd", (0.8001,), (0.01,), seeds=lambda value: value * 5)
+    worse = configuration("pate", (0.8,), (0.2,), seeds=lambda value: value * 5)
+    (text,), _ = said(better, worse)
+    assert text == (
+        "In accuracy all are level, within what 5 seeds can tell: dp_sgd has 80.0 %. dp_sgd has a demographic-parity "
+        "gap below .02 (.01 at 80.0 %). No method dominates another."
+    )
+    (one,), (other,) = points_of(better), points_of(worse)
+    assert not is_beyond(one, other, "error")
+    assert not dominated([other], [one], (1.0,))
+    (measured,) = points_of(configuration("pate", (0.79, 0.81), (0.1, 0.3)))
+    assert is_beyond(one, measured, "disparity"), "a spread of either will do"
+
+
 def test_degenerate_models_win_nothing_and_are_counted():
     (text,), left_out = said(
         configuration("pate", (0.99, 0.99), (0.0, 0.0), degenerate=CONSTANT),
@@ -120,7 +156,10 @@ def test_degenerate_models_win_nothing_and_are_counted():
 
 def test_a_budget_holds_all_that_costs_no_more_and_the_middle_one_comes_first():
     texts, _ = said(
-        *(configuration("dp_sgd", (a, a), (0.1, 0.1), epsilon=e) for e, a in ((0.3, 0.7), (1.0, 0.8), (3.0, 0.75))),
+        *(
+            configuration("dp_sgd", (a - 0.001, a + 0.001), (0.1, 0.1), epsilon=e)
+            for e, a in ((0.3, 0.7), (1.0, 0.8), (3.0, 0.75))
+        ),
         configuration("weighted_votes", (0.79, 0.79), (0.1, 0.1), epsilon=0.3),
     )
     assert [text.partition(".")[0] for text in texts] == [
@@ -171,8 +210,12 @@ def test_what_no_sentence_is_about_is_counted_with_its_reason():
 def test_sentences_are_of_the_notion_that_is_asked_for():
     def with_odds(method, value):
         runs = configuration(method, (0.8, 0.8), (0.1, 0.1))
-        odds = {"equalized_odds": {"value": value, "low": value, "high": value}}
-        return [run_record(method, seed=r.seed, accuracy=0.8, config=r.config, fairness=odds) for r in runs]
+
+        def odds(seed):
+            measured = value + 0.001 * (seed % 2)
+            return {"equalized_odds": {"value": measured, "low": measured, "high": measured}}
+
+        return [run_record(method, seed=r.seed, accuracy=0.8, config=r.config, fairness=odds(r.seed)) for r in runs]
 
     (text,), _ = said(with_odds("dp_sgd", 0.04), with_odds("pate", 0.3), notion="equalized_odds")
     assert "dp_sgd is the only method with an equalized-odds gap below .05" in text

@@ -12,6 +12,7 @@ from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
 from fairpate.evaluation.page import made_words
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.verdict import Verdict, earlier_words, fairness_of, verdict
+from fairpate.fairness.notions import NOTIONS
 
 NB = "\u00a0"
 GUARANTEE = Guarantee(
@@ -26,15 +27,18 @@ GUARANTEE = Guarantee(
 )
 
 
-def measured(gap: float = 0.0, *, wrong: float = 0.1, size: int = 1000, refused: int = 0) -> Evaluation:
-    """Two groups of ``size``: half of one and ``gap`` more of the other are predicted yes, ``wrong`` of the labels."""
+def measured(gap: float = 0.0, *, wrong: float = 0.1, size: int = 1000, refused: int = 0, of: int = 1) -> Evaluation:
+    """Two groups of ``size``: half of one and ``gap`` more of the other are predicted yes, ``wrong`` of the labels.
+
+    The first ``refused`` are, and all but one of ``of``.
+    """
     predicted = np.concatenate([np.arange(size) < size / 2, np.arange(size) < size * (0.5 + gap)]).astype(int)
     labels = np.where(np.arange(2 * size) % round(1 / wrong) == 0, 1 - predicted, predicted) if wrong else predicted
     return evaluate(
         predicted,
         labels_N=labels,
         groups_N=[0] * size + [1] * size,
-        answered_N=np.arange(2 * size) >= refused,
+        answered_N=(np.arange(2 * size) >= refused) & (np.arange(2 * size) % of == 0),
         class_names=["no", "yes"],
         group_names=["women", "men"],
         generator=np.random.default_rng(0),
@@ -204,6 +208,34 @@ def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses some")
     assert "On 1,800 answered test records." in found.figures[2].details
     assert found.line.endswith(f"below a logistic model without privacy, on the 90.0{NB}% that it answers.")
+
+
+def with_interval(found: Evaluation, low: float, high: float) -> Evaluation:
+    """The same measurement with this interval of its demographic-parity gap: resampling may find any of few records."""
+    reading = NOTIONS["demographic_parity"].reading
+    return replace(found, gaps={**found.gaps, reading: replace(found.gaps[reading], value=low, low=low, high=high)})
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (measured(of=83), f"It is of the 1.2{NB}% of the test records that the model answers."),  # 25 of 2,000
+        (measured(of=3), f"It is of the 33.4{NB}% of the test records that the model answers."),
+        (measured(size=29), "Fewer than 30 records of a group cannot tell so small a gap."),
+    ],
+)
+def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> None:
+    close = with_interval(found, 0.0, 0.05)
+    assert fairness_of(close) == "perhaps fair"
+    gap = said(close).figures[1]
+    assert (gap.word, gap.mood) == ("Perhaps fair", "doubtful")
+    assert why in gap.details
+    assert "lies at or below 0.10" in gap.details[1]
+    assert fairness_of(with_interval(found, 0.2, 0.3)) == "not fair"
+
+
+def test_thirty_records_of_each_group_may_be_fair() -> None:
+    assert fairness_of(with_interval(measured(size=30), 0.0, 0.05)) == "fair"
 
 
 def test_a_baseline_that_is_worse_than_a_constant_is_no_merit_to_surpass() -> None:
