@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -33,6 +35,7 @@ nb_execution_raise_on_error = True
 # What tutorials run: this environment's commands, and an odometer of their own.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["FAIRPATE_STATE"] = tempfile.mkdtemp(prefix="fairpate-docs-")
+atexit.register(shutil.rmtree, os.environ["FAIRPATE_STATE"], ignore_errors=True)
 
 BELOW: dict[str, Callable[[], str]] = {
     "reference/commands": generated.commands,
