@@ -101,6 +101,14 @@ class SecretBatchAttributeGaussians:
         _require(self.count, self.sampling_rate, self.attribute_noise_multiplier)
 
 
+def joint_multiplier(*multipliers: float) -> float:
+    """The noise multiplier of several Gaussian releases on the same records, taken as one; 0 if one has no noise."""
+    if not all(multiplier > 0 for multiplier in multipliers):
+        return 0.0
+    # Independent Gaussians on the same records: their precisions add.
+    return 1 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+
+
 @event_rdp.register
 def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
     if not event.count:

@@ -19,6 +19,7 @@ from fairpate.privacy.fair_training import (
     AttributeGaussians,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
+    joint_multiplier,
 )
 
 
@@ -131,6 +132,12 @@ def test_secret_batches_that_show_amplify_less_than_a_hidden_sample() -> None:
         sampled = PoissonGaussians(count=steps, noise_multiplier=each, sampling_rate=rate)
         assert got == pytest.approx(shown, rel=1e-3)
         assert epsilon_pld([sampled], target_delta=delta) == pytest.approx(hidden, rel=1e-3)
+
+
+def test_two_streams_of_noise_count_as_one_with_less() -> None:
+    assert joint_multiplier(3.0, 4.0) == pytest.approx(2.4)
+    assert joint_multiplier(5.0, math.inf) == 5
+    assert joint_multiplier(5.0, 0.0) == 0
 
 
 @pytest.mark.parametrize("accounting", ["rdp", "pld"])
