@@ -7,9 +7,13 @@ BIN := .venv/bin
 demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
 	$(BIN)/fairpate run
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# As pip would, but on every core, and without the tests that packages bring.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib >/dev/null || true
+# More than cores: many tests wait, for a browser, a service or a cluster.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test: .venv/.installed-dev ## install, then run every test but the slow campaigns, two files at a time
+test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed-dev ## the same with the campaigns
@@ -34,11 +38,13 @@ clean:
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(PIP) --editable .
+	$(COMPILE)
 	@touch $@
 
-.venv/.installed-dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
-	  axe-playwright-python  # for the axe.min.js in it: the browser driver that it asks for is 53 MB
-	@touch $@
+.venv/.installed-dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps axe-playwright-python  # for the axe.min.js in it: the browser driver that it asks for is 53 MB
+	$(COMPILE)
+	@touch .venv/.installed $@
