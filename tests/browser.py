@@ -72,11 +72,15 @@ class Browser:
         elif method == "Network.requestWillBeSent":
             self.requests.append(said["request"]["url"][:300])
 
-    def open(self, address, *, width, height):
-        """Show a page from scratch, until it has drawn everything."""
+    def resize(self, *, width, height):
+        """The page that is shown, on another screen; a narrow one is a phone's."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
+
+    def open(self, address, *, width, height):
+        """Show a page from scratch, until it has drawn everything."""
+        self.resize(width=width, height=height)
         self.call("Page.navigate", url="about:blank")
         self.complaints, self.requests = [], []
         self.call("Page.navigate", url=address)

@@ -119,12 +119,13 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
     monkeypatch.setattr(browser, "Browser", Page)
     with browser.opened_tab(tmp_path / "profile") as tab:
         for page in sorted(site.rglob("*.html")):
+            tab.open(page.as_uri(), width=1280, height=900)
             for width in (1280, 390):
-                tab.open(page.as_uri(), width=width, height=900)
-                assert browser.faults(tab) == [], page
-                others = [address for address in tab.requests if not address.startswith(("file:", "data:", "about:"))]
-                assert others == [], page
+                tab.resize(width=width, height=900)
                 assert tab.run("document.documentElement.scrollWidth") <= width, page
+            assert browser.faults(tab) == [], page
+            others = [address for address in tab.requests if not address.startswith(("file:", "data:", "about:"))]
+            assert others == [], page
         tab.open(f"{(site / 'search.html').as_uri()}?q=epsilon", width=1280, height=900)
         assert tab.until("document.querySelectorAll('#search-results li').length > 5")
 

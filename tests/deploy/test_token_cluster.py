@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,10 +146,15 @@ def test_nothing_is_told_to_others_and_nothing_is_run(cluster: Cluster, tmp_path
         assert cluster.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("mode", [None, "token"])
-def test_a_driver_without_the_token_is_told_what_to_do(cluster: Cluster, tmp_path: Path, mode: str | None) -> None:
-    stranger = {"HOME": str(tmp_path), "RAY_AUTH_MODE": mode, "RAY_ADDRESS": cluster.head}
-    run = cluster.run("fairpate", "run", "--out", str(tmp_path / "run"), **stranger)
-    assert run.returncode == 1
-    assert f"error RAY_ADDRESS={cluster.head}: no cluster answers. If it asks for a token, set" in run.stderr
-    assert "Traceback" not in run.stderr
+def test_a_driver_without_the_token_is_told_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
+    """Two at once, as each waits for the cluster: one knows nothing of tokens, the other has none."""
+
+    def asked(mode: str | None) -> subprocess.CompletedProcess[str]:
+        stranger = {"HOME": str(tmp_path), "RAY_AUTH_MODE": mode, "RAY_ADDRESS": cluster.head}
+        return cluster.run("fairpate", "run", "--out", str(tmp_path / f"run-{mode}"), **stranger)
+
+    with ThreadPoolExecutor(2) as both:
+        for run in both.map(asked, (None, "token")):
+            assert run.returncode == 1
+            assert f"error RAY_ADDRESS={cluster.head}: no cluster answers. If it asks for a token, set" in run.stderr
+            assert "Traceback" not in run.stderr
