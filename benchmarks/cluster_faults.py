@@ -297,13 +297,13 @@ def lose_head(num_workers: int, truth: Mapping[str, str], folder: Path, *, names
 
 
 def make_run(folder: Path, cluster: Cluster | None) -> Run:
-    """The command, on a cluster or on this machine alone."""
+    """The command, on a cluster or in one process of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "run.yaml"
     config.write_text(CONFIG + f"out: {folder / 'run'}\nstorage: {folder / 'teachers'}\n", encoding="utf-8")
     command = [*FAIRPATE, "run", str(config)]
     if cluster is None:
-        return Run(folder=folder, command=[*command, "--set", "ray.num_actors=1"], environment=make_environment())
+        return Run(folder=folder, command=[*command, "--set", "ray.num_actors=0"], environment=make_environment())
     return Run(folder=folder, command=cluster.command(*command), environment=cluster.environment)
 
 

@@ -6,6 +6,7 @@ What was answered stays answered, alike, and nothing that left is uncharged.
 import concurrent.futures
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,12 +42,20 @@ def place(postgres):
     return postgres.url(f"moves-{time.monotonic_ns()}")
 
 
+@pytest.fixture(scope="module")
+def backed_up(tmp_path_factory):
+    """A finished run, and a copy of its ledger."""
+    folder = tmp_path_factory.mktemp("backed-up")
+    (folder / "config.yaml").write_text(CONFIG)
+    command(folder, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
+    command(folder, "ledger", "backup", "run", "copy.sqlite")
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path, place):
-    """A finished run whose ledger is in the database."""
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    command(tmp_path, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
-    command(tmp_path, "ledger", "backup", "run", "copy.sqlite")
+def folder(backed_up, tmp_path, place):
+    """That run, with its ledger in the database."""
+    shutil.copytree(backed_up, tmp_path, dirs_exist_ok=True)
     command(tmp_path, "ledger", "restore", "copy.sqlite", "run", "--to", place)
     return tmp_path
 
