@@ -216,6 +216,7 @@ def _save_history(path: Path | None) -> None:
         return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Rights before content: a question that was typed in full is a record.
         path.touch(mode=0o600)
         readline.set_history_length(_HISTORY_LENGTH)
         readline.write_history_file(path)

@@ -65,9 +65,11 @@ class StudentReplica:
     """Predicts, and asks the gate if there is one."""
 
     def __init__(self, path: Path, gate: Any | None) -> None:
+        # Copies share a node: with threads for every core, each would slow the others down.
         torch.set_num_threads(1)
         student = load_student(path)
         self._card = student.card
+        # Without its own gate, which would count this replica's answers alone.
         self._student = replace(student, card=replace(student.card, idp3=None))
         self._gate = gate
 
@@ -185,6 +187,7 @@ def application(arguments: dict[str, Any]) -> Any:
     deploy = serve.deployment
     gate = None
     if card.idp3 is not None:
+        # Exactly one: parity is bounded over all answers together. It only counts, so it reserves no CPU.
         one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
         gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
     options = {"num_cpus": served.cpus_per_replica}

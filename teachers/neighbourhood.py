@@ -77,6 +77,7 @@ class RayNeighbourhood:
             "num_cpus": config.num_cpus,
             "max_restarts": -1,
             "max_task_retries": 3,
+            # A thread beside the one that searches, so that a long search is not taken for a hang.
             "concurrency_groups": {BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(_Part)

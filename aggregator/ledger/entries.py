@@ -118,6 +118,7 @@ class LedgerState:
             self.publications.append(Publication(num_reservations=payload["num_reservations"], price=price))
         elif kind == "reserve":
             keys = payload["keys"].split()
+            # Entries of earlier versions do not say who asked, nor when.
             asked = payload.get("asked") or [["", "", len(keys)]]
             self.reserve(keys, payload["groups"], payload["votes"], asked, payload.get("at", 0.0))
         elif kind == "limit":

@@ -47,6 +47,7 @@ class Auth:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        # The keys of an issuer may have to be fetched: awaited here, so that no lookup below blocks the loop.
         await self._tokens.prepare(_bearer(headers.get(b"authorization", "")) or "")
         try:
             caller = self._admit(scope, headers)
@@ -55,6 +56,7 @@ class Auth:
             await _respond(send, refused)
             return
         state = scope.setdefault("state", {})
+        # Streams outlive their admission: they ask again, and end with a token that was revoked meanwhile.
         state["caller"], state["is_admitted"] = caller, lambda: self._is_still(caller, headers)
         if length > _LARGE_BODY_BYTES:
             await self._take_turn(length, scope, receive, send)
@@ -68,6 +70,7 @@ class Auth:
         caller = self._caller(headers.get(b"authorization", ""))
         if path in OPEN_PATHS:
             return caller or LOCAL_ANALYST
+        # Before the refusal below, so that guessing tokens is slowed down as well.
         self._slow_down(caller, scope)
         if caller is None:
             raise FaultError(401, "Authorization", "(not shown)", "Send a bearer token of this service.")
@@ -146,6 +149,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
+        # After the body the real one, which says when the caller leaves.
         return messages.pop() if messages else await receive()
 
     return replayed

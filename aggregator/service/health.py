@@ -65,9 +65,11 @@ class Health:
             await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> None:
+        # In a thread: a disk that hangs may not stop the loop that answers.
         self._has_room = await asyncio.to_thread(self._writer.books.ledger.has_room)
         if self._writer.failure and self._has_room:
             await self._writer.recover()
+        # Once they answer again: before, the trial would hold its thread until it timed out.
         if self.votes_failed and self._voters_answer():
             with contextlib.suppress(Exception):
                 await asyncio.to_thread(self._try_vote)

@@ -76,7 +76,7 @@ class PublicPool:
     def posted(self, features: Sequence[Any], group: str) -> Question:
         """A record that came with the request; its values were checked against the pool's shape and range."""
         array: Features = np.asarray(features, dtype=self.features.dtype)
-        array = np.add(array, array.dtype.type(0))  # -0.0 becomes 0.0
+        array = np.add(array, array.dtype.type(0))  # -0.0 becomes 0.0: equal values have equal bytes, so one key
         code = self.group_names.index(group)
         key = query_key(array, code)
         return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)

@@ -64,6 +64,7 @@ def add_error_bodies(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def defect(_: Request, error: Exception) -> Response:
+        # Its type alone: the message of an unforeseen error may quote what no analyst may see.
         return _faults(500, [fault("server", type(error).__name__, "A defect; tell the operator.")])
 
 

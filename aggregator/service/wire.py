@@ -392,6 +392,7 @@ def bodies_for(pool: PublicPool) -> Bodies:
         kinds.append(Annotated[by_record, Tag("record")])
     kind_of = _kind_of_query if len(kinds) < 3 else _kind_with_form
     query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
+    # FailFast: one fault ends the check, where a body of thousands of wrong values would be answered with as many.
     several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=_Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=_Body, count=(_whole_number(ge=0, le=MAX_COUNT), ...))

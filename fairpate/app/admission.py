@@ -50,6 +50,7 @@ def answer_admitted(
     results: list[SessionResult] = []
     for number in range(admission.rounds):
         submitted = sum(result.num_queries for result in results)
+        # What is left is divided anew: a round that the gate cut short is made up for by those after it.
         size = math.ceil((total - submitted) / (admission.rounds - number))
         chosen = waiting[:size]
         labelled = SessionResult.joined(results).labelled if number else None

@@ -64,6 +64,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
         raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
+    # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     noted = open_anchor(anchor)
     try:
         noted.make(read_ledger(place.ledger)[3])

@@ -108,12 +108,15 @@ def assumed_profile(
             "Expected 0 < agreement < 1 and a spread whose square is below agreement * (1 - agreement), got "
             f"{agreement} and {spread}."
         )
+    # The middles of slices that are equally likely.
     middle_R = (np.arange(num_rows) + 0.5) / num_rows
     share_R = np.full(num_rows, agreement)
     if spread:
+        # The sum of both parameters of the Beta law that has this mean and variance.
         total = agreement * (1 - agreement) / spread**2 - 1
         share_R = stats.beta.ppf(middle_R, agreement * total, (1 - agreement) * total)
     right_R = np.rint(share_R * num_teachers).astype(np.int64)
+    # Rounded down below, floor((n + k) / m) over k from 0 to m - 1 add up to n: no vote is lost.
     others_RC = (num_teachers - right_R)[:, None] + np.arange(num_classes - 1)[::-1]
     return Profile(
         votes_RC=np.column_stack([right_R, others_RC // (num_classes - 1)]), right_R=np.zeros(num_rows, dtype=np.int64)

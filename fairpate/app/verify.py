@@ -241,6 +241,7 @@ class _Check:
         if queries.epsilon_sanitised is not None:
             self.not_checked.append("epsilon_sanitised: it depends on the votes")
         priced = sum(event.get("count", 0) for event in statement.events)
+        # More may be priced: where released labels decide how many are submitted, what was planned is.
         self.require(priced >= queries.submitted, f"events: {priced} queries priced, {queries.submitted} submitted")
         ended = queries.answered + queries.rejected_confidence + queries.rejected_fairness + queries.refused_free
         self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")
@@ -341,6 +342,7 @@ def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
         raise ValueError(f"no {HEAD}, or a name twice")
     if unknown := sorted(set(names) - _NAMES - {HEAD}):
         raise ValueError(f"unknown entry {unknown[0]!r}")
+    # As declared: zipfile reads no more of an entry than that.
     if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES} bytes")
     bundle.extractall(folder)

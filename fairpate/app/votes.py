@@ -171,6 +171,7 @@ def standing_teachers(
             pool=pool,
             read=_reader(dataset, ray),
         )
+    # After the pool is closed, whose actors held the CPUs that these need.
     voters = Voters(ensemble, ray)
     return StandingVoters(
         ensemble=ensemble.digest,

@@ -186,6 +186,7 @@ def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
     values = table[column].combine_chunks()
     if pa.types.is_floating(values.type) and not pc.any(pc.is_nan(values)).as_py():
+        # A column of whole numbers with gaps comes out of pandas as floats: 3.0 stands for 3.
         values = pc.if_else(pc.equal(pc.floor(values), values), pc.cast(values, pa.int64(), safe=False), None)
     return np.array(pc.fill_null(pc.cast(values, pa.string()), "").to_pylist(), dtype=np.str_)
 
@@ -262,6 +263,7 @@ def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDAr
         names = _text(table, config.id).tolist()
         digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]
         return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
+    # What 32 bits do not hold becomes infinite, and is told below.
     with np.errstate(over="ignore"):
         columns = [_numbers(table, name).astype(np.float32) for name in config.features]
     for name, column in zip(config.features, columns, strict=True):

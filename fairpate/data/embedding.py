@@ -77,6 +77,7 @@ class Components:
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
         spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()
+        # Factors of 21 and of so many binary digits: their product, summed over all columns, fits into a float64.
         digits = min(20, _EXACT_DIGITS - 21 - plain_MF.shape[1].bit_length())
         unit = 2.0 ** -(digits + _PLAIN_DIGITS)
         scale_E = 1.0 if is_table or not evened else spread_E[kept_E].sqrt()
@@ -101,6 +102,7 @@ class Components:
     def at_once(self, x: Tensor) -> Tensor:
         """The same of few records, without a loop: one graph of tensor operations."""
         plain = (_plain(x, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
+        # A private record may hold what no public one does: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
         whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
         return (whole * self.unit_E).float()
@@ -186,6 +188,7 @@ def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
             continue
         common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
         others = values if common is None else values[values != common]
+        # Lower: a threshold is one of the values, never a rounded number between two.
         quantiles = torch.quantile(others, torch.arange(1, steps + 1) / (steps + 1), interpolation="lower")
         found = quantiles.unique() if common is None else torch.cat([others.min()[None], quantiles]).unique()
         columns += [column] * len(found)

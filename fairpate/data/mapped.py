@@ -83,6 +83,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
 def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> None:
     """Write the pictures that ``fill`` appends, however many, without holding them; whole at ``path`` or not there."""
     digest = hashlib.sha256()
+    # Without a header first: in the file, the checksum stands before the pixels that it is known after.
     with tempfile.TemporaryFile(dir=path.parent) as plain:
 
         def append(pixels: PixelArray) -> None:

@@ -167,6 +167,7 @@ def _mass(predicted: npt.NDArray[np.generic], num_classes: int) -> FloatArray:
     mass_NC = predicted.astype(np.float64)
     if mass_NC.ndim != 2 or mass_NC.shape[1] != num_classes:
         raise ValueError(f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}.")
+    # Softmax in float32 sums to 1 up to rounding.
     if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
         raise ValueError("Expected every row of predictions to be probabilities that sum to 1.")
     return mass_NC
@@ -187,6 +188,7 @@ def _resample_mass(
 ) -> FloatArray:
     num_records = len(cells_N)
     drawn_RN = generator.integers(num_records, size=(num_replicates, num_records))
+    # How often each record was drawn: a product per cell then does what gathering every replicate would.
     weights_RN = np.stack([np.bincount(row, minlength=num_records) for row in drawn_RN]).astype(np.float64)
     table = np.zeros((num_replicates, num_cells, mass_NC.shape[1]))
     for cell in np.unique(cells_N):

@@ -67,6 +67,7 @@ class MeanParity:
         if self.constraint == "accuracy_parity":
             return functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
         probability_BC = (self.sharpness * outputs_BC).softmax(dim=1)
+        # Of two classes, the mean of one determines that of the other.
         return probability_BC[:, 1:] if self.num_classes == 2 else probability_BC
 
     def populations(self, labels_N: Tensor) -> Tensor:
@@ -111,6 +112,7 @@ class MeanParity:
 
         ``labels_N`` give the sizes of the populations. 0 where no multiplier is at work.
         """
+        # No record is in a population of size 0: there any finite slope does.
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
 
@@ -149,8 +151,10 @@ class ValueAlong:
         sharpness = self._parity.sharpness
         probability_BC = (sharpness * outputs_BC).softmax(dim=1)
         if self._parity.num_classes == 2:
+            # The derivative of p_1 is p_0 p_1 with respect to its own logit, and the negative for the other.
             slope_B1 = sharpness * probability_BC[:, :1] * probability_BC[:, 1:] * directions_BK
             return torch.cat([-slope_B1, slope_B1], dim=1)
+        # The Jacobian of softmax, diag(p) - p p^T, times the direction.
         mean_B1 = (probability_BC * directions_BK).sum(dim=1, keepdim=True)
         return sharpness * probability_BC * (directions_BK - mean_B1)
 

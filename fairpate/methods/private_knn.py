@@ -195,6 +195,7 @@ class PrivateKnn(VotingMethod):
             groups=public.z.numpy()[known],
             chances=None if labelled.chances is None else labelled.chances[rows],
         )
+        # The gate saw the typical records alone: copies go to members of other groups, and pass it anew.
         return taught.take(
             filter_stream(
                 taught.labels,

@@ -184,6 +184,7 @@ class Lagrangian:
         self._constraints, self._size_floor = constraints, steps.size_floor
         self._batch_size = steps.gradient.expected_batch_size
         self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=self._batch_size)
+        # The first half describes models that are far from the published one.
         self._first_kept, self._num_seen = steps.gradient.num_steps // 2, 0
         self._sum_QC = np.zeros((constraints.partition.num_cells, constraints.num_classes))
 

@@ -86,6 +86,7 @@ def kept_release(config: ReleasingMethod, training: Training) -> Released:
         meter.count_again(released.events, noise=config.source.label)
         return released
     released = config.measure(training)
+    # Counted before it is kept: a crash between the two leaves one counted that nobody has, never the reverse.
     meter.record(released.events, noise=config.source.label)
     save_release(run.released, released, Origin(id=meter.id, settings=config.release_settings, pool=pool))
     return released

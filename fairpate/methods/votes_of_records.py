@@ -107,6 +107,7 @@ class VotesOfRecords(ReleasingMethod):
 
     def label_noise(self, num_groups: int) -> float:
         """The noise that students learn from, in units of the release's."""
+        # The parts of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, npt.NDArray[np.float64]]:
@@ -127,6 +128,7 @@ class VotesOfRecords(ReleasingMethod):
         told, public = self.told_by_group(released), dataset.public
         generator = self._generator(Stream.POPULATION)
         predicted = student.predict(public.x, public.z.numpy(), generator=generator)
+        # A refusal is one more outcome, beside the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
         records = PublicRecords(
             votes_MW=told.votes_MW,
@@ -210,6 +212,7 @@ def surest(said: PoolLabels, settings: TaughtConfig, training: Training) -> Labe
     public, num_records = training.dataset.public, len(said.labels_M)
     kept_M = np.zeros(num_records, dtype=np.bool_)
     num_taught = max(1, round(settings.taught_share * num_records))
+    # Stable: of equally sure labels the first teach, on every machine.
     kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
     labelled = LabelledSet(
         record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fairpate.config import AugmentConfig
 
+# Rotation, shift (2), zoom, shear; flip, channel swap, erasing; position and size of the erased rectangle (4).
 _FIXED_DRAWS = 12
 _ELASTIC_SIDE = 5  # an elastic change moves a coarse grid of points, this many on a side
 _ELASTIC_DRAWS = 2 * _ELASTIC_SIDE**2
@@ -27,6 +28,7 @@ def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator) -
     if config.is_identity:
         return x_BCHW
     changes = draw_changes(len(x_BCHW), num_channels=x_BCHW.shape[1], generator=generator)
+    # Drawn on the generator's device and moved: a GPU sees the same changes as a CPU.
     return apply_changes(x_BCHW, config, changes.to(x_BCHW.device))
 
 
@@ -63,6 +65,7 @@ def _warp(x: Tensor, config: AugmentConfig, uniform: Tensor, *, elastic: Tensor,
 
 def _displacement(signed: Tensor, fraction: float, shape: torch.Size) -> Tensor:
     """Shifts (B, H, W, 2) that vary smoothly between those of a coarse grid, each up to ``fraction`` of a side."""
+    # Coordinates run over [-1, 1]: a side is 2.
     coarse = 2 * fraction * signed.view(-1, 2, _ELASTIC_SIDE, _ELASTIC_SIDE)
     fine = functional.interpolate(coarse, size=list(shape[-2:]), mode="bicubic", align_corners=True)
     return fine.permute(0, 2, 3, 1)

@@ -81,5 +81,6 @@ def set_rule(model: nn.Module, row: Tensor) -> None:
     if len(row) != layer.in_features + 1:
         raise ValueError(f"Expected {layer.in_features + 1} coefficients per rule, got {len(row)}.")
     with torch.no_grad():
+        # Class 0 scores 0 and argmax takes the first of equals, so that a tie is 0, as "> 0" says.
         layer.weight.copy_(torch.stack([torch.zeros_like(row[:-1]), row[:-1]]))
         layer.bias.copy_(torch.stack([torch.zeros_like(row[-1]), row[-1]]))

@@ -99,6 +99,7 @@ def build_model(
 def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The model of :func:`build_model` for a state that is loaded next; a weights file is not read."""
     _check_shape(config, input_shape, num_classes)
+    # Seeded although it is overwritten: initialising then leaves the caller's random state as it was.
     with seeded_torch(0):
         if config.name in BACKBONES:
             return _backbone(config, input_shape, num_classes, reads_file=False)
@@ -251,6 +252,7 @@ def _backbone(
     head = HEAD_OF[config.name]
     if config.weights is not None and reads_file:
         backbone.load_state_dict(load_weights(config), strict=False)  # all but the head, as load_weights has checked
+    # After the file is read, whose tensors are named as BatchNorm's.
     _replace_batch_norm(backbone, config)
     if config.weights is None:
         _adapt_input_channels(backbone, input_shape[0])

@@ -90,6 +90,7 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
 
 def _tensors(path: Path, sha256: str) -> dict[str, Tensor]:
     try:
+        # Read once: what is checked is what is parsed, also where somebody replaces the file meanwhile.
         content = path.read_bytes()
     except OSError as error:
         raise WeightsError(
@@ -131,6 +132,7 @@ def _expected(name: str) -> dict[str, torch.Size]:
     prepare_torchvision()
     from torchvision import models
 
+    # Names and shapes alone: neither memory nor random numbers are used.
     with torch.device("meta"):
         template: nn.Module = getattr(models, name)(weights=None)
     state = template.state_dict()

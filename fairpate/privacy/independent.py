@@ -114,9 +114,11 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     for pair, count in parts:
         places, masses = spread(pair, step)
         beyond = places > last
+        # Mass beyond the grid, and what a pair lacks of 1, is given to the attacker: it is taken off delta.
         lost += count * (float(masses[beyond].sum()) + max(0.0, 1 - float(masses.sum())))
         inside = np.maximum(places[~beyond], first)  # raising a loss is safe
         transform *= np.fft.rfft(np.bincount(inside % size, masses[~beyond], size)) ** count
+    # The transform is cyclic: point k lies at first + k, modulo its size. Below 0 there is only rounding.
     found: FloatArray = np.maximum(np.roll(np.fft.irfft(transform, size), -(first % size)), 0.0)
     losses = step * (first + np.arange(size, dtype=np.float64))
     return _epsilon_at(losses, found, delta - lost - math.exp(_LOG_LOST))
@@ -135,6 +137,7 @@ def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
 
 
 def _tilted(pair: Pair, rate: float) -> FloatArray:
+    # Summed, these are E[exp(rate loss)] with the unit, which Chernoff's bound minimises over the rate.
     found: FloatArray = pair.with_K + rate * (pair.with_K - pair.without_K)
     return found
 

@@ -146,6 +146,7 @@ class AtomicLoss:
 def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
     """One count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
     noise, log_mass = log_masses(noise_stddev_votes)
+    # ln of the density ratio at output 1 + n: ((1 + n)^2 - n^2) / (2 s^2).
     return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
 
 
@@ -153,6 +154,7 @@ def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
 def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
     """One count rises by one and another falls by one, each with noise of its own."""
     difference, log_mass = log_difference_masses(noise_stddev_votes)
+    # The losses of both counts added, (1 + 2 n) / (2 s^2) and (1 - 2 n') / (2 s^2), with d = n - n'.
     return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
 
 

@@ -151,6 +151,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
     kept = masses > 0
     losses, masses = losses[kept], masses[kept]
     below = np.floor(losses / step)
+    # So much upwards that both sums stay: of the masses, and of masses times exp(-loss), which are those without.
     up = np.clip(np.expm1(below * step - losses) / math.expm1(-step), 0.0, 1.0)
     first = int(below.min())
     places: IntArray = (below - first).astype(np.int64)

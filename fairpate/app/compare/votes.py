@@ -42,6 +42,7 @@ def ballot(cell: Cell) -> str | None:
     if config is None:
         return None
     values = determining_values(config)
+    # Nothing of what follows the votes (mechanism, gate, budget, student): cells that differ there share them.
     asked = {
         **{name: values[name] for name in ("data", "seed", "teachers")},
         "num_queries": config.aggregator.num_queries,
