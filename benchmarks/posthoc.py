@@ -32,6 +32,9 @@ from fairpate.evaluation.metrics import evaluate
 from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
+from fairpate.methods.oracle_releases import GroupRules
+from fairpate.methods.parity import Cells
+from fairpate.methods.parity_game import GameRules, guarantee
 from fairpate.methods.randomised_response import RandomisedResponseConfig
 from fairpate.methods.trained import price
 from fairpate.nn.mixture import said_labels
@@ -111,7 +114,8 @@ def communities(seeds: int) -> None:
         for name, form in ORACLES.items():
             if constraint == "equalized_odds" or name != "as_in_paper":
                 learnt = [learned(datasets[seed], epsilon, seed, settings | form) for seed in range(seeds)]
-                keep(f"oracle_{name}/{said}", learnt, (*COLUMNS, "epsilon"))
+                bounds = ("nu", "error_bound", "odds_bound") if name == "by_group" else ()
+                keep(f"oracle_{name}/{said}", learnt, (*COLUMNS, "epsilon", *bounds))
 
 
 def keep(name: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> None:
@@ -163,13 +167,14 @@ def postprocessed(
 
 
 def learned(dataset: Dataset, epsilon: float, seed: int, settings: dict[str, Any]) -> list[float]:
-    """What is measured, and the epsilon that the accountant finds."""
+    """What is measured, the epsilon that the accountant finds, and bounds for rules by group."""
     private, target = dataset.private, PrivacyTarget(epsilon=epsilon, delta=DELTA)
+    config = DpOracleLearnerConfig(**settings)
     trained = dp_oracle_learner.train(
         private.x,
         private.y,
         private.z,
-        DpOracleLearnerConfig(**settings),
+        config,
         target=target,
         num_groups=dataset.num_groups,
         source=SeededSource(seed),
@@ -177,7 +182,30 @@ def learned(dataset: Dataset, epsilon: float, seed: int, settings: dict[str, Any
     return [
         *measure(mixed(trained, dataset.test), dataset.test),
         price(trained.events, delta=target.delta, relation=target.relation, accounting=target.accounting).epsilon,
+        *(bounds_of_game(trained, private, config, dataset.num_groups) if config.rules == "by_group" else ()),
     ]
+
+
+def bounds_of_game(trained: Any, private: Split, config: DpOracleLearnerConfig, num_groups: int) -> list[float]:
+    """nu of the play, and what Theorems 4.4 and 4.5 then allow of error and discrepancy on the records learned from."""
+    labels, groups = private.y.numpy(), private.z.numpy()
+    said_NC = said_labels(trained.model, private.x)
+    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=config.constraint)
+    rules = GameRules(num_rounds=1, dual_bound=config.dual_bound, learning_rate=1.0, max_gap=config.max_gap)
+    play = GroupRules(cells, said_NC.argmax(axis=1))
+    nu = play.distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
+    promise = guarantee(
+        nu,
+        dual_bound=config.dual_bound,
+        num_groups=num_groups,
+        has_indicators=config.constraint == "equal_false_positives",
+    )
+    counts_GYC = dp_postprocessing.released_counts(
+        said_NC, labels, groups, epsilon=math.inf, source=SeededSource(0), num_groups=num_groups
+    )
+    whole = DpPostprocessingConfig(constraint=config.constraint, max_gap=config.max_gap)
+    best = dp_postprocessing.fair_mixing(counts_GYC, whole, epsilon=math.inf).error
+    return [nu, best + promise.error_excess, config.max_gap + promise.gap_excess]
 
 
 def response(seeds: int) -> None:

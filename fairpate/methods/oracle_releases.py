@@ -26,6 +26,7 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from fairpate.methods.parity import NO_EVENT, Cells, FloatArray
+from fairpate.methods.parity_game import GameRules, prices, violations_of
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.laplace import PureReleases, add_laplace, choose_cheap
 
@@ -140,6 +141,25 @@ class GroupRules:
             ]
             for price_E in prices_GE
         ]
+
+    def distance(self, positive_GJ: FloatArray, multipliers_SOE: FloatArray, rules: GameRules) -> float:
+        """nu: how much either side gains by leaving this mixture and these multipliers. Exact, and so private.
+
+        ``positive_GJ``: how often the mixture predicts 1. The learner leaves for the best of the class, the auditor for
+        ``dual_bound`` on the largest violation.
+        """
+        counts_GYJ, count = self._counts_GYJ, len(self._said_N)
+        shares_GE = self._cells.counts() / count
+        rates_GE = self._cells.rates(positive_GJ[self._cells.groups_N, self._said_N])
+        violations_SOE = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+        priced = prices(multipliers_SOE, shares_GE, reference_group=rules.reference_group)
+        difference_GY = np.array(self.differences(priced), dtype=np.float64)
+        cost_GJ = np.einsum("gyj,gy->gj", counts_GYJ, difference_GY) / count
+        learner = float((cost_GJ * positive_GJ).sum() - np.minimum(cost_GJ, 0).sum())
+        auditor = rules.dual_bound * max(0.0, float(violations_SOE.max())) - float(
+            (multipliers_SOE * violations_SOE).sum()
+        )
+        return max(learner, auditor)
 
     def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
         """How many of each group and event the rule predicts 1 for, with noise: (G, E)."""

@@ -82,6 +82,32 @@ def play(
     return Played(answers=tuple(answers), mean_multipliers=total / rules.num_rounds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GameGuarantee:
+    """On the records that were learned from: ``error_excess`` over the best rule of the class that keeps ``max_gap``,
+    ``gap_excess`` of every rate's gap to the reference over it."""
+
+    error_excess: float
+    gap_excess: float
+
+
+def guarantee(nu: float, *, dual_bound: float, num_groups: int, has_indicators: bool = False) -> GameGuarantee:
+    """Theorem 4.4 of Jagielski et al. 2019: what play within ``nu`` of an equilibrium bounds.
+
+    ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
+    ``dual_bound`` exceeds G - 1; inf where it does not. The paper bounds nu before play, by an expression whose
+    constants it hides; of a play that is over nu can be computed (:meth:`.oracle_releases.GroupRules.distance`).
+    """
+    if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
+        raise ValueError(
+            f"Expected nu >= 0, dual_bound > 0 and num_groups > 1, got {nu}, {dual_bound} and {num_groups}."
+        )
+    if not has_indicators:
+        return GameGuarantee(error_excess=2 * nu, gap_excess=(1 + 2 * nu) / dual_bound)
+    room = dual_bound - (num_groups - 1)
+    return GameGuarantee(error_excess=2 * nu, gap_excess=2 * nu / room if room > 0 else math.inf)
+
+
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
     """B exp(theta) / (1 + sum exp(theta)): all positive, their sum below B."""
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.

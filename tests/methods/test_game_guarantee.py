@@ -1,0 +1,136 @@
+"""Theorems 4.4 and 4.5: how far a play is from an equilibrium, by enumeration, and what follows for error and gaps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from parity_data import records
+
+from fairpate.config import PrivacyTarget
+from fairpate.methods import dp_oracle_learner
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
+from fairpate.methods.oracle_releases import RULES_KJ, GroupRules
+from fairpate.methods.parity import Cells
+from fairpate.methods.parity_game import GameRules, guarantee
+from fairpate.nn.mixture import said_labels
+from fairpate.privacy.discrete_gaussian import SeededSource
+
+DRAWS = np.random.default_rng(0)
+CONSTRAINTS = ("equalized_odds", "equal_false_positives")
+
+
+def game(num_groups: int, constraint: Any, *, dual_bound: float = 3.0, max_gap: float = 0.05) -> tuple[Any, ...]:
+    """Labels, groups and what a classifier says of 60 records, the class over them, and the rules of play."""
+    groups = np.arange(60) % num_groups
+    labels = (DRAWS.random(60) < 0.35 + 0.2 * groups).astype(np.int64)
+    said = np.where(DRAWS.random(60) < 0.75, labels, 1 - labels)
+    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=constraint)
+    rules = GameRules(num_rounds=1, dual_bound=dual_bound, learning_rate=1.0, max_gap=max_gap)
+    return cells, said, GroupRules(cells, said), rules
+
+
+def error_and_violations(cells: Cells, said: Any, table_GJ: Any, max_gap: float) -> tuple[float, list[float]]:
+    """Record by record; violations in the order of signs, groups, events."""
+    positive = [table_GJ[group, word] for group, word in zip(cells.groups_N, said, strict=True)]
+    wrong = [1 - p if label else p for p, label in zip(positive, cells.labels_N, strict=True)]
+
+    def rate(group: int, event: int) -> float:
+        inside = (cells.groups_N == group) & (cells.events_N == event)
+        return float(np.mean(np.array(positive)[inside]))
+
+    gaps = [rate(a, e) - rate(0, e) for a in range(1, cells.num_groups) for e in range(cells.num_events)]
+    return float(np.mean(wrong)), [sign * gap - max_gap for sign in (1, -1) for gap in gaps]
+
+
+def lagrangian(cells: Cells, said: Any, table_GJ: Any, multipliers: Any, max_gap: float) -> float:
+    error, violations = error_and_violations(cells, said, table_GJ, max_gap)
+    return error + float(np.dot(np.ravel(multipliers), violations))
+
+
+def any_play(num_groups: int, num_events: int, dual_bound: float) -> tuple[Any, Any]:
+    shares = DRAWS.dirichlet(np.ones(2 * (num_groups - 1) * num_events + 1))[:-1]
+    return DRAWS.random((num_groups, 2)), dual_bound * shares.reshape(2, num_groups - 1, num_events)
+
+
+@pytest.mark.parametrize("num_groups", [2, 3])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_the_distance_is_the_larger_gain_over_every_rule_and_every_multiplier(num_groups: int, constraint: Any) -> None:
+    cells, said, group_rules, rules = game(num_groups, constraint)
+    for _ in range(4):
+        table, multipliers = any_play(num_groups, cells.num_events, rules.dual_bound)
+        here = lagrangian(cells, said, table, multipliers, rules.max_gap)
+        whole_class = (RULES_KJ[list(rule)] for rule in itertools.product(range(4), repeat=num_groups))
+        learner = here - min(lagrangian(cells, said, rule, multipliers, rules.max_gap) for rule in whole_class)
+        corners = [np.zeros(multipliers.size), *(rules.dual_bound * np.eye(multipliers.size))]
+        auditor = max(lagrangian(cells, said, table, corner, rules.max_gap) for corner in corners) - here
+        found = group_rules.distance(table, multipliers, rules)
+        assert found == pytest.approx(max(learner, auditor))
+
+
+@pytest.mark.parametrize("num_groups", [2, 3])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_no_play_errs_or_differs_by_more_than_its_distance_allows(num_groups: int, constraint: Any) -> None:
+    """Any mixture beside any multipliers, good or bad; the best fair rule is a linear programme's."""
+    closest = 0.0
+    for _ in range(5):
+        cells, said, group_rules, rules = game(num_groups, constraint)
+        counts = released_counts(
+            said, cells.labels_N, cells.groups_N, epsilon=math.inf, source=SeededSource(0), num_groups=num_groups
+        )
+        config = DpPostprocessingConfig(constraint=constraint, max_gap=rules.max_gap, min_share=1e-6)
+        best = fair_mixing(counts, config, epsilon=math.inf).error
+        for _ in range(40):
+            table, multipliers = any_play(num_groups, cells.num_events, rules.dual_bound)
+            nu = group_rules.distance(table, multipliers, rules)
+            error, violations = error_and_violations(cells, said, table, rules.max_gap)
+            for has_indicators in {False, constraint == "equal_false_positives"}:
+                bound = guarantee(nu, dual_bound=rules.dual_bound, num_groups=num_groups, has_indicators=has_indicators)
+                assert error <= best + bound.error_excess + 1e-9
+                assert max(violations) <= bound.gap_excess + 1e-9
+                closest = max(closest, max(violations) / bound.gap_excess)
+    assert closest > 0.15, "a bound six times as small does not hold"
+
+
+def test_a_long_play_without_noise_comes_near_an_equilibrium() -> None:
+    x, y, z = records(1500, 3)
+
+    def played(num_rounds: int) -> float:
+        settings = {"rules": "by_group", "num_rounds": num_rounds, "learning_rate": 0.5, "min_share": 0.001}
+        config = DpOracleLearnerConfig(**settings)
+        trained = dp_oracle_learner.train(
+            x,
+            y,
+            z,
+            config,
+            target=PrivacyTarget(epsilon=math.inf, delta=1e-6, accounting="rdp"),
+            num_groups=2,
+            source=SeededSource(0),
+        )
+        cells = Cells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint)
+        assert trained.mixing_GCC is not None
+        said = said_labels(trained.model, x).argmax(axis=1)
+        rules = GameRules(num_rounds=1, dual_bound=config.dual_bound, learning_rate=1.0, max_gap=config.max_gap)
+        return GroupRules(cells, said).distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
+
+    few, many = played(5), played(800)
+    assert 0 <= many < 0.05 < few
+
+
+def test_by_hand() -> None:
+    """nu 1/10, B 4, three groups: error 2/10; gaps (1 + 2/10) / 4; with indicators 2/10 over 4 - 2."""
+    plain, aware = (guarantee(0.1, dual_bound=4.0, num_groups=3, has_indicators=has) for has in (False, True))
+    assert (plain.error_excess, plain.gap_excess) == pytest.approx((0.2, 0.3))
+    assert (aware.error_excess, aware.gap_excess) == pytest.approx((0.2, 0.1))
+    assert guarantee(0.1, dual_bound=2.0, num_groups=3, has_indicators=True).gap_excess == math.inf
+
+
+@pytest.mark.parametrize("bad", [{"nu": -0.1}, {"nu": math.nan}, {"dual_bound": 0.0}, {"num_groups": 1}])
+def test_what_is_no_game_is_refused(bad: dict[str, Any]) -> None:
+    words: dict[str, Any] = {"nu": 0.1, "dual_bound": 2.0, "num_groups": 2} | bad
+    with pytest.raises(ValueError, match="Expected nu >= 0, dual_bound > 0 and num_groups > 1"):
+        guarantee(words.pop("nu"), **words)
