@@ -83,8 +83,7 @@ def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
     async def readyz() -> Response:
         """Whether every run's service is ready; the reasons of those that are not are under their own address."""
         waiting = [name for name, port in ports.items() if not await _is_ready(client, port)]
-        reasons = ["runs"] if waiting else []
-        status = {"status": "failing" if waiting else "ok", "reasons": reasons}
+        status = {"status": "failing" if waiting else "ok", "reasons": ["runs"] if waiting else []}
         return json_response(status, status=503 if waiting else 200)
 
     @app.get("/v1/runs")

@@ -25,6 +25,7 @@ from fairpate.data.registry import find_entry
 
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
+# Else a server may compress on the way, httpx unpacks, and the bytes are not those of the checksum.
 AS_PUBLISHED = {"accept-encoding": "identity"}
 LINES_PER_FILE = 10
 
@@ -66,6 +67,7 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
     target = data_dir / file.path
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # On the file system of the target, so that its place is taken in one step.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
             partial = Path(scratch) / target.name
             _stream(file, partial, console)

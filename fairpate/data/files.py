@@ -33,6 +33,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
     """Which of ``file`` and its alternatives lies below ``folder``, and where; null if none does."""
     for choice in (file, *file.alternatives):
         if _is_pattern(choice):
+            # The first by name: the order of a folder differs between machines.
             path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
         else:
             path = folder / choice.path

@@ -81,6 +81,7 @@ def _round_above(points: Sequence[Point], objective: Objective) -> float:
     if largest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest))
+    # 20 as well: where the logarithm was rounded down, 10 is not above.
     return float(next(step * power for step in (*_STEPS, 20.0) if step * power > largest * (1 + 1e-9)))
 
 
@@ -141,6 +142,7 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
     if len(attaining) < num_seeds:
         return np.empty((0, 2))
     owners = np.repeat(np.arange(len(attaining)), [len(points_N2) for points_N2 in attaining])
+    # As many sets as asked for, as a share of those that attain anything.
     corners = moocore.eaf(np.concatenate(attaining), owners, percentiles=[100 * num_seeds / len(attaining)])[:, :2]
     surface: FloatArray = corners[np.argsort(corners[:, 0])]
     return surface

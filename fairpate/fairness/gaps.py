@@ -334,6 +334,7 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _nan_max(values_RD: FloatArray) -> FloatArray:
+    # np.nanmax would warn of a replicate where nothing is defined.
     largest_R = np.where(np.isnan(values_RD), -np.inf, values_RD).max(axis=1)
     return np.where(np.isneginf(largest_R), np.nan, largest_R)
 
@@ -373,6 +374,7 @@ def _positives(joint_GYC: FloatArray) -> Events:
 
 def _positives_given_label(joint_GYC: FloatArray) -> Events:
     _require_binary(joint_GYC)
+    # Events run over true labels, then over predictions: 1 given 0, and 1 given 1.
     return _select(predicted_given_label(joint_GYC), [1, 3])
 
 
@@ -391,6 +393,7 @@ def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: Float
         return _select(wrong, list(labels))
     rates = found_or_mistaken(joint_GYC)
     if kind == "fpr":
+        # All true-positive rates stand first, then the false-positive ones.
         return _select(rates, [num_classes + c for c in labels])
     found = _select(rates, list(labels))
     cells = [replace(cell, label_is=False) for cell in found.cells]

@@ -133,6 +133,7 @@ def train(
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
     positive_GJ = answers.mean(axis=0)
     return OracleTrained(
+        # These rules say 1 below 0, those of a mixture above.
         model=linear_rules(-coefficients_RD, input_shape=tuple(x.shape[1:])),
         events=sides.events,
         noise=source.label,

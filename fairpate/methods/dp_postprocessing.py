@@ -117,6 +117,7 @@ def train(
         sgd.train(model, x, y, sgd_config, **learning)
         base = Trained(model=model, events=(), noise=OS_ENTROPY)
     else:
+        # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
         base_target = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
         steps = dp_sgd.calibrated_steps(dp_sgd_config, base_target, num_records=len(x))
         base = dp_sgd.train(model, x, y, steps, randomness=randomness, relation=target.record_relation, **learning)
@@ -281,6 +282,7 @@ def _solve(
     if found.status != _SOLVED or found.x is None or found.fun is None:
         raise ValueError(f"The linear programme for the mixing has no solution that the solver finds: {found.message}")
     mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
+    # The solver keeps bounds and sums up to a tolerance.
     return mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True), float(found.fun)
 
 

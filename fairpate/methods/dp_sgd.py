@@ -86,6 +86,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
 def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records: int) -> PrivateSteps:
     """The steps with the least noise that keeps them within ``target``. ValueError for a target out of reach."""
+    # How many steps there are, and of which rate, does not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     noise = noise_multiplier_for(
         target_epsilon=target.epsilon,

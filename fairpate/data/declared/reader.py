@@ -106,9 +106,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     faults, seen = faults or Faults(), _Seen()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    persons = None
-    if table.person and holds(table.person.when, options):
-        persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
+    persons = _persons(table, request)
     for read in _read(table, request, table.files.parts):
         rows = _kept_rows(read, rules, left_out, faults)
         faults.rows[rows.file] += len(rows.table)
@@ -143,6 +141,13 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=seen.x if seen.x.is_mapped else None,
     )
+
+
+def _persons(table: Declaration, request: Request) -> _Persons | None:
+    """Who the records' persons are, where the table names any under these options."""
+    if not table.person or not holds(table.person.when, request.options):
+        return None
+    return _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
 
 
 def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request, faults: Faults) -> None:
