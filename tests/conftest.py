@@ -1,5 +1,6 @@
 """Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from hypothesis import settings
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from local_postgres import Server, programs
 
+import student.portable
 from fairpate.config import RayConfig
 from teachers.cluster import start_ray
 
+gc.set_threshold(50_000, 10, 10)  # what is imported stays: looking through it again and again is a tenth of the time
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
@@ -30,6 +33,22 @@ settings.load_profile("untimed")
 def ray_session() -> Iterator[None]:
     """Ray, started by the first test that asks for it and shut down with the session."""
     with start_ray(RayConfig()):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_graphs() -> Iterator[None]:
+    """Commands leave out model.onnx, which takes seconds, as where its packages are missing; see ``with_graphs``."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fairpate.app.portable.missing_packages", lambda: student.portable.PACKAGES)
+        yield
+
+
+@pytest.fixture(scope="module")
+def with_graphs() -> Iterator[None]:
+    """Commands write model.onnx until the end of the module."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fairpate.app.portable.missing_packages", student.portable.missing_packages)
         yield
 
 
@@ -57,18 +76,23 @@ def postgres() -> Iterator[Any]:
 
 
 @cache
-def _asks_for_ray(file: Path) -> bool:
-    return "ray_session" in file.read_text(encoding="utf-8")
+def _says(file: Path, words: str) -> bool:
+    return words in file.read_text(encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that ask for Ray come first: together they take longest."""
-    items.sort(key=lambda item: not _asks_for_ray(item.path))
+    """Files that ask for Ray come first, then those with campaigns: a long file at the end would run alone."""
+    items.sort(key=lambda item: (not _says(item.path, "ray_session"), not _says(item.path, "mark.slow")))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share one worker: a second Ray would start, idle and fill memory beside it."""
+    """Files that ask for Ray share one worker, and so do those of the cluster: a second would idle and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -76,6 +100,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "ray" if _asks_for_ray(config.rootpath / file) else file
+            if _says(config.rootpath / file, "ray_session"):
+                return "ray"
+            return "cluster" if file.startswith("tests/cluster/") else file
 
     return OneRay(config, log)

@@ -26,6 +26,7 @@ from fairpate.data.embedding import embedded
 from student.predict import load_student
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("with_graphs")
 DECLARATION = """
 name: visits
 task: comes again

@@ -27,7 +27,6 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.methods.load import configured
 from fairpate.methods.releasing import ReleasingMethod
 
-pytestmark = pytest.mark.usefixtures("ray_session")
 GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {
     "noise": "os_entropy",
@@ -74,6 +73,7 @@ def swept(root: Path, **grid: list[Any]) -> Comparison:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
 def test_cells_that_differ_afterwards_share_a_release_that_is_charged_once(tmp_path: Path) -> None:
     first = swept(tmp_path / "sweep", record_votes__gate=[None, GATE])
     assert not first.failed
@@ -93,6 +93,7 @@ def test_cells_that_differ_afterwards_share_a_release_that_is_charged_once(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
 def test_a_sweep_whose_release_is_gone_is_charged_for_another(tmp_path: Path) -> None:
     swept(tmp_path / "sweep", record_votes__gate=[None])
     for path in (tmp_path / "sweep/runs").glob("release-*/public/released.safetensors"):

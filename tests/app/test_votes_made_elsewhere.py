@@ -200,6 +200,7 @@ def test_other_votes_are_another_ledger(tmp_path, fairpate, state):
     assert "opened for other teachers" in errors
 
 
+@pytest.mark.usefixtures("with_graphs")
 def test_a_student_learns_and_every_page_says_what_is_attested(tmp_path, fairpate, state):
     path, run = written(tmp_path, table()), RunDirectory(root=tmp_path / "run")
     command = (

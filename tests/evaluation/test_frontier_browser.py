@@ -26,7 +26,7 @@ def page(path, rows, **options):
 def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(tab, tmp_path, comparison):
     rows = comparison(operator=True)
     address = page(tmp_path / "report.html", rows, for_operator=True)
-    for width in (1280, 360):
+    for width in (360, 1280):
         tab.open(f"{address}#all", width=width, height=800)
         charts = tab.run("document.querySelectorAll('[data-chart]').length")
         assert tab.run("document.querySelectorAll('.plot .main-svg, .plot canvas').length") >= charts
@@ -36,7 +36,6 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
         cut = "row => row.offsetWidth > row.closest('.scroll').clientWidth"
         assert not tab.run(f"[...document.querySelectorAll('tr.setting')].some({cut})")
         assert faults(tab) == []
-    tab.open(f"{address}#all", width=1280, height=800)
     at = tab.run(
         "(() => { const mark = document.querySelector('.plot.plane .points path'); mark.scrollIntoView({block: "
         "'center'}); const box = mark.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height "
@@ -59,7 +58,7 @@ def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
     address = page(
         tmp_path / "report.html", [replace(first, config=config, record=replace(first.record, config=config))]
     )
-    tab.open(f"{address}#point-0", width=1280, height=800)
+    tab.open(f"{address}#point-0", width=390, height=800)
     assert STOPPED_BY_VOTES in tab.run("document.getElementById('point').innerText")
     assert faults(tab) == []
 
@@ -166,7 +165,7 @@ def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
     before, _, after = path.read_text(encoding="utf-8").rpartition("</body>")
     faulty = "<script>setTimeout(() => { fetch('https://example.org'); null.x; })</script>"
     path.write_text(f"{before}{faulty}</body>{after}", encoding="utf-8")
-    tab.open(f"{address}#all", width=1280, height=800)
+    tab.open(f"{address}#all", width=390, height=800)
     said = " ".join(faults(tab))
     assert "Content Security Policy" in said
     assert "TypeError" in said
