@@ -152,7 +152,8 @@ def test_what_a_run_says_in_words_is_in_the_document(given, fairpate):
     statement, metrics = found["statement"], found["metrics"]
     assert f"{metrics['accuracy']:.3f} on {metrics['num_answered']} test records" in words
     assert f"{metrics['coverage']:.3f}" in words
-    assert f"delta {statement['delta']:g}" in words
+    assert statement["delta"] == 1e-5
+    assert "at delta 10⁻⁵" in words
     assert f"{statement['queries']['answered']} of {statement['queries']['submitted']} queries" in words
     assert all(path in words for name, path in found["files"].items() if name not in ("statement", "metrics"))
     assert statement == json.loads((given / "run/public/statement.json").read_text())
