@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 Advance = Callable[[int, int], None]
+ItemT = TypeVar("ItemT")
 _listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
 
 
@@ -15,6 +17,13 @@ def tell(done: int, total: int) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(done, total)
+
+
+def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
+    """The items, of which each is told when the next one is asked for."""
+    for number, item in enumerate(items, 1):
+        yield item
+        tell(number, len(items))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fairpate.data.files import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json
+from fairpate.steps import tell
 from fairpate.types import PrivacyStatement
 
 FORMAT = "fairpate.bundle/1"
@@ -34,6 +36,7 @@ OPTIONAL = (
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _READABLE = 0o644 << 16
+_BLOCK = 2**20
 _README = Path(__file__).with_name("bundle_readme.txt")
 
 
@@ -49,12 +52,34 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     statement = _published_statement(run)
     _require_card(run, statement)
     parts = _parts(run, statement)
-    digests = {name: hashlib.sha256(part).hexdigest() for name, part in parts.items() if isinstance(part, bytes)}
-    digests |= {name: sha256_of(part) for name, part in parts.items() if isinstance(part, Path)}
+    steps = _Steps(total=2 * sum(map(_size, parts.values())))
+    digests = {name: _digest(part, steps) for name, part in parts.items()}
     head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
-    write_atomically(out, lambda path: _write_zip(path, parts))
+    write_atomically(out, lambda path: _write_zip(path, parts, steps))
     return out, head["digest"]
+
+
+@dataclass
+class _Steps:
+    """How many bytes were read, first for their digests and then into the file."""
+
+    total: int
+    done: int = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        tell(min(self.done, self.total), self.total)  # the head comes besides
+
+
+def _size(part: bytes | Path) -> int:
+    return len(part) if isinstance(part, bytes) else part.stat().st_size
+
+
+def _digest(part: bytes | Path, steps: _Steps) -> str:
+    found = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
+    steps.add(_size(part))
+    return found
 
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
@@ -134,7 +159,7 @@ def _parts(run: RunDirectory, statement: PrivacyStatement) -> dict[str, bytes | 
     }
 
 
-def _write_zip(path: Path, parts: Mapping[str, bytes | Path]) -> None:
+def _write_zip(path: Path, parts: Mapping[str, bytes | Path], steps: _Steps) -> None:
     """Not compressed: then the bytes do not depend on the library that packs them."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
         for name in sorted(parts):
@@ -143,8 +168,10 @@ def _write_zip(path: Path, parts: Mapping[str, bytes | Path]) -> None:
             entry.create_system, entry.external_attr = 3, _READABLE
             if isinstance(part, bytes):
                 bundle.writestr(entry, part)
+                steps.add(len(part))
                 continue
             entry.file_size = part.stat().st_size
             with part.open("rb") as source, bundle.open(entry, "w") as target:
-                while block := source.read(2**20):
+                while block := source.read(_BLOCK):
                     target.write(block)
+                    steps.add(len(block))

@@ -47,6 +47,7 @@ from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.verdict import verdict
 from fairpate.methods import method_title
 from fairpate.privacy.event_values import event_from
+from fairpate.steps import tell
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, Unit
 from student.predict import load_student
@@ -64,8 +65,11 @@ def write_card(
     """
     run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
+    tell(1, 3)
     write_json(run.card, card_values(card))
+    tell(2, 3)
     write_text(run.card_page, card_page(card))
+    tell(3, 3)
     return run.card_page, run.card
 
 

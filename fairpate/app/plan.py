@@ -42,6 +42,7 @@ from fairpate.evaluation.page import epsilon_text
 from fairpate.meaning import delta_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.steps import stepwise
 from fairpate.strict_json import strict
 from fairpate.types import IntArray, Unit
 
@@ -194,7 +195,7 @@ def plans(
     where more noise may cost more, it is the best of some shares of the teachers.
     """
     best: dict[tuple[int, int], Plan] = {}
-    for profile, share, ratio in itertools.product(profiles, _THRESHOLD_SHARES, _NOISE_RATIOS):
+    for profile, share, ratio in stepwise(list(itertools.product(profiles, _THRESHOLD_SHARES, _NOISE_RATIOS))):
         found = (
             [_fitted(profile, share, ratio, epsilon, delta, count) for count in query_counts]
             if price == "data_independent"

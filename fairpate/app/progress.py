@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairpate.app.output import is_for_program
 from fairpate.app.terminal import terminal
-from fairpate.steps import Advance, heard_by
+from fairpate.steps import Advance, heard_by, tell
 
 _NAME_WIDTH = 12
 _PATIENCE_S = 2.0
@@ -75,8 +75,11 @@ class Reporter:
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
         """A stage that reports how far it is, also what is told to :mod:`fairpate.steps`.
 
-        With ``patience_s``, nothing is shown of one that takes less.
+        With ``patience_s``, nothing is shown of one that takes less. A quiet one hands its steps on to whoever listens.
         """
+        if self.console.quiet:
+            yield tell
+            return
         shown = _bar if is_live(self.console) else _lines
         with shown(self.console, name, patience_s) as advance, heard_by(advance):
             yield advance

@@ -32,6 +32,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.events import Event
 from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
+from fairpate.steps import stepwise
 from fairpate.types import IntArray, PrivacyStatement, Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -163,7 +164,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
         rdp_order=best.order,
         rdp_Q=[
             float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
-            for query in submitted
+            for query in stepwise(submitted)
         ],
         epsilon_data_dependent_course_Q=_course(
             spending,
@@ -225,7 +226,7 @@ def _course_beforehand(spending: Spending) -> Sequence[float]:
     ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
     epsilons = [
         accountant.least_epsilon([spending.submitted(0, end), *publications], target_delta=spending.target_delta)
-        for end in ends
+        for end in stepwise(ends)
     ]
     course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     return course
@@ -242,7 +243,7 @@ def _course(
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS)) if before_A is None else before_A
     epsilons, start = [], 0
-    for end in ends.tolist():
+    for end in stepwise(ends.tolist()):
         curve_A = curve_A + price(start, end)
         epsilons.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
         start = end

@@ -27,6 +27,7 @@ from fairpate.evaluation.demands import (
 from fairpate.evaluation.frontier import OBJECTIVES, Panel, Point, by_panel, points_of
 from fairpate.evaluation.frontier_tables import Baselines, baselines
 from fairpate.fairness.notions import DEFAULT, NAMES, NotionName, notion_named
+from fairpate.steps import stepwise
 from fairpate.strict_json import strict
 from fairpate.types import UsageError
 
@@ -113,7 +114,7 @@ def specify_guarantees(
     return Answer(
         demand=demand,
         table=table,
-        panels={panel: achievable(found, demand) for panel, found in panels.items()},
+        panels={panel: achievable(found, demand) for panel, found in stepwise(list(panels.items()))},
         baselines={panel: baselines(found) for panel, found in panels.items()},
         transfers=transfers,
     )
@@ -167,7 +168,7 @@ def _transfers(
             choice=transfer(here, there, demand),
             frontier=transfer_frontier(here, there),
         )
-        for source, here in sources.items()
+        for source, here in stepwise(list(sources.items()))
         for target, there in targets.items()
         if source.data != target.data
         and (source.privacy.unit, source.privacy.relation) == (target.privacy.unit, target.privacy.relation)

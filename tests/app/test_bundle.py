@@ -18,6 +18,7 @@ from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
 from fairpate.app.verify import Unpacked, Verdict, verify_bundle
 from fairpate.methods.load import configured
+from fairpate.steps import heard_by
 
 DP_SGD = {
     "student": {"model": {"name": "mlp", "hidden": [16]}},
@@ -49,6 +50,18 @@ def unpacked(bundles: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     for name, path in bundles.items():
         zipfile.ZipFile(path).extractall(tmp_path / name)
     return {name: tmp_path / name for name in bundles}
+
+
+def test_writing_tells_how_many_bytes_are_read(runs: dict[str, RunDirectory], tmp_path: Path) -> None:
+    """Twice: for digests, and into the file."""
+    told: list[tuple[int, int]] = []
+    with heard_by(lambda *steps: told.append(steps)):
+        write_bundle(runs["trained"].root, tmp_path / "bundle.zip")
+    of_bytes = [steps for steps in told if steps[1] == told[-1][1]]
+    assert of_bytes == sorted(of_bytes)
+    assert of_bytes[-1][0] == of_bytes[-1][1]
+    files = zipfile.ZipFile(tmp_path / "bundle.zip").infolist()
+    assert of_bytes[-1][1] == 2 * sum(file.file_size for file in files if file.filename != HEAD)
 
 
 def edit(path: Path, **changes: Any) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from fairpate.app import progress
 from fairpate.app.output import speaking
+from fairpate.app.plan import assumed_profile, plans
 from fairpate.app.progress import Pace, Reporter, duration, waiting
 from fairpate.data.declared import tables
 from fairpate.steps import heard_by, tell
@@ -111,6 +112,29 @@ def test_loops_below_tell_whoever_listens(finished):
             entries = audit.verify(finished[0].ledger).entries
     tell(2, 2)
     assert told == [(1, 2), *((number, entries) for number in range(1, entries + 1))]
+
+
+def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch):
+    """Steps of a known number, so that the time left follows; none goes beyond its number or back within one."""
+    told = []
+
+    def heard(name, **_):
+        told.append([])
+        return heard_by(lambda *steps: told[-1].append(steps))
+
+    run, _ = finished
+    monkeypatch.setattr(progress, "waiting", heard)
+    for words in (["card", run.root], ["report", run.root]):
+        told.clear()
+        assert fairpate(*words)[0] == 0
+        (steps,) = told
+        assert len(steps) >= 2
+        assert all(0 <= done <= total for done, total in steps)
+        assert any(done == total for done, total in steps)
+    profile = assumed_profile(num_teachers=50, num_classes=2, agreement=0.8, spread=0.1, num_rows=5)
+    with heard("plan"):
+        plans([profile], epsilon=5, delta=1e-5, query_counts=[10], price="data_dependent")
+    assert told[-1] == [(number, 10) for number in range(1, 11)]  # five thresholds, two ratios of noises
 
 
 def drawn(code, **environment):
