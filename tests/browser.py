@@ -103,6 +103,18 @@ class Browser:
         for kind, buttons in (("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=1)
 
+    def touch(self, *, on):
+        """Whether the screen is touched, and no mouse is there."""
+        self.call("Emulation.setTouchEmulationEnabled", enabled=on, maxTouchPoints=1)
+
+    def tap(self, selector):
+        """A finger in the middle of what ``selector`` finds first."""
+        find = f"document.querySelector({selector!r})"
+        self.run(f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        x, y = self.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({find}.getBoundingClientRect())")
+        for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
+            self.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
     def quit(self):
         self.session = None
         self.call("Browser.close")

@@ -21,6 +21,7 @@ from aggregator.service.api import ServiceSettings
 from aggregator.service.auth import declared_length
 from aggregator.service.errors import FaultError
 from aggregator.service.observing import Observed
+from aggregator.service.page import gateway_page, page_headers
 from aggregator.service.responses import add_error_bodies, json_response
 from fairpate import __version__
 
@@ -31,10 +32,6 @@ _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding",
 _TIMEOUTS = httpx.Timeout(None, connect=5.0, pool=30.0)
 _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64)
 _LOOPBACK = "127.0.0.1"
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>FairPATE aggregators</title>
-<h1>FairPATE aggregators</h1><p>Several runs are served here. Open the address of yours, /v1/runs/NAME/, as the operator
-gave it to you.</p>"""
-_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'", "Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        return Response(_PAGE, media_type="text/html", headers=_PAGE_HEADERS)
+        return Response(gateway_page(), media_type="text/html", headers=page_headers())
 
     @app.get("/livez")
     async def livez() -> Response:

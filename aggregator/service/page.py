@@ -26,6 +26,12 @@ def page(*, needs_token: bool) -> str:
 
 
 @cache
+def gateway_page() -> str:
+    """The page in front of several services; it names none of them."""
+    return _PAGES.get_template("gateway.html").render(version=__version__)
+
+
+@cache
 def page_headers() -> dict[str, str]:
     """Headers of the page."""
     policy = (

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import httpx
 import pytest
-from browser import faults, opened_tab
+from browser import Browser, barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
 from aggregator.client import AggregatorClient
@@ -211,6 +211,21 @@ def test_the_page_of_a_run_works_under_its_path(gateway, tmp_path):
         tab.open(f"{url}/v1/runs/two/", width=390, height=800)
         assert not tab.run("byId('entry').hidden")  # it takes no token that was given to the other
         assert not any("/two/v1/" in asked for asked in tab.requests)
+
+
+@needs_axe
+def test_the_front_page_has_no_barrier(gateway, tmp_path, monkeypatch):
+    """It has no script that says that it is drawn."""
+    url, _ = gateway
+    monkeypatch.setattr(Browser, "is_drawn", "document.readyState === 'complete'")
+    with opened_tab(tmp_path / "profile") as tab:
+        tab.open(url, width=1280, height=800)
+        for width in (1280, 390):
+            tab.resize(width=width, height=800)
+            assert barriers(tab) == []
+            assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run("getComputedStyle(document.body).maxWidth") == "1024px"  # its style is allowed
+        assert faults(tab) == []
 
 
 def test_a_name_that_is_no_plain_word_is_refused():

@@ -1,11 +1,9 @@
-"""Every page that a run writes, read by axe-core in a real browser: nothing serious or critical is in anybody's way."""
+"""Every page of a run in a real browser: axe-core finds nothing serious or critical, and a finger opens words."""
 
 from __future__ import annotations
 
 import pytest
 from browser import barriers, needs_axe, opened_tab
-
-pytestmark = needs_axe
 
 
 @pytest.fixture(scope="module")
@@ -14,6 +12,7 @@ def tab(tmp_path_factory):
         yield opened
 
 
+@needs_axe
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
     folder, _ = finished
@@ -26,3 +25,24 @@ def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
         assert tab.until(f"location.href === {page.as_uri()!r} && document.readyState === 'complete'")
         tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert barriers(tab) == [], page
+
+
+def test_a_tap_on_a_word_opens_its_meaning_and_a_tap_elsewhere_closes_it(tab, finished, fairpate):
+    """On a telephone, where nothing hovers."""
+    folder, _ = finished
+    assert fairpate("card", str(folder.root))[0] == 0
+    shown = "document.querySelectorAll('.meaning:popover-open').length"
+    tab.touch(on=True)
+    for page in (folder.card_page, folder.public_report):
+        tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        tab.call("Page.navigate", url=page.as_uri())
+        assert tab.until(f"location.href === {page.as_uri()!r} && document.readyState === 'complete'")
+        assert tab.run("matchMedia('(pointer: coarse)').matches")
+        assert tab.run(shown) == 0
+        tab.tap("button.term")
+        assert tab.until(f"{shown} === 1", seconds=5), page
+        box = "document.querySelector('.meaning:popover-open').getBoundingClientRect()"
+        assert tab.run(f"{box}.left >= 0 && {box}.right <= innerWidth && {box}.bottom <= innerHeight"), page
+        tab.tap("h1")
+        assert tab.until(f"{shown} === 0", seconds=5), page
+    tab.touch(on=False)
