@@ -166,7 +166,7 @@ def _voters(statement: PrivacyStatement) -> str:
 def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
     """One event of a statement as a line; ``unit`` is the statement's."""
     numbers = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}"
+        f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )

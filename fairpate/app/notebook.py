@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement
@@ -44,13 +45,19 @@ def _published_html(run: RunDirectory) -> str:
     return notebook_html(
         title=f"{record['method']} on {record['data']}, seed {record['seed']}",
         sentences=[_meaning(statement)],
-        rows=[*_guarantee(statement), *_measured(metrics), *((name, str(p)) for name, p in places if p.exists())],
+        rows=[*_guarantee(statement), *_measured(metrics), *((name, from_here(p)) for name, p in places if p.exists())],
         remarks=statement.remarks,
         commands=[
-            ("Card", f"fairpate card {shlex.quote(str(run.root))}"),
+            ("Card", f"fairpate card {shlex.quote(from_here(run.root))}"),
             ("Statement in Python", "fairpate.read_statement(run)"),
         ],
     )
+
+
+def from_here(path: Path) -> str:
+    """A path as it is reached from where the notebook runs; one that lies elsewhere as it is."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def fitted_html(statement: PrivacyStatement, *, name: str) -> str:

@@ -431,10 +431,10 @@ function showCosts({ words, bins, dearest, order }) {
   const step = 100 / bins.length, most = Math.max(...bins);
   const said = `Queries by cost, from 0 to 100 % of the worst case (Rényi, order ${decimal(order)}); the highest bar is ${count(most)}.`;
   byId("costs").replaceChildren(bars(said, bins, (i) => `${Math.round(i * step)} to ${Math.round((i + 1) * step)} %`));
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
   const head = ["query", about.attribute, "outcome", "votes", "of its worst case", "of the cost", "caller", "when"];
   return byId("dearest").replaceChildren(element("h4", {}, "Largest charges"), table(head, dearest.map((each) => [
-    each.number, each.group, OUTCOMES[each.verdict], each.votes.map(count).join(" : "), percent(each.of_worst),
+    each.number, each.group, OUTCOMES[each.verdict], each.votes.map(count).join("\u00a0:\u00a0"), percent(each.of_worst),
     percent(each.of_total), each.caller || "the run itself", each.at_s ? time(each.at_s) : "not recorded",
   ])));
 }

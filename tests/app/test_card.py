@@ -192,6 +192,7 @@ def test_an_event_of_another_package_brings_its_own_noun() -> None:
     """A card is written where the class of the event is not known."""
     event = {"kind": "NoisySums", "noun": "noisy sum of all records", "count": 2, "width": 8}
     assert described_event(event) == "2 noisy sums of all records (width 8 each)"
+    assert described_event(event | {"width": 32667.4}) == "2 noisy sums of all records (width 32,667 each)"
 
 
 def test_the_card_of_a_run_says_that_seeded_noise_protects_nobody(asked: RunDirectory) -> None:

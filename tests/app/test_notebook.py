@@ -137,6 +137,15 @@ def test_a_model_without_privacy_offers_no_card(fitted):
     assert ".card(" not in shown
 
 
+def test_files_are_named_as_they_are_reached_from_here(comparison, tmp_path, monkeypatch):
+    assert str(tmp_path / "report.html") in comparison._repr_html_()
+    monkeypatch.chdir(tmp_path)
+    shown = comparison._repr_html_()
+    assert ">report.html<" in shown
+    assert ">fairpate figures .<" in shown
+    assert str(tmp_path) not in shown
+
+
 def test_a_comparison_shows_its_sentences_and_one_picture(comparison):
     shown = comparison._repr_html_()
     assert "dp_sgd is the most accurate: 85.0\u00a0%." in shown

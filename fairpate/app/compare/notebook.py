@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fairpate.app.notebook import notebook_html
+from fairpate.app.notebook import from_here, notebook_html
 from fairpate.evaluation.frontier import Point, by_panel
 from fairpate.evaluation.frontier_charts import class_label
 from fairpate.evaluation.frontier_figures import slices_picture
@@ -48,7 +48,10 @@ def comparison_html(comparison: Comparison) -> str:
         sentences=told,
         picture=base64.b64encode(picture).decode("ascii"),
         alt=f"Slices of {shown[0].panel.data}" if shown else "",
-        commands=[("Page", str(folder.report)), ("For a paper", f"fairpate figures {shlex.quote(str(folder.root))}")],
+        commands=[
+            ("Page", from_here(folder.report)),
+            ("For a paper", f"fairpate figures {shlex.quote(from_here(folder.root))}"),
+        ],
     )
 
 
