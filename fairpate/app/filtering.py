@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 from rich.console import RenderableType
 
 from fairpate.app.terminal import facts
+from fairpate.meaning import delta_text
 from fairpate.methods.preprocess import (
     cost_behind_sorted_filter,
     preprocessing_factor,
@@ -30,17 +32,25 @@ def cost_of_filter(epsilon: float, delta: float, disparity: float) -> dict[str, 
 
 
 def describe_cost(cost: dict[str, Any]) -> RenderableType:
-    """The same in words."""
-    given = _guarantee(cost["given"])
+    """The same in words: what is charged is rounded up, and what may be spent down."""
+    given = _guarantee(cost["given"], rounding=None)
+    charged = _guarantee(cost["cost"], rounding=ROUND_CEILING)
+    allowed = _guarantee(cost["target"], rounding=ROUND_FLOOR)
     return facts(
         [
             ("records", f"one added or removed changes at most {cost['factor']} of those kept"),
-            ("cost", f"{given} behind the filter costs {_guarantee(cost['cost'])}"),
-            ("target", f"to cost {given}, spend {_guarantee(cost['target'])} behind it"),
+            ("cost", f"{given} behind the filter costs {charged}"),
+            ("target", f"to cost {given}, spend {allowed} behind it"),
             ("holds for", "two groups and the filter that sorts (docs/training.md); never for a stream of records"),
         ]
     )
 
 
-def _guarantee(found: dict[str, float]) -> str:
-    return f"epsilon {found['epsilon']:.4g}, delta {found['delta']:.3g}"
+def _guarantee(found: dict[str, float], *, rounding: str | None) -> str:
+    epsilon, delta = (_rounded(found[name], rounding) for name in ("epsilon", "delta"))
+    return f"epsilon {epsilon:.10g}, delta {delta_text(delta)}"
+
+
+def _rounded(value: float, rounding: str | None) -> float:
+    """To four digits; what is wrong in the sixteenth is no reason to round on."""
+    return value if rounding is None else float(Context(prec=4, rounding=rounding).create_decimal(f"{value:.12g}"))

@@ -37,8 +37,8 @@ def preprocessing_factor(max_disparity: float | Fraction) -> int:
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
     """(epsilon, delta) of an (``epsilon``, ``delta``)-DP mechanism that sees only what the sorted filter keeps."""
-    if not epsilon >= 0 or not 0 <= delta < 1:
-        raise ValueError(f"Expected epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
+    if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
+        raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
     try:
         return factor * epsilon, min(1.0, factor * math.exp(factor * epsilon) * delta)

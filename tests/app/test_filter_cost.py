@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
@@ -28,12 +27,20 @@ def test_what_may_be_spent_costs_what_was_asked(disparity: float, epsilon: float
 
 
 def test_it_reads_in_words(fairpate) -> None:
+    """K = 2 + ceil(1 / .5) = 4: 4 e^2 1e-5 = 2.95562e-4 is rounded up, 1e-5 / (4 e^.5) = 1.51633e-6 down."""
     code, output, errors = fairpate("filter-cost", "--epsilon", "0.5", "--disparity", "0.5")
     assert (code, errors) == (0, "")
     assert "changes at most 4 of those kept" in output
-    assert f"epsilon 0.5, delta 1e-05 behind the filter costs epsilon 2, delta {4 * math.exp(2) * 1e-5:.3g}" in output
-    assert "to cost epsilon 0.5, delta 1e-05, spend epsilon 0.125" in output
+    assert "epsilon 0.5, delta 10⁻⁵ behind the filter costs epsilon 2, delta 0.0002956" in output
+    assert "to cost epsilon 0.5, delta 10⁻⁵, spend epsilon 0.125, delta 1.516e-06 behind it" in output
     assert "never for a stream" in output
+
+
+@pytest.mark.parametrize(("epsilon", "spent"), [("2", "0.6666"), ("0.5", "0.1666"), ("0.3", "0.1,")])
+def test_who_spends_what_it_says_stays_within(fairpate, epsilon: str, spent: str) -> None:
+    """Two thirds to four digits are .6667, which would cost 2.0001."""
+    _, output, _ = fairpate("filter-cost", "--epsilon", epsilon, "--disparity", "0.1")
+    assert f"spend epsilon {spent}" in output
 
 
 @pytest.mark.parametrize(
@@ -43,6 +50,7 @@ def test_it_reads_in_words(fairpate) -> None:
         (["--epsilon", "1", "--disparity", "0.1", "--delta", "1"], "0 <= delta < 1"),
         (["--epsilon", "nan", "--disparity", "0.1"], "greater than or equal to 0"),
         (["--epsilon", "-1", "--disparity", "0.1"], "--epsilon"),
+        (["--epsilon", "inf", "--disparity", "0.1"], "a finite epsilon >= 0"),
         (["--epsilon", "1"], "--disparity"),
     ],
 )
