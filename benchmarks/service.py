@@ -136,7 +136,8 @@ def serve_bare(folder: Path, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from aggregator.service.wire import Replies, Reply, bodies_for
+    from aggregator.service.request_bodies import bodies_for
+    from aggregator.service.wire import Replies, Reply
 
     app = FastAPI()
 

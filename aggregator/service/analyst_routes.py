@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 
 from aggregator.ledger.budget import epsilon_fixed_beforehand
-from aggregator.service import metrics, wire
+from aggregator.service import metrics, request_bodies, wire
 from aggregator.service.answers_file import MEDIA_TYPES, answers_file
 from aggregator.service.batching import Batcher
 from aggregator.service.errors import FaultError
@@ -40,11 +40,11 @@ def add_analyst_routes(
 def _add_queries(
     app: FastAPI, pool: PublicPool, writer: Writer, batcher: Batcher, counters: metrics.ServiceMetrics
 ) -> None:
-    bodies = wire.bodies_for(pool)
+    bodies = request_bodies.bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
         """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
-        questions = [wire.question_of(query, pool) for query in body.queries]
+        questions = [request_bodies.question_of(query, pool) for query in body.queries]
         counters.count_queries(len(questions))
         state = request.scope["state"]
         state["num_queries"] = len(questions)
@@ -67,7 +67,7 @@ def _add_queries(
 
     async def estimate(body: Any) -> Response:
         """What queries, or a number of new ones, would cost; nothing is asked."""
-        keys = {wire.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
+        keys = {request_bodies.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         snapshot = writer.snapshot
         stored = sum(batcher.stored(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)

@@ -32,6 +32,7 @@ from aggregator.service.own_routes import add_own_routes
 from aggregator.service.page_routes import add_overview_routes, add_page_routes
 from aggregator.service.questions import CountVotes, PublicPool
 from aggregator.service.rates import STRANGERS, RequestRate
+from aggregator.service.request_bodies import max_body_bytes
 from aggregator.service.responses import add_error_bodies, json_response
 from aggregator.service.token_store import LiveTokens
 from aggregator.service.tokens import TokenBook
@@ -169,7 +170,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     add_error_bodies(app)
     _declare_tokens(app)
     _add_documentation(app)
-    max_bytes = wire.max_body_bytes(backend.pool)
+    max_bytes = max_body_bytes(backend.pool)
     app.add_middleware(Auth, tokens=tokens, max_body_bytes=max_bytes, rate=settings.rate, strangers=settings.strangers)
     app.add_middleware(metrics.CountRequests, counters=counters)
     app.add_middleware(Observed, tracer=tracer)

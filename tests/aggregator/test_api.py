@@ -16,7 +16,7 @@ from aggregator.ledger.files import LedgerError
 from aggregator.ledger.own_limits import QuotaRule
 from aggregator.service.batching import until_next_step
 from aggregator.service.questions import PublicPool
-from aggregator.service.wire import max_body_bytes
+from aggregator.service.request_bodies import max_body_bytes
 from aggregator.session import VotesUnavailableError
 from fairpate.types import Budget
 
