@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -65,8 +64,7 @@ from fairpate.nn.fermi import (
     default_radius,
     watched_targets,
 )
-from fairpate.nn.fit import uses_dropout
-from fairpate.nn.models import seeded_torch
+from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps
 from fairpate.nn.tail_average import TailAverage
 from fairpate.privacy.accountant import of_unit
@@ -287,9 +285,7 @@ def train(
     training = _training(model, x, y, cells, steps, config, person_N=person_N, **options)
     events = (steps.event, *shares.events)
     average = TailAverage(training.parameters, num_steps=plan.num_steps, share=config.averaged_share)
-    with ExitStack() as stack:
-        if uses_dropout(model):
-            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+    with seeded_dropout(model, generator):
         for step in range(plan.num_steps):
             training.step()
             average.add()

@@ -209,12 +209,9 @@ def _composed(
         return regression.coefficients(priced_D)
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
-        positives_GE = released.table(
-            np.where(features @ coefficients_D < 0, 1.0, 0.0), norm=1.0, epsilon=round_epsilon
-        )
-        # Noise leaves the range of rates; clipping is post-processing.
-        rates_GE = np.clip(positives_GE / (len(features) * shares_GE), 0.0, 1.0)
-        return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+        is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)
+        positives_GE = released.table(is_positive_N, norm=1.0, epsilon=round_epsilon)
+        return _noisy_violations(positives_GE, len(features) * shares_GE, rules)
 
     events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
     return Sides(answer, violations, shares_GE, events, round_epsilon)
@@ -246,8 +243,7 @@ def _of_groups(
 
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = said.positives(rule_GJ, epsilon=round_epsilon, source=source)
-        rates_GE = np.clip(positives_GE / (len(features) * shares_GE), 0.0, 1.0)
-        return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+        return _noisy_violations(positives_GE, len(features) * shares_GE, rules)
 
     return Sides(
         answer=lambda prices_GE: said.choose(prices_GE, epsilon=round_epsilon, source=source),
@@ -259,6 +255,12 @@ def _of_groups(
         ),
         round_epsilon=round_epsilon,
     )
+
+
+def _noisy_violations(positives_GE: FloatArray, sizes_GE: FloatArray, rules: GameRules) -> FloatArray:
+    # Noise leaves the range of rates; clipping is post-processing.
+    rates_GE = np.clip(positives_GE / sizes_GE, 0.0, 1.0)
+    return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
 
 
 def _as_in_paper(

@@ -17,7 +17,6 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +26,7 @@ from torch import Tensor, nn
 from fairpate.config import Count, Positive, PrivacyTarget, Section
 from fairpate.methods.definition import PrivateMethod, Training, arguments
 from fairpate.methods.trained import Progress, Trained
-from fairpate.nn.fit import uses_dropout
-from fairpate.nn.models import seeded_torch
+from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
 from fairpate.nn.shifted_fit import ShiftedTraining
@@ -123,10 +121,7 @@ def train(
     kind = ShiftedTraining if public_gradient is not None and before_clipping else PrivateTraining
     options: dict[str, Any] = {"public_gradient": public_gradient, "person_N": person_N}
     training = kind(model, x, y, loss, steps, randomness=randomness, **options)
-    with ExitStack() as stack:
-        if uses_dropout(model):
-            # Dropout takes no generator: torch's own is seeded for these steps, and left as it was.
-            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+    with seeded_dropout(model, generator):
         for step in range(steps.num_steps):
             training.step()
             on_progress(step + 1, steps.num_steps)

@@ -11,7 +11,6 @@ Shapes: N records, Q cells, K columns of the histogram.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,8 +22,7 @@ from fairpate.config import Fraction, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.trained import Progress
-from fairpate.nn.fit import uses_dropout
-from fairpate.nn.models import seeded_torch
+from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.priced_fit import PricedTraining, Pricing, Rows
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
 from fairpate.nn.tail_average import TailAverage
@@ -192,9 +190,7 @@ def fit(
     )
     trained = [p for p in model.parameters() if p.requires_grad]
     average = TailAverage(trained, num_steps=num_steps, share=steps.averaged_share)
-    with ExitStack() as stack:
-        if uses_dropout(model):
-            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+    with seeded_dropout(model, generator):
         for step in range(num_steps):
             training.step()
             average.add()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,7 @@ def fit(
     to_memory_format(model, memory_format_for(x))
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config)
     model.train()
-    with ExitStack() as stack:
-        if uses_dropout(model):
-            stack.enter_context(seeded_torch(int(torch.randint(2**62, (), generator=generator))))
+    with seeded_dropout(model, generator):
         for epoch in range(config.epochs if len(x) else 0):
             loss_sum = torch.zeros((), device=device)
             learning_rate = epoch_learning_rate(config, epoch)
@@ -113,6 +111,16 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
     """Where an epoch's batches start and end: ``ceil(N / batch_size)`` batches of nearly equal size."""
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
+
+
+def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractContextManager[None]:
+    """For the steps of a training: what dropout draws comes from ``generator``, of which a model without reads nothing.
+
+    Dropout itself takes no generator: torch's own is seeded meanwhile, and left as it was.
+    """
+    if not uses_dropout(model):
+        return nullcontext()
+    return seeded_torch(int(torch.randint(2**62, (), generator=generator)))
 
 
 def uses_dropout(model: nn.Module) -> bool:
