@@ -30,7 +30,8 @@ def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database
 
 
 def test_a_deposed_writer_that_was_paused_and_continues_writes_and_answers_nothing(database, tmp_path):
-    """Stopped by SIGSTOP between draw and commit. Its connection is left alone: the epoch alone holds it back."""
+    """Stopped by SIGSTOP between draw and commit. Its connection is left alone, and its last entry is the ledger's:
+    the epoch alone holds it back."""
     with Ledger(database, TERMS):
         pass
     said = tmp_path / "said"
@@ -41,9 +42,9 @@ def test_a_deposed_writer_that_was_paused_and_continues_writes_and_answers_nothi
         Ledger(database, TERMS, create=False)
     with _without_ending(), Ledger(database, TERMS, create=False, take_over=True) as ledger:
         assert ledger.num_reservations == 1
-        answer(ledger, "key")
         os.kill(process.pid, signal.SIGCONT)
         process.join(60)
+        answer(ledger, "key")
         answer(ledger, "other")
     assert said.read_text() == "cannot be written (another writer took over"
     with Ledger(database, TERMS, create=False) as ledger:
