@@ -78,7 +78,8 @@ def describe(root: Path) -> Output:
     store = token_store.read_store(path) if path.exists() else TokenStore()
     # A change waits in the store until a service writes it into the ledger, which never forgets one.
     limits = {**_ledger_limits(root), **store.limits}
-    if not store.tokens and not limits:
+    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
+    if not store.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
     table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
     found = []
@@ -90,7 +91,7 @@ def describe(root: Path) -> Output:
         )
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
         found.append(known | {"limit": own})
-    for name in sorted(limits.keys() - {token.name for token in store.tokens}):
+    for name in others:
         role = "by its issuer" if name.startswith(OIDC_PREFIX) else "no token"
         table.add_row(name, role, "", "", *_limit_words(limits[name]))
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})

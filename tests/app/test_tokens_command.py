@@ -65,11 +65,13 @@ def test_a_list_shows_limits_that_stand_in_the_ledger_alone(fairpate, run):
         ledger.limit("alice", OwnLimit(max_queries=41))
         ledger.limit("bob", OwnLimit(max_queries=42))
         ledger.limit("carol", OwnLimit(max_queries=43))
+        ledger.limit("dave", OwnLimit(max_queries=45))
+        ledger.limit("dave", OwnLimit())
     fairpate("tokens", "add", str(run.root), "bob")
     fairpate("tokens", "add", str(run.root), "carol")
     fairpate("tokens", "limit", str(run.root), "carol", "--queries", "44")
     rows = [line.split() for line in fairpate("tokens", "list", str(run.root))[1].splitlines()]
-    shown = {row[0]: (row[1], row[-1]) for row in rows if row and row[0] in ("alice", "bob", "carol")}
+    shown = {row[0]: (row[1], row[-1]) for row in rows if row and row[0] in ("alice", "bob", "carol", "dave")}
     assert shown == {"alice": ("no", "41"), "bob": ("analyst", "42"), "carol": ("analyst", "44")}
 
 
