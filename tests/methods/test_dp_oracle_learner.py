@@ -228,6 +228,14 @@ def test_the_printed_accounting_promises_nothing() -> None:
     assert trained.round_epsilon == pytest.approx(8 / (4 * math.sqrt(6 * math.log(1e6))))
 
 
+@pytest.mark.parametrize(("nominal", "true"), [(10, 5.83), (30, 23.7), (60, 73.6)])
+def test_advanced_composition_in_full_of_the_printed_rounds(nominal: float, true: float) -> None:
+    """Twice 20 releases at delta 1e-7, by Dwork, Rothblum and Vadhan 2010; the paper stops at the first term."""
+    epsilon = published_round_epsilon(epsilon=nominal, delta=1e-7, num_rounds=20)
+    found = math.sqrt(80 * math.log(1e7)) * epsilon + 40 * epsilon * math.expm1(epsilon)
+    assert found == pytest.approx(true, abs=0.05)
+
+
 def test_several_groups_and_much_data_are_learned_under_noise() -> None:
     data = records(20_000, 9, num_groups=3)
     trained = train(10.0, data=data, num_rounds=25, release="once", max_gap=0.05)

@@ -136,13 +136,6 @@ def test_releases_are_planned_within_the_target_and_waste_little_of_it(count: in
         release_epsilon_for(target_epsilon=0.2, target_delta=DELTA, count=count, others=others)
 
 
-@pytest.mark.parametrize(("nominal", "true"), [(10, 5.83), (30, 23.7), (60, 73.6)])
-def test_advanced_composition_of_the_oracle_learners_rounds(nominal: float, true: float) -> None:
-    """Twice 20 releases under the noise of Jagielski et al. at delta 1e-7: hand arithmetic."""
-    epsilon = nominal / (4 * math.sqrt(20 * math.log(1e7)))
-    assert advanced_composition(epsilon=epsilon, count=40, delta=1e-7) == pytest.approx(true, abs=0.05)
-
-
 @pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(2), Fraction(31, 7)])
 def test_discrete_laplace_has_its_masses(scale: Fraction) -> None:
     source = SeededSource(1)
