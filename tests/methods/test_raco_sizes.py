@@ -21,6 +21,7 @@ from fairpate.nn.models import build_model
 from fairpate.nn.priced_fit import PricedTraining, SoftPrediction, refined
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
+from fairpate.privacy.events import PoissonGaussians
 
 CELLS, CLASSES, RECORDS = 2, 3, 30
 
@@ -60,10 +61,15 @@ def test_three_releases_of_one_sample_cost_the_moment_of_their_product(
     assert curve == pytest.approx(50 * expected, rel=1e-6)
 
 
-def test_more_is_paid_with_sizes_than_without_and_less_than_for_two_samples() -> None:
+def test_on_one_sample_sizes_cost_more_than_on_a_sample_of_their_own() -> None:
+    """So a price that amplifies each release by itself would be too cheap."""
     with_sizes, without = (planned(noise=2.0, scale=4.0, size_noise=size).event for size in (3.0, None))
-    costs = [accountant.epsilon([event], target_delta=1e-5).epsilon for event in (without, with_sizes)]
-    assert costs[0] < 0.98 * costs[1]
+    apart = PoissonGaussians(count=50, noise_multiplier=3.0, sampling_rate=0.1)
+    without_any, by_itself, together = (
+        accountant.epsilon(events, target_delta=1e-5).epsilon for events in ([without], [without, apart], [with_sizes])
+    )
+    assert without_any < 0.9 * by_itself
+    assert by_itself < 0.99 * together
     assert planned(noise=2.0, scale=4.0, size_noise=0.0).event.gradient_noise_multiplier == 0, "no noise, no guarantee"
 
 
