@@ -75,7 +75,7 @@ class Reporter:
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
         """A stage that reports how far it is, also what is told to :mod:`fairpate.steps`.
 
-        With ``patience_s``, nothing is shown of one that takes less. A quiet one hands its steps on to whoever listens.
+        With ``patience_s``, nothing is shown of one that takes less. A quiet one hands its steps on to its listener.
         """
         if self.console.quiet:
             yield tell

@@ -174,7 +174,7 @@ def test_a_reply_that_nobody_fetches_is_given_up(address):
 
 
 def test_three_thousand_half_open_connections_lock_nobody_out(address):
-    """They make room for one another and for whoever completes a request, and none of them stays."""
+    """They make room for one another and for a caller who completes a request, and none of them stays."""
     with contextlib.ExitStack() as stack:
         held = []
         with bystander(address):

@@ -1,4 +1,4 @@
-"""Limits of one's own: both limits hold whoever races, charges name their caller, and all of it outlives a restart."""
+"""Limits of one's own: both limits hold however callers race, charges name their caller, all outlives a restart."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Asking: one outcome per query, one price, one limit, whoever asks and however often."""
+"""Asking: one outcome per query, one price, one limit, for every caller and however often."""
 
 import dataclasses
 import multiprocessing

@@ -65,7 +65,7 @@ def test_none_of_its_attributes_is_a_feature_unless_asked_for() -> None:
 
 @pytest.mark.parametrize("text", [None, ["age", "sex", "y"]])
 def test_names_tell_no_attribute_that_is_in_force(text: list[str] | None) -> None:
-    """Whoever changes race or sex, names and the division stay; where sex alone is not in force it may name."""
+    """Where somebody changes race or sex, names and the division stay; where sex alone is not in force it may name."""
     named = {} if text is None else {"identity": {"text": text}}
     before = read(PEOPLE, "race_and_sex", **named)
     race, sex, label, number = PEOPLE[40]

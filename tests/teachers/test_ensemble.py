@@ -154,7 +154,7 @@ def test_workers_that_share_a_storage_read_and_write_it_themselves(tmp_path: Pat
 
 
 def test_names_in_a_shared_storage_confirm_no_guess_of_a_shard(tmp_path: Path) -> None:
-    """Whoever may list names, and guesses all shards right, cannot compute them; the storage's owner finds them."""
+    """Somebody who may list names, and guesses all shards right, computes none of them; the storage's owner does."""
     names = [
         {Path(block.checkpoint).name for block in _train(open_storage(str(tmp_path / folder))).blocks}
         for folder in ("first", "second", "first")
