@@ -152,24 +152,26 @@ def calibration(axis: Any) -> None:
     finish(axis, "FairPATE, Figures 10, 11: weights 0, .3, 1, 3", "disparity", "accuracy")
 
 
-def odds(data: str, epsilon: str, paper: Sequence[tuple[float, float]] = ()) -> Panel:
-    """DP-FERMI, Figures 4 and 9: error over the violation of equalized odds."""
+def tradeoff(notion: str, data: str, epsilon: str, paper: Sequence[tuple[float, float]] = ()) -> Panel:
+    """DP-FERMI, Figures 2, 3, 4, 7, 8 and 9: accuracy over the violation of parity or of equalized odds."""
+    file, rival = {
+        "parity": ("fermi_parity", [f"max_multiplier={cap}" for cap in (0.2, 0.5, 1, 2, 5)]),
+        "odds": ("fermi_odds", [f"dual_step={step}" for step in (0.5, 5)]),
+    }[notion]
 
     def draw(axis: Any) -> None:
         lines = {
-            "DP-FERMI (record)": [f"dp_fermi/weight={w},epsilon={epsilon}" for w in (0, 1, 4, 16, 64)],
-            "PF-LD (attribute)": [f"pf_ld/dual_step={s},epsilon={epsilon}" for s in (0.5, 5)],
-            "DP-postprocessing (attribute)": [
-                f"dp_postprocessing/max_gap={g},epsilon={epsilon}" for g in (0, 0.05, 0.1)
-            ],
+            "DP-FERMI (record)": ("dp_fermi", [f"weight={weight}" for weight in (0, 1, 4, 16, 64)]),
+            "PF-LD (attribute)": ("pf_ld", rival),
+            "DP-postprocessing (attribute)": ("dp_postprocessing", [f"max_gap={gap}" for gap in (0, 0.05, 0.1)]),
         }
-        for colour, (label, names) in zip(_COLOURS, lines.items(), strict=False):
-            curve(
-                axis, "fermi_odds", [f"{data}/{name}" for name in names], "odds", "accuracy", color=colour, label=label
-            )
+        for colour, (label, (method, settings)) in zip(_COLOURS, lines.items(), strict=False):
+            names = [f"{data}/{method}/{setting},epsilon={epsilon}" for setting in settings]
+            curve(axis, file, names, notion, "accuracy", color=colour, label=label)
         if paper:
             printed(axis, paper, "DP-FERMI, the paper (attribute)")
-        finish(axis, f"DP-FERMI, Figures 4, 9: {data}, epsilon {epsilon}", "equalized-odds violation", "accuracy")
+        figures = "4, 9" if notion == "odds" else "2, 3, 7, 8"
+        finish(axis, f"DP-FERMI, Figures {figures}: {data}, epsilon {epsilon}", f"violation of {notion}", "accuracy")
 
     return draw
 
@@ -284,11 +286,14 @@ PICTURES: dict[str, list[Panel]] = {
         queries_by_threshold("utkface", "8"),
     ],
     "paper-dp-fermi": [
-        odds("adult", "0.5", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8179)]),
-        odds("credit_default", "0.5"),
-        odds("parkinsons_row", "0.5"),
-        odds("adult", "3", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8188)]),
-        odds("parkinsons_row", "3"),
+        tradeoff("parity", "adult", "0.5", [(0.05, 0.8124), (0.1, 0.8206)]),
+        tradeoff("parity", "credit_default", "0.5", [(0.01, 0.8042), (0.02, 0.8099), (0.05, 0.8108)]),
+        tradeoff("parity", "parkinsons_row", "0.5", [(0.02, 0.9135), (0.05, 0.9412), (0.1, 0.9527)]),
+        tradeoff("odds", "adult", "0.5", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8179)]),
+        tradeoff("odds", "credit_default", "0.5"),
+        tradeoff("odds", "parkinsons_row", "0.5"),
+        tradeoff("odds", "adult", "3", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8188)]),
+        tradeoff("odds", "parkinsons_row", "3"),
         faces("fermi_faces", "DP-FERMI, Figure 5: one hidden layer on gradients"),
     ],
     "paper-pf-ld": [

@@ -91,7 +91,9 @@ def text(metric: str, measured: Sequence[float]) -> str:
     if not known:
         return "undefined"
     mean, spread = statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-    if metric in _SHARES or (metric.startswith(("accuracy_", "clipped_")) and metric != "accuracy_parity"):
+    if metric in _SHARES or (
+        metric.startswith(("accuracy_", "clipped_", "reduction_")) and metric != "accuracy_parity"
+    ):
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
     if metric.startswith("p_") or metric == "p":
         return f"{mean:.3f}" if mean >= _LEAST_P else f"below {_LEAST_P}"
