@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx._transports.default as transports
 import pytest
 import torch
 from hypothesis import settings
@@ -60,6 +61,12 @@ def _operators_are_read_once() -> None:
     except ImportError:
         return
     TracedOnnxFunction.function_ir = property(cache(TracedOnnxFunction.function_ir.fget))  # type: ignore[method-assign,attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> None:
+    """Every client would read this machine's trusted certificates anew: a fifth of the time of tests of a service."""
+    transports.create_ssl_context = cache(transports.create_ssl_context)
 
 
 @pytest.fixture(scope="session")
