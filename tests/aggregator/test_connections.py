@@ -58,7 +58,7 @@ def bystander(address):
             started = time.perf_counter()
             received, _ = sent(address, [GET + b"Connection: close\r\n\r\n"])
             times_s.append(time.perf_counter() - started if b" 200 " in received else 30.0)
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     asking = threading.Thread(target=ask)
     asking.start()
