@@ -44,9 +44,18 @@ BELOW: dict[str, Callable[[], str]] = {
 }
 
 
+REACHED = {
+    "<pre>": '<pre tabindex="0">',  # what scrolls sideways is reached by the keyboard too
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+    'role="heading">': 'role="heading" aria-level="2">',
+}
+"""What the theme leaves out for those who use a keyboard or have pages read to them."""
+
+
 def setup(app: Any) -> None:
     """Pages get what is generated from the code as they are read, in every build."""
     app.connect("source-read", fill_in)
+    app.connect("build-finished", lambda found, error: error or make_reachable(Path(found.outdir)))
     app.connect("env-get-outdated", lambda *_: list(BELOW))
 
 
@@ -56,3 +65,13 @@ def fill_in(_: Any, page: str, source: list[str]) -> None:
         source[0] = generated.navigation(source[0])
     elif page in BELOW:
         source[0] += "\n" + BELOW[page]()
+
+
+def make_reachable(folder: Path) -> None:
+    """Complete every page of a finished build; a page that is complete stays as it is."""
+    for page in folder.rglob("*.html"):
+        text = before = page.read_text(encoding="utf-8")
+        for lacking, complete in REACHED.items():
+            text = text.replace(lacking, complete)
+        if text != before:
+            page.write_text(text, encoding="utf-8")
