@@ -55,7 +55,7 @@ REACHED = {
 def setup(app: Any) -> None:
     """Pages get what is generated from the code as they are read, in every build."""
     app.connect("source-read", fill_in)
-    app.connect("build-finished", lambda found, error: error or make_reachable(Path(found.outdir)))
+    app.connect("build-finished", make_reachable)
     app.connect("env-get-outdated", lambda *_: list(BELOW))
 
 
@@ -67,9 +67,9 @@ def fill_in(_: Any, page: str, source: list[str]) -> None:
         source[0] += "\n" + BELOW[page]()
 
 
-def make_reachable(folder: Path) -> None:
+def make_reachable(app: Any, _: Exception | None) -> None:
     """Complete every page of a finished build; a page that is complete stays as it is."""
-    for page in folder.rglob("*.html"):
+    for page in Path(app.outdir).rglob("*.html"):
         text = before = page.read_text(encoding="utf-8")
         for lacking, complete in REACHED.items():
             text = text.replace(lacking, complete)
