@@ -17,6 +17,7 @@ from fairpate.app.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
 from fairpate.app.verify import Unpacked, Verdict, verify_bundle
+from fairpate.data.files import sha256_of
 from fairpate.methods.load import configured
 from fairpate.steps import heard_by
 
@@ -30,14 +31,20 @@ DP_SGD = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> dict[str, RunDirectory]:
-    """A private training, and a private run of teachers."""
+    """A private training with a graph beside it, and a private run of teachers."""
     root = tmp_path_factory.mktemp("bundles")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(root / "state"))
-        return {
+        found = {
             "trained": run_method(configured(DP_SGD, [f"out={root / 'trained'}"], method="dp_sgd"), QUIET),
             "asked": run_method(small_config(root / "asked", "noise=os_entropy"), QUIET),
         }
+    # Of a graph, which takes seconds to make, nothing is read but its checksums.
+    run = found["trained"]
+    run.graph.write_bytes(b"a graph")
+    digests = {"sha256": sha256_of(run.graph), "student_sha256": sha256_of(run.student)}
+    run.graph_description.write_text(json.dumps(digests))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +135,7 @@ def test_equal_runs_give_equal_bytes_and_nothing_private_enters(
         assert names == sorted(names)
         assert "notes.txt" not in names
         assert ("labels.parquet" in names) == (name == "asked")
-        assert ("embedding.safetensors" in names) == (name == "trained")
+        assert {"embedding.safetensors", "model.onnx", "model.json"}.issubset(names) == (name == "trained")
         assert not any(str(run.root).encode() in text for text in texts)
 
 
@@ -217,6 +224,15 @@ def test_the_student_of_another_run_is_noticed(unpacked: dict[str, Path]) -> Non
     shutil.copy(unpacked["asked"] / "student.safetensors", folder / "student.safetensors")
     bind_again(folder)
     refused(verify_bundle(folder), "not the student of card.json")
+
+
+@pytest.mark.parametrize("described", ["sha256", "student_sha256"])
+def test_a_graph_of_another_student_is_noticed(described: str, unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    assert verify_bundle(folder).holds
+    edit(folder / "model.json", **{described: "0" * 64})
+    bind_again(folder)
+    refused(verify_bundle(folder), "model.onnx: not made of this student")
 
 
 def test_a_page_or_a_record_that_says_something_else_is_noticed(unpacked: dict[str, Path]) -> None:
