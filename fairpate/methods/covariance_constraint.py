@@ -7,10 +7,11 @@ With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig 
     subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
 
 The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of theta: a
-linear function of theta, so the problem is convex. 0 where demographic parity holds, not the other way round: it is of
-distances, and labels are their signs. Two groups have one constraint, since the other group's covariance is the same
-with the other sign. ``max_covariance`` 0 leaves the subspace in which all covariances vanish, on which nothing
-constrains; anything else is solved by sequential quadratic programming, as by the authors.
+linear function of theta, so the problem is convex. It stands in for demographic parity: at 0 all groups have the same
+mean distance, and labels are the signs of distances, so that neither follows from the other. Two groups have one
+constraint, since the other group's covariance is the same with the other sign. ``max_covariance`` 0 leaves the subspace
+in which all covariances vanish, on which nothing constrains; anything else is solved by sequential quadratic
+programming, as by the authors.
 
 Deviations from the paper:
 - ``ridge``, small by default: with features that determine one another, or labels that features determine, the paper's

@@ -211,7 +211,10 @@ class Lagrangian:
 
 
 def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
-    """What the paper's accounting says, in Renyi curves: each noise amplified by itself. Not a guarantee."""
+    """What the paper's accounting says, in Renyi curves: each noise amplified by itself. Not a guarantee.
+
+    Sizes count for nothing, since it does not say what they cost.
+    """
     noises = (
         subsampled.gaussian_log_moments(steps.gradient.noise_multiplier),
         subsampled.laplace_log_moments(steps.laplace_scale),

@@ -137,7 +137,7 @@ def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
 
 
 def _tilted(pair: Pair, rate: float) -> FloatArray:
-    # Summed, these are E[exp(rate loss)] with the unit, which Chernoff's bound minimises over the rate.
+    # Logarithms: their exponentials add up to E[exp(rate loss)] with the unit, from which Chernoff's bound is made.
     found: FloatArray = pair.with_K + rate * (pair.with_K - pair.without_K)
     return found
 
