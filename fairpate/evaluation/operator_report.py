@@ -151,14 +151,14 @@ def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray, voters: str) -> st
     """Where the middle of the consensus lies, and what the clearer half of the votes made up of the cost."""
     if not len(share_Q):
         return "No query was voted on."
-    middle = (
-        f"On half of the queries that were voted on, {percent(float(np.median(share_Q)), digits=0)} of the {voters} or "
-    )
+    median = float(np.median(share_Q))
+    agree = f"all {voters} agree" if median == 1 else f"{percent(median, digits=0)} of the {voters} or more agree"
+    middle = f"On half of the queries that were voted on, {agree}."
     clearer_Q = np.argsort(-share_Q, kind="stable")[: (len(share_Q) + 1) // 2]
     if not cost_Q.sum() or not math.isfinite(cost_Q.sum()):
-        return middle + "more agree."
+        return middle
     share = percent(float(cost_Q[clearer_Q].sum() / cost_Q.sum()), digits=0)
-    return middle + f"more agree. The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
+    return f"{middle} The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
 
 
 def _voters_words(num_votes_Q: Sequence[int], voting: Voting) -> str:
@@ -209,7 +209,7 @@ def _largest(report: PrivateReport, cost_Q: FloatArray, of_worst_Q: FloatArray) 
 
 def _moment(at_s: float) -> str:
     # One line, however narrow its column.
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d\u00a0%H:%M:%S}" if at_s else "not recorded"
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d\u00a0%H:%M:%S}" if at_s else "not recorded"
 
 
 def _by_group(
