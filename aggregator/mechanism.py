@@ -108,6 +108,16 @@ class Mechanism(ABC):
         """
         return self.worst_case(len(votes_QC))
 
+    def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
+        """The Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
+        event = self.realised(votes_QC)
+        if accountant.prices_each(event):
+            return accountant.rdp_of_each_data_dependent(event, orders_A)
+        # One by one; where votes do not matter, one stands for all.
+        rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
+        curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]
+        return np.broadcast_to(np.reshape(curves, (len(rows), len(orders_A))), (len(votes_QC), len(orders_A)))
+
     @abstractmethod
     def scaled(self, factor: float) -> Self:
         """The same with every noise multiplied by ``factor``, so that a larger factor never costs more."""

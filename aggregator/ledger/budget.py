@@ -184,7 +184,7 @@ class VotesFilter:
         return accountant.rdp([self._terms.publication], _ORDERS_A)
 
     def _prices(self, votes_QC: IntArray) -> FloatArray:
-        return accountant.rdp_of_each_data_dependent(self._terms.mechanism.realised(votes_QC), _ORDERS_A)
+        return self._terms.mechanism.realised_rdp(votes_QC, _ORDERS_A)
 
 
 def open_filter(ledger: Ledger) -> BudgetFilter:

@@ -77,8 +77,7 @@ class RunningPrice:
         votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
         prices = []
         for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
-            event = ledger.terms.mechanism.realised(votes_QC[first : first + _PRICED_TOGETHER])
-            prices_QA = accountant.rdp_of_each_data_dependent(event, _ORDERS_A)
+            prices_QA = ledger.terms.mechanism.realised_rdp(votes_QC[first : first + _PRICED_TOGETHER], _ORDERS_A)
             self._curve_A = self._curve_A + prices_QA.sum(axis=0)
             prices.append(prices_QA[:, self._place])
         cost_Q[touched] = np.concatenate([*prices, np.zeros(0)])

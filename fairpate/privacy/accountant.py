@@ -163,13 +163,18 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
 
 
 @singledispatch
-def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray:
-    """The Renyi curve of each query of an event, shape (Q, A), for the operator; equal where it only counts them.
+def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - of each type
+    """The Renyi curve of each query of an event, shape (Q, A), for the operator; see :func:`prices_each`.
 
-    Register one per event type whose queries differ. Errors as :func:`rdp_data_dependent`.
+    Register one per event type that prices many queries at once faster than one by one.
     """
-    single_A = rdp_data_dependent([replace(event, count=1)], orders_A)
-    return np.broadcast_to(single_A, (event.count, len(single_A)))
+    raise TypeError(f"{type(event).__name__} has no price of each query of its own.")
+
+
+def prices_each(event: Any) -> bool:
+    """Whether :func:`rdp_of_each_data_dependent` knows this type of event."""
+    known = rdp_of_each_data_dependent
+    return known.dispatch(type(event)) is not known.dispatch(object)
 
 
 @rdp_of_each_data_dependent.register

@@ -195,6 +195,31 @@ def test_a_price_that_does_not_depend_on_votes_is_the_same_for_the_operator(tmp_
     assert isinstance(replies[-1], OverBudget)
 
 
+def test_an_event_of_one_s_own_that_holds_votes_is_priced_query_by_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody said what each of its queries costs; here contested ones cost as much as at worst, and others nothing."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Contested(PoissonGaussians):
+        data_dependent: ClassVar[bool] = True
+
+    def realised(mechanism: NearestRecords, votes_QC: IntArray) -> Contested:
+        worst = mechanism.worst_case(int((votes_QC.max(axis=1) < 33).sum()))
+        return Contested(count=worst.count, noise_multiplier=20 / math.sqrt(2), sampling_rate=0.1)
+
+    monkeypatch.setattr(NearestRecords, "realised", realised)
+    with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
+        asked = session(ledger)
+        asked.ask(queries(20), near)
+        price = Books(ledger=ledger, session=asked).price
+        event = TERMS.mechanism.realised(ledger.votes_QC)
+        assert 0 < event.count < 20
+        expected = accountant.epsilon_data_dependent([event], target_delta=1e-5).epsilon
+        assert price.epsilon(ledger, 20) == pytest.approx(expected, rel=1e-9)
+        np.testing.assert_array_equal(price.costs(20) > 0, ledger.votes_QC.max(axis=1) < 33)
+
+
 def test_votes_of_more_records_than_may_vote_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
         with pytest.raises(VotesUnavailableError):
