@@ -43,7 +43,9 @@ def cost_words(cost_Q: FloatArray, of_worst_Q: FloatArray, *, varies: bool) -> s
     if not math.isfinite(cost_Q.sum()):
         return "Some query has no finite cost."
     if not varies:
-        return "Every query costs its worst case: here the price does not depend on votes."
+        # What was refused before the vote costs nothing by votes.
+        which = "Every query" if (of_worst_Q > 0).all() else "Every query that was voted on"
+        return f"{which} costs its worst case: here the price does not depend on votes."
     number = max(1, len(cost_Q) // 10)
     share = _percent(float(np.sort(cost_Q)[::-1][:number].sum() / cost_Q.sum()))
     full = int((of_worst_Q >= _NEARLY).sum())

@@ -1,0 +1,25 @@
+"""Sentences about what queries cost: each is true of the queries that it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fairpate.query_costs import cost_words, shares_of_worst, votes_matter
+
+
+@pytest.mark.parametrize(
+    ("costs", "voted", "words"),
+    [
+        ([0.2, 0.2], [True, True], "Every query costs its worst case"),
+        ([0.2, 0.0], [True, False], "Every query that was voted on costs its worst case"),
+        ([0.2, 0.1], [True, True], "half of the queries cost 75\u00a0% of it or more, and 1 of 2 queries all of it"),
+        ([0.0], [False], "No query has cost anything"),
+    ],
+)
+def test_what_a_refusal_before_the_vote_cost_is_not_called_its_worst_case(
+    costs: list[float], voted: list[bool], words: str
+) -> None:
+    cost_Q = np.array(costs)
+    of_worst_Q = shares_of_worst(cost_Q, np.full(len(costs), 0.2))
+    assert words in cost_words(cost_Q, of_worst_Q, varies=votes_matter(of_worst_Q, np.array(voted)))
