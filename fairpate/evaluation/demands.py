@@ -31,7 +31,6 @@ from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
 _ROUNDING = 1e-9
 _ZERO_SCALE = 0.01
-_NUM_NEAREST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +162,7 @@ def offer(point: Point, demand: Demand) -> Offer:
     )
 
 
-def achievable(points: Sequence[Point], demand: Demand) -> Achievable:
+def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
     """What one panel's points offer for ``demand``.
 
     Only points that nothing dominates, in epsilon, error, refusals and every notion of the demand, are offered as
@@ -175,7 +174,7 @@ def achievable(points: Sequence[Point], demand: Demand) -> Achievable:
     near = sorted((o for o in offers if id(o.point) in members), key=lambda o: (bool(o.point.degenerate), *_by_miss(o)))
     return Achievable(
         met=tuple(met),
-        nearest=() if met else tuple(near[:_NUM_NEAREST]),
+        nearest=() if met else tuple(near[:num_nearest]),
         num_points=len(points),
         num_undefined=len(points) - len(offers),
     )

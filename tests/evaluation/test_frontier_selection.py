@@ -122,8 +122,10 @@ def test_a_demand_at_exactly_the_measured_value_is_met():
 
 
 def test_the_nearest_is_that_with_the_smallest_largest_excess():
-    found = achievable(TABLE, Demand(epsilon=1.0, disparity=0.05, accuracy=0.8, coverage=0.9))
+    demand = Demand(epsilon=1.0, disparity=0.05, accuracy=0.8, coverage=0.9)
+    found = achievable(TABLE, demand)
     assert found.met == ()
+    assert achievable(TABLE, demand, num_nearest=1).nearest == found.nearest[:1]
     assert [name_of(near.point) for near in found.nearest] == ["constant", "silent", "middle"]
     assert [near.missed for near in found.nearest] == [
         pytest.approx({"accuracy": 0.7 / 0.8}),
