@@ -10,11 +10,12 @@ from pathlib import Path
 
 from aggregator.ledger.audit import stored_limits
 from aggregator.ledger.entries import NO_LIMIT, OwnLimit
+from aggregator.ledger.files import LedgerError
 from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
 from aggregator.service.tokens import OIDC_PREFIX, Role
 from fairpate.app.ledger_place import has_ledger, place_of
-from fairpate.app.output import Output
+from fairpate.app.output import Output, say
 from fairpate.app.rundir import run_at
 from fairpate.app.terminal import listing
 from fairpate.config import ConfigError
@@ -77,7 +78,7 @@ def describe(root: Path) -> Output:
     path, now_s = _path(root), time.time()
     store = token_store.read_store(path) if path.exists() else TokenStore()
     # A change waits in the store until a service writes it into the ledger, which never forgets one.
-    limits = {**_ledger_limits(root), **store.limits}
+    limits = {**_limits_to_show(root), **store.limits}
     others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
     if not store.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
@@ -96,6 +97,15 @@ def describe(root: Path) -> Output:
         table.add_row(name, role, "", "", *_limit_words(limits[name]))
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
     return Output(facts={"tokens": found}, words=table)
+
+
+def _limits_to_show(root: Path) -> Mapping[str, OwnLimit]:
+    """The ledger's, where it can be read: tokens are listed, and revoked, while its database is down too."""
+    try:
+        return _ledger_limits(root)
+    except LedgerError as error:
+        say(f"limits that stand in the ledger alone are not shown: {error}")
+        return {}
 
 
 def _limit_words(own: OwnLimit) -> list[str]:

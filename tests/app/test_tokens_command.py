@@ -75,6 +75,17 @@ def test_a_list_shows_limits_that_stand_in_the_ledger_alone(fairpate, run):
     assert shown == {"alice": ("no", "41"), "bob": ("analyst", "42"), "carol": ("analyst", "44")}
 
 
+def test_tokens_are_listed_while_the_ledger_cannot_be_read(fairpate, run):
+    Ledger(run.ledger, TERMS).close()
+    assert fairpate("tokens", "add", str(run.root), "alice")[0] == 0
+    run.ledger.write_bytes(b"no database")
+    code, output, errors = fairpate("tokens", "list", str(run.root))
+    assert code == 0
+    assert "alice" in output
+    assert "limits that stand in the ledger alone are not shown" in errors
+    assert fairpate("tokens", "add", str(run.root), "bob", "--queries", "5")[0] == 1, "which might replace a limit"
+
+
 def test_a_subject_of_an_issuer_has_a_limit_without_a_token_here(fairpate, run):
     name = name_of("https://login.example", "alice")
     assert fairpate("tokens", "limit", str(run.root), name, "--queries", "3")[0] == 0
