@@ -75,14 +75,15 @@ class RunningPrice:
         # An open reservation may have been drawn; only outcomes that are known to have cost nothing are left out.
         touched = np.array([outcome is None or outcome.is_charged for outcome in outcomes])
         votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
-        prices = []
+        curve_A, prices = self._curve_A, []
         for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
             prices_QA = ledger.terms.mechanism.realised_rdp(votes_QC[first : first + _PRICED_TOGETHER], _ORDERS_A)
-            self._curve_A = self._curve_A + prices_QA.sum(axis=0)
+            curve_A = curve_A + prices_QA.sum(axis=0)
             prices.append(prices_QA[:, self._place])
         cost_Q[touched] = np.concatenate([*prices, np.zeros(0)])
+        # All at the end: what a failure left half priced would be added a second time.
+        self._curve_A, self._num_priced = curve_A, stop
         self._costs += cost_Q.tolist()
-        self._num_priced = stop
 
 
 @dataclass(frozen=True, kw_only=True)

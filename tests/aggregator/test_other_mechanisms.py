@@ -23,6 +23,7 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated
 from aggregator.mechanisms import mechanism_named, register
+from aggregator.service import writer
 from aggregator.service.analyst_routes import statement_json
 from aggregator.service.questions import PublicPool
 from aggregator.service.writer import Books
@@ -218,6 +219,27 @@ def test_an_event_of_one_s_own_that_holds_votes_is_priced_query_by_query(
         expected = accountant.epsilon_data_dependent([event], target_delta=1e-5).epsilon
         assert price.epsilon(ledger, 20) == pytest.approx(expected, rel=1e-9)
         np.testing.assert_array_equal(price.costs(20) > 0, ledger.votes_QC.max(axis=1) < 33)
+
+
+def test_a_price_that_failed_half_way_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_PRICED_TOGETHER", 6)
+    with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
+        asked = session(ledger)
+        asked.ask(queries(20), near)
+        price, expected = (Books(ledger=ledger, session=asked).price for _ in range(2))
+        prices = NearestRecords.realised_rdp
+
+        def fails_at_the_end(mechanism: NearestRecords, votes_QC: IntArray, orders_A: Any) -> Any:
+            if len(votes_QC) == 2:
+                raise MemoryError
+            return prices(mechanism, votes_QC, orders_A)
+
+        with monkeypatch.context() as failing:
+            failing.setattr(NearestRecords, "realised_rdp", fails_at_the_end)
+            with pytest.raises(MemoryError):
+                price.epsilon(ledger, 20)
+        assert price.epsilon(ledger, 20) == expected.epsilon(ledger, 20)
+        assert len(price.costs(100)) == 20
 
 
 def test_votes_of_more_records_than_may_vote_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
