@@ -119,11 +119,16 @@ class AggregatorClient:
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def publish(self) -> Publication:
-        """Publish the data-dependent privacy cost so far; charges the budget, needs the operator's token."""
-        return self._request("POST", "/v1/operator/publication", Publication)
+        """Publish the data-dependent privacy cost so far; charges the budget, needs the operator's token.
 
-    def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
-        response = self._send(method, path, body)
+        Sent once: a lost reply may have been charged, and after another query a second request would be charged too.
+        """
+        return self._request("POST", "/v1/operator/publication", Publication, attempts=1)
+
+    def _request(
+        self, method: str, path: str, kind: type[BodyT], body: object = None, *, attempts: int | None = None
+    ) -> BodyT:
+        response = self._send(method, path, body, attempts or self._retry.attempts)
         if response.status_code != httpx.codes.OK:
             raise QueryError(_describe(response), status=response.status_code)
         try:
@@ -131,9 +136,9 @@ class AggregatorClient:
         except ValidationError as error:
             raise QueryError(f"{self.url}: does not answer as an aggregator of this version does.") from error
 
-    def _send(self, method: str, path: str, body: object) -> httpx.Response:
-        for attempt in range(self._retry.attempts):
-            is_last = attempt == self._retry.attempts - 1
+    def _send(self, method: str, path: str, body: object, attempts: int) -> httpx.Response:
+        for attempt in range(attempts):
+            is_last = attempt == attempts - 1
             try:
                 response = self._http.request(method, path, json=body)
             except httpx.TransportError as error:
@@ -143,7 +148,7 @@ class AggregatorClient:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
                     return response
             time.sleep(self._retry.first_pause_s * 2**attempt)
-        raise ValueError(f"Expected at least one attempt, got {self._retry.attempts}.")
+        raise ValueError(f"Expected at least one attempt, got {attempts}.")
 
 
 def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,37 @@
+"""What a client sends once: a charge whose reply was lost is not asked for a second time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from aggregator.client import AggregatorClient, QueryError, RetryRule
+
+
+@pytest.mark.parametrize(("ask", "times"), [("publish", 1), ("budget", 3)])
+def test_a_publication_whose_reply_was_lost_is_not_asked_for_again(ask: str, times: int) -> None:
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    heard.append(connection.recv(65536).split(b" ")[0])
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            AggregatorClient(url, retry=RetryRule(attempts=3, first_pause_s=0.01)) as client,
+            pytest.raises(QueryError, match="no service answers"),
+        ):
+            getattr(client, ask)()
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    assert len(heard) == times
