@@ -49,6 +49,16 @@ def test_a_draft_is_a_declaration_with_questions(clinic, fairpate):
         assert any(line.startswith(field) and "# ?" in line for line in text.splitlines()), field
 
 
+def test_dates_and_numbers_with_commas_are_left_out_with_what_to_write_instead(tmp_path, fairpate):
+    rows = [f'{1 + i % 28}.03.20{i % 3 + 20},"{i % 35 + 1},500",{i % 3}' for i in range(90)]
+    for name in ("own.csv", "pool.csv"):
+        (tmp_path / name).write_text("\n".join(["seen,paid,y", *rows]) + "\n", encoding="utf-8")
+    assert fairpate("data", "declare", "own.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
+    assert "# seen: left out: dates. To use them, write" in text
+    assert "# paid: left out: numbers with commas. To use them, write" in text
+
+
 def test_nothing_but_the_header_of_private_records_is_read(clinic, fairpate):
     before = fairpate("data", "declare", "patients.csv", "--public", "pool.csv")
     (clinic / "patients.csv").write_bytes(HEADER.encode() + b"\n\xff\xff;no;table;at;all\n\x00" * 100)

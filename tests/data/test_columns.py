@@ -130,12 +130,22 @@ def test_text_where_a_number_is_due_names_column_and_value(bad: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("bad", ["1,5", "-1.234,56", "+7,0"])
-def test_a_decimal_comma_is_called_one(bad: str) -> None:
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        *(
+            (bad, "decimal point, and nothing between thousands")
+            for bad in ("1,5", "-1.234,56", "31,347", "1,234,567.8")
+        ),
+        *((bad, "a date is no number") for bad in ("29.03.2023", "3/4/21", "2023-03-29", "2023-03-29 00:00:00.000")),
+        *((bad, "correct it") for bad in ("1,", "1-2", "1.2.3.4", "2023-03")),
+    ],
+)
+def test_commas_and_dates_are_called_what_they_are(bad: str, remedy: str) -> None:
     found = cells(column("1", bad))
     numbers(found)
     (line,) = found.faults.lines
-    assert line.endswith(f"got {bad!r} in 1 row; write numbers with a decimal point instead of a comma.")
+    assert f"got {bad!r} in 1 row; " in line and remedy in line
 
 
 @pytest.mark.parametrize("feature", [{"bounds": [0, 1]}, {"categories": ["1"]}, {"bands": {"one": 1}}])

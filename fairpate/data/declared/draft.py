@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fairpate.data.declared.encode import COMMAS, DATES
 from fairpate.data.declared.tables import TYPED_SUFFIXES, column_names, read_batches, text_of
 from fairpate.data.entry import DataSettingsError
 
@@ -25,9 +26,13 @@ QUESTION = "# ?"
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
 _LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
-_GROUPS = re.compile(r"(^|[^a-z])(sex|gender|race|ethnic\w*|religion|nationality)([^a-z]|$)", re.IGNORECASE)
+_GROUPS = re.compile(
+    r"(^|[^a-z])(sex|gender|geschlecht|sexe|sexo|genero|género|race|ethnic\w*|religion|nationality)([^a-z]|$)",
+    re.IGNORECASE,
+)
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
 _MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
+_LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
@@ -68,7 +73,7 @@ class Seen:
 
     @property
     def kind(self) -> str:
-        """What it looks like: `number`, `category`, `name`, `text`, `constant` or `empty`."""
+        """What it looks like: `number`, `category`, `name`, `date`, `comma`, `text`, `constant` or `empty`."""
         if not self.values:
             return "empty"
         if len(self.values) == 1:
@@ -79,7 +84,9 @@ class Seen:
             return "name"
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
-        return "category" if len(self.values) <= _MOST_CATEGORIES else "text"
+        if len(self.values) <= _MOST_CATEGORIES:
+            return "category"
+        return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
 
 
 def draft_declaration(file: Path, public: Path, folder: Path) -> str:
@@ -189,6 +196,8 @@ def _feature_lines(column: str, seen: Seen) -> Iterator[str]:
     else:
         remark = {
             "name": "left out: another value in each row. If it names records: `identity: {key: COLUMN}`",
+            "date": "left out: dates. To use them, write what counts of them as a number, such as the year",
+            "comma": "left out: numbers with commas. To use them, write a decimal point, and nothing between thousands",
             "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
             "constant": "left out: one value in all public records",
             "empty": "left out: empty in all public records",

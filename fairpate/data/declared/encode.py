@@ -26,7 +26,10 @@ from fairpate.data.declared.tables import column_of, is_vectors, text_of
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 _NO_NUMBER = "correct it, or declare it as `unknown`"
-_COMMA = "write numbers with a decimal point instead of a comma"
+_COMMA = "write numbers with a decimal point, and nothing between thousands"
+_DATE = "a date is no number: write what counts of it as one, such as its year, or a number of days"
+COMMAS = r"^[-+]?\d[\d.]*,[\d.,]*\d$"
+DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +134,10 @@ def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
     values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
     right_N = np.isfinite(values_N) | _mask(text.is_null())
     if not right_N.all():
-        comma_N = _mask(pc.match_substring_regex(found.values, r"^[-+]?\d[\d.]*,\d+$"))
-        found.require(right_N | comma_N, expected="a number", remedy=_NO_NUMBER)
+        comma_N, date_N = (_mask(pc.match_substring_regex(found.values, like)) for like in (COMMAS, DATES))
+        found.require(right_N | comma_N | date_N, expected="a number", remedy=_NO_NUMBER)
         found.require(right_N | ~comma_N, expected="a number", remedy=_COMMA)
+        found.require(right_N | ~date_N, expected="a number", remedy=_DATE)
     # A code that means a missing value may be written as 999.0 too.
     return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
 
