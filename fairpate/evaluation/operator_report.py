@@ -68,23 +68,38 @@ def private_report(report: PrivateReport) -> str:
         report.epsilon_as_in_paper_course_Q,
     )
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
+    queries = _query_by_query(report, voting)
+    # Where no price depends on votes there is one ledger: the paper's rule is of a mechanism that this one is not.
+    num_ledgers = 1 if _are_one(courses) and not queries["costs"] else len(_LEDGERS)
     return render(
         "operator.html",
         **opening(public),
-        ledgers=list(zip(_LEDGERS.items(), totals, strict=True)),
-        compared=compared_ledgers(*totals, rejected=voting.rejected_fairness),
+        ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
+        compared=compared_ledgers(*totals, rejected=voting.rejected_fairness)
+        if num_ledgers > 1
+        else one_ledger(voting.rejected_fairness),
         curve=charts.curves(
             [
                 charts.Curve(name=f"{name}: {epsilon_text(total)}", points=course(epsilon_Q))
-                for name, total, epsilon_Q in zip(_LEDGERS, totals, courses, strict=True)
+                for name, total, epsilon_Q in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
             ],
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",
-            title="Three ledgers against submitted queries",
+            title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
         ),
-        **_query_by_query(report, voting),
+        **queries,
         outcomes=OUTCOMES,
     )
+
+
+def _are_one(courses: Sequence[Sequence[float]]) -> bool:
+    return all(np.array_equal(courses[0], other) for other in courses[1:])
+
+
+def one_ledger(rejected: int) -> str:
+    """What is said of a run whose price does not depend on votes."""
+    gates = f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
+    return f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
 
 
 def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:

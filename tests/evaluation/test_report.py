@@ -184,6 +184,20 @@ def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_relea
         assert words in Page(page).words
 
 
+def test_where_no_price_depends_on_votes_there_is_one_ledger() -> None:
+    """Noisy counts cost what they cost: a rejection by the gate is in the ledger, and no other stands beside it."""
+    course = published().voting.epsilon_course_Q
+    alone = {"epsilon_data_dependent_course_Q": course, "epsilon_as_in_paper_course_Q": course}
+    words = Page(private_report(operated(**alone, rdp_Q=[0.1] * 6))).words
+    assert "The ledger of this run" in words
+    assert "costs the same whatever the votes" in words
+    assert "1 rejection by the fairness gate cost the same as an answer." in words
+    for other in ("as in the paper", "Three ledgers", "Data-dependent", "leaves out"):
+        assert other not in words, other
+    # The same totals by votes that all cost their worst case only at times are three ledgers.
+    assert "Three ledgers" in Page(private_report(operated(**alone))).words
+
+
 def test_what_queries_cost_is_told_by_their_costs() -> None:
     # Costs 1e-3, 2e-4, .05, .1, 0, 0: the dearest of six is .1 of .1512. Of the worst case, .1, half cost .6 %
     # or more and one all of it. Voted on are the first five, with .95, .9, .7, .4 and 1 of the teachers; the clearest
