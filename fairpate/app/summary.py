@@ -152,10 +152,12 @@ def describe_table(description: DatasetDescription) -> Group:
         f"sensitive attribute {description.sensitive_attribute}"
     )
     labels = (Column(Text(name)) for name in description.label_names)
-    table = Table("split", "group", *labels, "records", box=SIMPLE_HEAD)
+    lacking = ["without label"] if any(sum(split.unlabelled_G) for split in description.splits) else []
+    table = Table("split", "group", *labels, *lacking, "records", box=SIMPLE_HEAD)
     for split in description.splits:
-        for name, counts in zip(description.group_names, split.counts_GC, strict=True):
-            table.add_row(split.name, Text(name), *(f"{count:,}" for count in counts), f"{sum(counts):,}")
+        for name, counts, without in zip(description.group_names, split.counts_GC, split.unlabelled_G, strict=True):
+            shown = (*counts, without) if lacking else counts
+            table.add_row(split.name, Text(name), *(f"{count:,}" for count in shown), f"{sum(shown):,}")
         table.add_section()
     return Group(heading, table, *(Text(note) for note in description.notes))
 

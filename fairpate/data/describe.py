@@ -29,11 +29,12 @@ class DatasetListing:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDescription:
-    """Records of one split, and ``counts_GC[g][k]`` of group g and class k."""
+    """Records of one split, and ``counts_GC[g][k]`` of group g and class k; ``unlabelled_G`` have no class."""
 
     name: str
     records: int
     counts_GC: tuple[tuple[int, ...], ...]
+    unlabelled_G: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,13 @@ def _describe_split(name: str, split: Split, dataset: Dataset) -> SplitDescripti
     cells = (split.z * num_classes + split.y)[split.y >= 0]  # public records may lack a label
     flat = torch.bincount(cells, minlength=num_groups * num_classes)
     counts = flat.reshape(num_groups, num_classes).tolist()
-    return SplitDescription(name=name, records=len(split), counts_GC=tuple(tuple(row) for row in counts))
+    unlabelled = torch.bincount(split.z[split.y < 0], minlength=num_groups).tolist()
+    return SplitDescription(
+        name=name,
+        records=len(split),
+        counts_GC=tuple(tuple(row) for row in counts),
+        unlabelled_G=tuple(unlabelled),
+    )
 
 
 def _is_present(entry: DatasetEntry, data_dir: Path | None) -> bool:

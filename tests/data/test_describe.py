@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
+from fairpate.app.summary import describe_table
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_dataset
 from fairpate.data.registry import CODEBOOKS
@@ -38,6 +43,21 @@ def test_counts_are_those_of_the_tensors(as_name: bool) -> None:
         assert part.records == len(split)
         pairs = list(zip(split.z.tolist(), split.y.tolist(), strict=True))
         assert part.counts_GC == tuple(tuple(pairs.count((g, k)) for k in range(10)) for g in range(2))
+
+
+def test_records_without_a_label_are_counted_as_such() -> None:
+    dataset = load_dataset(DataConfig(name="color_digits"))
+    pool = dataset.public
+    described = describe(replace(dataset, public=replace(pool, y=torch.full_like(pool.y, -1))))
+    public, private = (next(part for part in described.splits if part.name == name) for name in ("public", "private"))
+    assert public.unlabelled_G == tuple((pool.z == group).sum().item() for group in range(2))
+    assert sum(map(sum, public.counts_GC)) == 0
+    assert public.records == sum(public.unlabelled_G) > 0
+    assert private.unlabelled_G == (0, 0)
+    console = Console(width=200, file=StringIO())
+    console.print(describe_table(described))
+    assert "without label" in (said := console.file.getvalue())
+    assert f"{public.unlabelled_G[0]:,}" in next(line for line in said.splitlines() if line.split()[:1] == ["public"])
 
 
 def test_a_description_is_json() -> None:
