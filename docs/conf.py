@@ -48,6 +48,7 @@ REACHED = {
     "<pre>": '<pre tabindex="0">',  # what scrolls sideways is reached by the keyboard too
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
     'role="heading">': 'role="heading" aria-level="2">',
+    '<dl>\n<dd><em class="sig-param">': '<dl role="presentation">\n<dd><em class="sig-param">',  # lines of a signature
 }
 """What the theme leaves out for those who use a keyboard or have pages read to them."""
 

@@ -19,6 +19,7 @@ from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
 from fairpate.meaning import delta_text
+from fairpate.types import PrivacyStatement
 from student.predict import load_student
 
 
@@ -44,18 +45,22 @@ def outcome(run: RunDirectory) -> Output:
     return Output(facts=facts, words=summarise(run))
 
 
+def _guarantee(statement: PrivacyStatement) -> str:
+    if statement.epsilon is None:
+        return f"none: no guarantee ({statement.noise})"
+    return (
+        f"{epsilon_text(statement.epsilon)} at delta {delta_text(statement.delta)} ({statement.relation} "
+        f"{statement.unit}; {statement.accounting}; noise: {statement.noise})"
+    )
+
+
 def summarise(run: RunDirectory) -> Group:
     """The published numbers of a finished run, and where its files are."""
     statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
     queries = statement.queries
-    epsilon = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
-    guarantee = (
-        f"{epsilon} at delta {delta_text(statement.delta)} ({statement.relation} {statement.unit}; "
-        f"{statement.accounting}; noise: {statement.noise})"
-    )
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        ("epsilon", guarantee),
+        ("epsilon", _guarantee(statement)),
         *measured_rows(metrics),
     ]
     if queries is not None:

@@ -223,8 +223,8 @@ def _largest(report: PrivateReport, cost_Q: FloatArray, of_worst_Q: FloatArray) 
 
 
 def _moment(at_s: float) -> str:
-    # One line, however narrow its column.
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d\u00a0%H:%M:%S}" if at_s else "not recorded"
+    # Day and time may stand on two lines where the column is narrow; neither is broken itself.
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d %H:%M:%S}" if at_s else "not recorded"
 
 
 def _by_group(

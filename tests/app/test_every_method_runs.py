@@ -81,7 +81,7 @@ def test_report_and_card_open_any_run(trained, method, fairpate, monkeypatch):
     assert f"{method} on color_digits, seed 0" in output
     assert {path: path.read_bytes() for path in before} == before
     if method in UNPROTECTED:
-        assert "none: no guarantee" in output
+        assert "none: no guarantee (no noise" in output
         with pytest.raises(RunDirectoryError, match="publishes nothing"):
             write_card(folder.root)
     else:

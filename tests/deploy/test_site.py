@@ -123,7 +123,8 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
             for width in (1280, 390):
                 tab.resize(width=width, height=900)
                 assert tab.run("document.documentElement.scrollWidth") <= width, page
-                assert browser.AXE is None or browser.barriers(tab) == [], page
+            # Where it is narrow, what scrolls sideways is more.
+            assert browser.AXE is None or browser.barriers(tab) == [], page
             assert browser.faults(tab) == [], page
             others = [address for address in tab.requests if not address.startswith(("file:", "data:", "about:"))]
             assert others == [], page

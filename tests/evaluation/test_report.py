@@ -205,7 +205,7 @@ def test_what_queries_cost_is_told_by_their_costs() -> None:
     words = Page(private_report(operated())).words
     assert "half of the queries cost 1\u00a0% of it or more, and 1 of 6 queries all of it." in words
     assert "The dearest 1 of 6 made up 66\u00a0% of the cost." in words
-    when = "2026\u201101\u201101\u00a000:00:03"  # one line, however narrow
+    when = "2026\u201101\u201101 00:00:03"
     assert f"№ 4 green refused: too little consensus 40 : 35 100\u00a0% 66.14\u00a0% {when}" in words
     assert "On half of the queries that were voted on, 90\u00a0% of the teachers or more agree." in words
     assert "The 3 with the clearest votes made up 1\u00a0% of the cost." in words
