@@ -20,8 +20,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
     of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))
-    voted_Q = np.array([out is None or out.is_charged for _, _, out in ledger.charged(0, len(cost_Q))], dtype=np.bool_)
-    varies = votes_matter(of_worst_Q, voted_Q)
+    varies = votes_matter(of_worst_Q, books.price.voted(num_charges))
     total = float(cost_Q.sum())
     return {
         "order": books.price.order,

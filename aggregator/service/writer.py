@@ -53,7 +53,7 @@ class RunningPrice:
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
         self.order = float(_ORDERS_A[self._place])
-        self._costs: list[float] = []
+        self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def epsilon(self, ledger: Ledger, num_charges: int) -> float:
         """The price of the first ``num_charges`` charges, or of more if another thread asked for more."""
@@ -66,7 +66,12 @@ class RunningPrice:
     def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
         """Of the first ``num_charges`` charges, which were priced before, at ``order``; 0 where no votes were used."""
         with self._lock:
-            return np.array(self._costs[:num_charges])
+            return self._cost_Q[:num_charges]
+
+    def voted(self, num_charges: int) -> npt.NDArray[np.bool_]:
+        """For which of them votes were used, as it was known when they were priced."""
+        with self._lock:
+            return self._voted_Q[:num_charges]
 
     def _add(self, ledger: Ledger, start: int, stop: int) -> None:
         if start == stop:
@@ -83,7 +88,7 @@ class RunningPrice:
         cost_Q[touched] = np.concatenate([*prices, np.zeros(0)])
         # All at the end: what a failure left half priced would be added a second time.
         self._curve_A, self._num_priced = curve_A, stop
-        self._costs += cost_Q.tolist()
+        self._cost_Q, self._voted_Q = np.append(self._cost_Q, cost_Q), np.append(self._voted_Q, touched)
 
 
 @dataclass(frozen=True, kw_only=True)
