@@ -8,6 +8,7 @@ hollow squares. A cell with a degenerate seed is crossed out. A panel without re
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ _INK, _MUTED = "#18212b", "#5b6672"
 _COLOURS = ("#00224e", "#575c6d", "#a59c74", "#d9b300", "#7c1d1d", "#2f6f4f")
 CROSS = "x"
 Panel = Callable[[Any], None]
+_drawn_from: set[str] = set()
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def main() -> None:
         rows = -(-len(panels) // columns)
         figure = Figure(figsize=(4.1 * columns, 3.3 * rows), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        _drawn_from.clear()
         for axis, panel in zip(axes, panels, strict=False):
             panel(axis)
         for axis in axes[len(panels) :]:
@@ -42,12 +45,20 @@ def main() -> None:
         if any(line.get_marker() == CROSS for axis in axes for line in axis.lines):
             figure.supxlabel("crossed out: a degenerate model in one seed or more", fontsize=7, color=_MUTED)
         FOLDER.mkdir(exist_ok=True)
-        figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
+        sources = [f"{file}.json {digest(file)}" for file in sorted(_drawn_from)]
+        figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None, "Source": ", ".join(sources)})
+
+
+def digest(file: str) -> str:
+    """Of an experiment's results; a picture holds those of all that it was drawn from."""
+    return hashlib.sha256((measured.FOLDER / f"{file}.json").read_bytes()).hexdigest()[:16]
 
 
 def curve(axis: Any, file: str, names: Sequence[str], x: str | Sequence[float], y: str, **look: Any) -> None:
     """``y`` over ``x``, a metric of the cells or given numbers, through the cells that were run."""
     cells = measured.read(file)
+    if cells:
+        _drawn_from.add(file)
     points = []
     for index, name in enumerate(names):
         if name in cells:

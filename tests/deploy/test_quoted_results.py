@@ -10,6 +10,7 @@ from command_lines import check
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
+import figures  # noqa: E402
 import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
@@ -30,6 +31,15 @@ def quotations() -> list[tuple[str, str, str, str]]:
 def commands() -> list[str]:
     text = " ".join(COVERAGE.read_text(encoding="utf-8").split())
     return [code for code in CODE.findall(text) if code.startswith(("fairpate ", "python "))]
+
+
+def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
+    for name in figures.PICTURES:
+        found = re.search(r"<dc:source>(.*?)</dc:source>", (figures.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+        assert found, name
+        for source in found[1].split(", "):
+            file, digest = source.split()
+            assert figures.digest(file.removesuffix(".json")) == digest, f"{name}: python benchmarks/figures.py"
 
 
 def test_every_quotation_is_what_was_measured() -> None:
