@@ -36,6 +36,7 @@ _APPEND: LiteralString = """
     INSERT INTO fairpate_entries SELECT name, %(number)s, %(kind)s, %(text)s, %(digest)s FROM held
 """
 _TAKE_OVER_S = 5.0
+_CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
 _BLOCK = 256
 
 
@@ -100,16 +101,18 @@ class PostgresStore:
 
     def _hold(self, *, take_over: bool) -> None:
         """Take the courtesy lock. LedgerError where another writer's connection lives."""
-        deadline_s = time.monotonic() + _TAKE_OVER_S
+        deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
         while not self._try_lock():
-            if not take_over:
+            is_late = time.monotonic() > deadline_s
+            if is_late and not take_over:
                 raise LedgerError(
                     f"{self._place}: another process writes this ledger; stop it, or take over from it "
                     "(`fairpate serve --take-over`)."
                 )
-            if time.monotonic() > deadline_s:  # the epoch alone is the guarantee
+            if is_late:  # the epoch alone is the guarantee
                 return
-            _end_holder(self._commits.connection, self._name)
+            if take_over:
+                _end_holder(self._commits.connection, self._name)
             time.sleep(0.05)
 
     def _try_lock(self) -> bool:

@@ -17,6 +17,7 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.stores import shown
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
+from aggregator.ledger.postgres import split_place  # noqa: E402
 
 
 def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database):
@@ -60,6 +61,20 @@ def test_taking_over_ends_the_connection_of_the_other_and_a_third_is_refused(dat
             with pytest.raises(LedgerError, match="another process writes"):
                 Ledger(database, TERMS, create=False)
             answer(second, "key")
+
+
+def test_the_next_writer_waits_for_a_session_that_is_about_to_end(database):
+    """A server ends the session of a closed connection when it is that session's turn: under load, not at once."""
+    with Ledger(database, TERMS) as ledger:
+        answer(ledger, "key")
+    url, name = split_place(database)
+    with psycopg.connect(url, autocommit=True) as held:
+        held.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (name,))
+        ending = threading.Timer(0.3, held.close)
+        ending.start()
+        with Ledger(database, TERMS, create=False) as ledger:
+            assert [charge.outcome for charge in ledger.charges] == [ANSWER]
+        ending.join()
 
 
 def test_writers_that_take_over_from_each_other_in_turns_lose_and_double_nothing(database):
