@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
+import scipy
 
 from aggregator.mechanism import NOT_CONFIDENT, FloatArray, Mechanism, Outcome, gated
 from fairpate.fairness.gate import DemographicParityGate
@@ -148,7 +148,7 @@ class ConfidentGnmax(ConfidentVotes):
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
-        log_wins_QCK = log_ndtr(lead_QC[:, :, None] + _NODES_K)
+        log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
         # The right class is not compared with itself.
         log_wins_QCK[rows, right_Q] = 0.0
         won_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K

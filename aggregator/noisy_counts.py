@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.signal import fftconvolve
-from scipy.special import log_ndtr
+import scipy
 
 from aggregator.gnmax import ConfidentVotes, labels_of
 from aggregator.mechanism import FloatArray, Outcome, gated
@@ -122,7 +121,7 @@ def _shift_to(counts_QC: IntArray, total: int, stddev: float) -> FloatArray:
     for _ in range(_HALVINGS):
         middle_Q = (low_Q + high_Q) / 2
         u_QC = (counts_QC + middle_Q[:, None]) / stddev
-        expected_Q = stddev * (u_QC + np.exp(-0.5 * u_QC**2 - _LOG_ROOT_TAU - log_ndtr(u_QC))).sum(axis=1)
+        expected_Q = stddev * (u_QC + np.exp(-0.5 * u_QC**2 - _LOG_ROOT_TAU - scipy.special.log_ndtr(u_QC))).sum(axis=1)
         too_low_Q = expected_Q < total
         low_Q, high_Q = np.where(too_low_Q, middle_Q, low_Q), np.where(too_low_Q, high_Q, middle_Q)
     return high_Q
@@ -139,6 +138,6 @@ def _products(weight_CQK: FloatArray) -> Iterator[FloatArray]:
 
 def _convolved(a_QK: FloatArray, b_QK: FloatArray) -> FloatArray:
     # A transform leaves small negative numbers where there is no weight; and only ratios matter, so rows are scaled.
-    product_QK = np.maximum(fftconvolve(a_QK, b_QK, axes=1)[:, : a_QK.shape[1]], 0.0)
+    product_QK = np.maximum(scipy.signal.fftconvolve(a_QK, b_QK, axes=1)[:, : a_QK.shape[1]], 0.0)
     scaled_QK: FloatArray = product_QK / product_QK.max(axis=1, keepdims=True)
     return scaled_QK

@@ -13,10 +13,13 @@ right rounding. ``torch.atan2`` has not, which rounds a number by its place amon
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from fairpate.later import functional, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NUM_CELLS = 10
 NUM_DIRECTIONS = 9

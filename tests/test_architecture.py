@@ -23,6 +23,7 @@ BASE = {
     "fairpate.files",
     "fairpate.storage",
     "fairpate.steps",
+    "fairpate.later",
     "fairpate.strict_json",
     "fairpate.glossary",
     "fairpate.meaning",
@@ -38,12 +39,13 @@ ALLOWED = {
     "fairpate.named_code": set(),
     "fairpate.files": {"fairpate.types"},
     "fairpate.steps": set(),
+    "fairpate.later": set(),
     "fairpate.strict_json": set(),
     "fairpate.glossary": set(),
     "fairpate.meaning": {"fairpate.types"},
     "fairpate.query_costs": set(),
     "fairpate.pages": {"fairpate.glossary"},
-    "fairpate.oriented_gradients": set(),
+    "fairpate.oriented_gradients": {"fairpate.later"},
     "fairpate.api_page": {"fairpate.pages"},
     "fairpate.storage": {"fairpate.types", "fairpate.files"},
     "fairpate.config": {"fairpate.types", "fairpate.names"},
@@ -69,6 +71,7 @@ ALLOWED = {
         "fairpate.meaning",
         "fairpate.query_costs",
         "fairpate.pages",
+        "fairpate.later",
     },
 }
 HEAVY = {"torch", "torchvision", "ray"}
@@ -101,6 +104,8 @@ def imported_modules(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             modules.add(node.module)
+            if node.module == "fairpate.later":  # libraries, put off
+                modules.update(alias.name for alias in node.names)
     return frozenset(modules)
 
 

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from scipy import stats
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.budget import mechanism_within
@@ -115,7 +115,7 @@ def assumed_profile(
     if spread:
         # The sum of both parameters of the Beta law that has this mean and variance.
         total = agreement * (1 - agreement) / spread**2 - 1
-        share_R = stats.beta.ppf(middle_R, agreement * total, (1 - agreement) * total)
+        share_R = scipy.stats.beta.ppf(middle_R, agreement * total, (1 - agreement) * total)
     right_R = np.rint(share_R * num_teachers).astype(np.int64)
     # Rounded down below, floor((n + k) / m) over k from 0 to m - 1 add up to n: no vote is lost.
     others_RC = (num_teachers - right_R)[:, None] + np.arange(num_classes - 1)[::-1]

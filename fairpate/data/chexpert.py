@@ -12,7 +12,6 @@ import re
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from fairpate.data.dataset import Split
 from fairpate.data.declared.encode import codes
@@ -22,6 +21,7 @@ from fairpate.data.files import read_bytes, resolve_data_dir
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, decode, open_pictures
 from fairpate.data.mapped import Pixels
+from fairpate.later import torch
 
 PUBLISHER = "https://stanfordmlgroup.github.io/competitions/chexpert"
 MANUAL = f"Register at {PUBLISHER} and accept the research use agreement."

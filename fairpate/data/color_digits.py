@@ -9,11 +9,11 @@ demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from fairpate.data.colouring import COLOUR_AS_FEATURE, GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DatasetEntry, Records, Request
+from fairpate.later import torch
 
 COLOUR_FLIP = 0.1
 INK_LEVELS = 16

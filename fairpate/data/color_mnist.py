@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fairpate.data.colouring import COLOUR_AS_FEATURE, GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
 from fairpate.data.dataset import Split
 from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile, origins
 from fairpate.data.files import read_bytes
+from fairpate.later import torch
 
 COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))
 NUM_PRIVATE = 39_500

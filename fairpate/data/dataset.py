@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
 from fairpate.data.record_names import as_names
 from fairpate.data.spill import run_of
+from fairpate.later import torch
 from fairpate.types import Unit
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fairpate.config import DataConfig
     from fairpate.data.declared.feature_codes import FeatureCode
     from fairpate.data.embedding import Embedding

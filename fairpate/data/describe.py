@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from fairpate.config import DataConfig
 from fairpate.data.dataset import Dataset, FeatureKind, Split
 from fairpate.data.entry import DatasetEntry
 from fairpate.data.files import find
 from fairpate.data.load import load_dataset
 from fairpate.data.registry import REGISTRY
+from fairpate.later import torch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,18 +17,17 @@ in whatever order it is taken. Shapes: N records, M public ones, F plain feature
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from sklearn.decomposition import PCA
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import BeforeEmbedding, Dataset
 from fairpate.data.entry import DataError
 from fairpate.data.neighbour_graph import Graph
+from fairpate.later import functional, sklearn, torch
 from fairpate.oriented_gradients import gradient_histograms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _AT_ONCE = 256
 _EXAMPLES = 256
@@ -73,7 +72,7 @@ class Components:
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
         # Solved by the covariance, whose answer depends on no random start.
-        pca = PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
+        pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
         spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()

@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.embedding import Components, Embedding
 from fairpate.data.neighbour_graph import Graph, Nearness
 from fairpate.files import write_atomically
+from fairpate.later import torch
 from fairpate.types import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "fairpate.embedding/1"
 _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")

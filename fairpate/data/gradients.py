@@ -9,15 +9,17 @@ time, so that no record's features depend on another's, and runs only where file
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fairpate.data.entry import DataError, DataSettingsError, Option, Records
+from fairpate.later import torch
 from fairpate.named_code import PLACE, REMEDY, may_run, named_object
 from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
 from fairpate.oriented_gradients import NUM_DIRECTIONS as NUM_DIRECTIONS
 from fairpate.oriented_gradients import oriented_gradients as oriented_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FEATURES = Option(
     default="pixels",

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from PIL import Image, UnidentifiedImageError
 
 from fairpate.data.entry import DataError, Option, SourceFile
 from fairpate.data.files import check_archive, locate
 from fairpate.data.mapped import Append, PixelArray, Pixels, kept_pixels
 from fairpate.files import cache_dir
+from fairpate.later import torch
 
 CACHE_VERSION = 2
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -17,15 +17,17 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from fairpate.files import write_atomically
+from fairpate.later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PixelArray = npt.NDArray[np.uint8]
 Append = Callable[[PixelArray], None]

@@ -14,19 +14,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from scipy import sparse
-from scipy.sparse.linalg import eigsh
-from torch import Tensor
-from torch.nn import functional
+import scipy
 
+from fairpate.later import functional, torch
 from fairpate.types import IntArray
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Embed = Callable[["Tensor"], "Tensor"]
 Floats = npt.NDArray[np.float32]
-Embed = Callable[[Tensor], Tensor]
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
 _LARGEST_NORM = 2.0**11
@@ -96,13 +97,15 @@ class Graph:
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
         weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
         rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
-        one_way = sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
+        one_way = scipy.sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
         # Symmetric, though nearness to the nearest is not: eigenvectors are asked for below.
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
-        scale = sparse.diags(1 / root_M)
+        scale = scipy.sparse.diags(1 / root_M)
         start = np.random.default_rng(seed).uniform(size=len(pool))
-        values, vectors = eigsh(scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start)
+        values, vectors = scipy.sparse.linalg.eigsh(
+            scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start
+        )
         # So many steps of a random walk: what belongs to small eigenvalues fades.
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)

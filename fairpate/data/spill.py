@@ -10,16 +10,18 @@ from __future__ import annotations
 import mmap
 import tempfile
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fairpate.data.mapped import FLAGS, PROTECTION
 from fairpate.files import CACHE_VARIABLE, cache_dir
+from fairpate.later import torch
 from fairpate.types import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEPT_BYTES, _ROWS_AT_ONCE = 2**24, 2**15
 AnyArray = npt.NDArray[Any]

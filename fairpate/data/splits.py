@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.entry import ORIGINS, DataError, DatasetEntry, DataSettingsError, Origin, Records
 from fairpate.data.identity import keyed_hash
 from fairpate.data.record_names import as_names
+from fairpate.later import torch
 
 PERMITTED: dict[str, frozenset[Origin]] = {
     "public": frozenset({"any", "training", "held_out", "public"}),

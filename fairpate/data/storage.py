@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from fairpate.data.dataset import SPLIT_NAMES, Dataset, Split
 from fairpate.data.entry import DataError
 from fairpate.data.files import sha256_of
 from fairpate.data.record_names import Names, as_names
 from fairpate.files import write_atomically
+from fairpate.later import torch
 
 FORMAT_VERSION = 3
 MANIFEST = "dataset.json"

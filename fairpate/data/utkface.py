@@ -17,8 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-import torch
-
 from fairpate.data.dataset import Split
 from fairpate.data.entry import (
     DataError,
@@ -32,6 +30,7 @@ from fairpate.data.entry import (
 from fairpate.data.gradients import FEATURES
 from fairpate.data.identity import counted
 from fairpate.data.images import IMAGE_SIZE, Pictures, base_name, decode, open_pictures
+from fairpate.later import torch
 
 # Codes as the publisher numbers them; the index is the code.
 GENDERS = ("male", "female")

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+from fairpate.later import matplotlib
 
 WIDTH, _HEIGHT, _LEGEND_LINE = 440, 256, 20
 _COLORS = {
@@ -102,9 +101,9 @@ def histogram(
     return _inline(figure, title)
 
 
-def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[Figure, Any]:
+def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[matplotlib.figure.Figure, Any]:
     height = _HEIGHT + legend
-    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, frameon=False)
+    figure = matplotlib.figure.Figure(figsize=(WIDTH / 72, height / 72), dpi=72, frameon=False)
     axes = figure.add_axes((46 / WIDTH, (44 + legend) / height, 374 / WIDTH, 188 / height))
     axes.patch.set_visible(False)
     axes.spines[["left", "top", "right"]].set_visible(False)
@@ -119,17 +118,17 @@ def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[Figure, Any]:
 def _ticks(axes: Any, *, y: float, x: float | None = None, whole: bool = False) -> None:
     """Round numbers from 0 to at least the largest, where the axes end; a line for each of y."""
     if x is not None:
-        ends = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, x)
+        ends = matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, x)
         axes.set_xticks(ends, [f"{end:,g}" for end in ends])
         axes.set_xlim(0, ends[-1])
-    ends = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(0, max(y, 1e-12))
+    ends = matplotlib.ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(0, max(y, 1e-12))
     axes.set_yticks(ends, [f"{end:,g}" for end in ends])
     axes.set_ylim(0, ends[-1])
     for end in ends:
         axes.axhline(end, color=_COLORS["line"], linewidth=1, zorder=0, clip_on=False)
 
 
-def _inline(figure: Figure, title: str) -> Markup:
+def _inline(figure: matplotlib.figure.Figure, title: str) -> Markup:
     """The drawing inside a page: without the names, the style sheet and the font that a file of its own would need."""
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):

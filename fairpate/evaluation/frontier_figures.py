@@ -15,10 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from fairpate.evaluation.frontier import OBJECTIVES, Point, by_panel, by_series, defined
 from fairpate.evaluation.frontier_charts import PAIRS, TITLES, attainment, class_label, on_frontier, sound, titles
 from fairpate.evaluation.frontier_looks import COLOURS, Look, looks
@@ -42,6 +38,7 @@ from fairpate.evaluation.frontier_planes import (
     size_of,
 )
 from fairpate.evaluation.page import epsilon_text
+from fairpate.later import matplotlib
 
 FORMATS = ("pdf", "svg", "png")
 WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
@@ -128,7 +125,7 @@ def slices_picture(points: Sequence[Point]) -> bytes:
         return _pictures(_slices(_Panel.of(points, looks(points)), style), style)["png"]
 
 
-def _pictures(figure: Figure, style: FigureStyle) -> dict[str, bytes]:
+def _pictures(figure: matplotlib.figure.Figure, style: FigureStyle) -> dict[str, bytes]:
     """A figure in each format; laid out once, not again for each file."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -172,10 +169,12 @@ class _Panel:
         return _POINTS_PER_PIXEL * size_of(1 - point.value("refused"), self.between)
 
 
-def _slices(panel: _Panel, style: FigureStyle) -> Figure:
+def _slices(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
     """Accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over epsilon."""
     rows = 1 if style.columns == 2 else 3
-    figure = Figure(figsize=(style.width, _height(panel, style, rows, style.width / (3 if rows == 1 else 1))))
+    figure = matplotlib.figure.Figure(
+        figsize=(style.width, _height(panel, style, rows, style.width / (3 if rows == 1 else 1)))
+    )
     figure.set_layout_engine("constrained")
     level = middle_level(panel.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(panel.points)[level])}" if panel.complete else ""
@@ -257,9 +256,9 @@ def _axis(axis: Any, panel: _Panel, coordinate: int) -> None:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
-def _space(panel: _Panel, style: FigureStyle) -> Figure:
+def _space(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
     width = min(style.width, WIDTHS_IN[1])
-    figure = Figure(figsize=(style.width, _height(panel, style, 1, width)), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(style.width, _height(panel, style, 1, width)), layout="constrained")
     axes: Any = figure.add_subplot(projection="3d")
     for name, line in joined(panel.complete).items():
         axes.plot(*coordinates(line, panel.axis).T[:3], color=panel.looks[name].color, linewidth=0.6, alpha=0.6)
@@ -277,9 +276,9 @@ def _space(panel: _Panel, style: FigureStyle) -> Figure:
     return figure
 
 
-def _attained(panel: _Panel, style: FigureStyle) -> Figure:
+def _attained(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
     width = min(style.width, WIDTHS_IN[1])
-    figure = Figure(figsize=(width, _height(panel, style, 1, width)), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(width, _height(panel, style, 1, width)), layout="constrained")
     axes = figure.add_subplot()
     for name, members in by_series(sound(panel.points)).items():
         _, median, _ = attainment(members, PAIRS[0], panel.axis)
@@ -295,7 +294,7 @@ def _attained(panel: _Panel, style: FigureStyle) -> Figure:
     return figure
 
 
-_KINDS: Mapping[str, Callable[[_Panel, FigureStyle], Figure]] = {
+_KINDS: Mapping[str, Callable[[_Panel, FigureStyle], matplotlib.figure.Figure]] = {
     "slices": _slices,
     "attainment": _attained,
     "frontier": _space,
@@ -329,7 +328,7 @@ def _height(panel: _Panel, style: FigureStyle, rows: int, plane_width: float) ->
     return rows * max(0.78 * plane_width, 1.4) + lines * 1.6 * style.font_size / 72
 
 
-def _caption(figure: Figure, panel: _Panel, style: FigureStyle, words: str) -> None:
+def _caption(figure: matplotlib.figure.Figure, panel: _Panel, style: FigureStyle, words: str) -> None:
     """Data set, guarantee and what marks mean above; the methods below."""
     dagger = (
         "; †, hollow: ε depends on private votes, operator only" if any(x.hollow for x in panel.looks.values()) else ""
@@ -344,8 +343,8 @@ def _caption(figure: Figure, panel: _Panel, style: FigureStyle, words: str) -> N
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=2.4)
 
 
-def _handle(look: Look) -> Line2D:
-    return Line2D(
+def _handle(look: Look) -> matplotlib.lines.Line2D:
+    return matplotlib.lines.Line2D(
         [],
         [],
         color=look.color,
@@ -370,7 +369,7 @@ def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
     return places
 
 
-def _bytes(figure: Figure, suffix: str) -> bytes:
+def _bytes(figure: matplotlib.figure.Figure, suffix: str) -> bytes:
     buffer = io.BytesIO()
     # Without a date the same points give the same file.
     metadata: Mapping[str, dict[str, Any]] = {

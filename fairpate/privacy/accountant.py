@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache, singledispatch
 from typing import Any, Literal
 
-import dp_accounting.rdp
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.later import dp_accounting
 from fairpate.privacy import gnmax, loss_distributions, subsampled
 from fairpate.privacy.events import (
     ConfidentGnmaxQueries,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+import scipy
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -79,11 +79,11 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     # Randomised response is right with this probability, each guess on its own.
     right = 1 / (1 + math.exp(-epsilon))
     correct, count = guesses.num_correct, guesses.num_guesses
-    at_least = float(special.bdtrc(correct - 1, count, right)) if correct else 1.0
+    at_least = float(scipy.special.bdtrc(correct - 1, count, right)) if correct else 1.0
     if not correct or not delta:
         return at_least
     # The theorem's term in delta: 2 M delta times the largest P[correct - i <= right < correct] / i.
-    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), count, right))
+    below = np.cumsum(scipy.stats.binom.pmf(np.arange(correct - 1, -1, -1), count, right))
     slope = float(np.max(below / np.arange(1, correct + 1)))
     return min(1.0, at_least + 2 * guesses.num_canaries * delta * slope)
 
@@ -155,8 +155,8 @@ def _bounds(
     bounds = []
     for reached in (counts, [total - count for total, count in zip(totals, counts, strict=True)]):
         for likely, rare in ((0, 1), (1, 0)):
-            low = stats.beta.ppf(level, reached[likely], totals[likely] - reached[likely] + 1)
-            high = stats.beta.ppf(1 - level, reached[rare] + 1, totals[rare] - reached[rare])
+            low = scipy.stats.beta.ppf(level, reached[likely], totals[likely] - reached[likely] + 1)
+            high = scipy.stats.beta.ppf(1 - level, reached[rare] + 1, totals[rare] - reached[rare])
             # Beta distributions without a parameter stand for none reached, and for all.
             low = np.where(reached[likely] == 0, 0.0, low)
             high = np.where(reached[rare] == totals[rare], 1.0, high)

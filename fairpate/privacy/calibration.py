@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from scipy.optimize import brentq
+import scipy
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting
@@ -56,7 +56,7 @@ def least_noise(
         noise = ends.get(log_noise) or math.exp(log_noise)
         return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
 
-    noise = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
     # The root is found up to a tolerance, on either side; noise is only ever rounded up.
     while spent(noise) > target_epsilon:
         noise *= 1 + tolerance / 2

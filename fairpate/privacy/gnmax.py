@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
+import scipy
 
 from fairpate.privacy._moments import (
     DistinctHistograms,
@@ -261,7 +261,7 @@ def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> F
     if tail == "discrete":
         return log_difference_survival_table(noise_stddev, max_gap)
     if tail == "gaussian":
-        log_tails: FloatArray = log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
+        log_tails: FloatArray = scipy.special.log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
         return log_tails
     raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
 
@@ -274,7 +274,7 @@ def _log_answer_probability(
         # Counts and discrete noise are whole: reaching the threshold is reaching its ceiling.
         return log_survival_and_complement(stddev, math.ceil(threshold) - largest)
     margin = (threshold - largest) / stddev
-    return log_ndtr(-margin), log_ndtr(margin)
+    return scipy.special.log_ndtr(-margin), scipy.special.log_ndtr(margin)
 
 
 def _gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: FloatArray) -> FloatArray:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
+import scipy
 
 from fairpate.privacy.worst_pairs import (
     FloatArray,
@@ -162,7 +162,7 @@ def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
         return math.inf
     above = np.cumsum(masses[::-1])[::-1]
     # Masses from each point on, times exp(point - loss): absolute powers would underflow for large losses.
-    discounted = lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
+    discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
     if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= delta:
         return 0.0
     j = int(np.argmax(above - discounted <= delta))

@@ -30,9 +30,8 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.pld.common import DifferentialPrivacyParameters
 
+from fairpate.later import dp_accounting, pld
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, _bernoulli_exp, _bernoulli_exp_below_one
@@ -102,7 +101,7 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    guaranteed = DifferentialPrivacyParameters(event.epsilon, 0.0)
+    guaranteed = dp_accounting.pld.common.DifferentialPrivacyParameters(event.epsilon, 0.0)
     return pld.from_privacy_parameters(guaranteed, interval).self_compose(event.count)
 
 

@@ -18,25 +18,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.special import log_ndtr, ndtr
+import scipy
 
+from fairpate.later import pld, pld_pmf
 from fairpate.types import Relation
 
 FloatArray = npt.NDArray[np.float64]
-LossDistribution: TypeAlias = pld.PrivacyLossDistribution
+if TYPE_CHECKING:
+    LossDistribution: TypeAlias = pld.PrivacyLossDistribution
+else:  # registries read the annotations of their functions, for the first argument's alone
+    LossDistribution = Any
 DEFAULT_INTERVAL = 1e-4
 _MOST_DEVIATIONS = 9.0  # of a Gaussian: 1e-19 lies beyond
 _LEAST_NODES, _NODES_PER_DEVIATION, _MOST_NODES = 16, 8, 512
-_NEIGHBOURS = {
-    "add or remove one": pld.NeighborRel.ADD_OR_REMOVE_ONE,
-    "replace one": pld.NeighborRel.REPLACE_ONE,
-}
+_NEIGHBOURS = {"add or remove one": "ADD_OR_REMOVE_ONE", "replace one": "REPLACE_ONE"}
 
 
 def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
@@ -66,7 +65,7 @@ def poisson_gaussians(
         noise_multiplier,
         value_discretization_interval=interval,
         sampling_prob=sampling_rate,
-        neighboring_relation=_NEIGHBOURS[relation],
+        neighboring_relation=pld.NeighborRel[_NEIGHBOURS[relation]],
     )
     return step.self_compose(count)
 
@@ -135,7 +134,7 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval)
     removing = np.arange(math.floor(log_out / interval), highest + 1)
     adding = np.arange(-highest, math.ceil(-log_out / interval) + 1)
-    return LossDistribution(
+    return pld.PrivacyLossDistribution(
         _connected(interval, removing, _removing(base, interval * removing.astype(np.float64), sampling_rate)),
         _connected(interval, adding, _adding(base, interval * adding.astype(np.float64), sampling_rate)),
     )
@@ -149,8 +148,8 @@ def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> fl
 def _gaussian(epsilons: FloatArray, mu: float) -> FloatArray:
     """The hockey-stick divergence of two unit Gaussians that lie ``mu`` apart (Balle and Wang 2018, Theorem 8)."""
     # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
-    below = np.exp(epsilons + log_ndtr(-epsilons / mu - mu / 2))
-    difference: FloatArray = ndtr(mu / 2 - epsilons / mu) - below
+    below = np.exp(epsilons + scipy.special.log_ndtr(-epsilons / mu - mu / 2))
+    difference: FloatArray = scipy.special.ndtr(mu / 2 - epsilons / mu) - below
     return difference
 
 

@@ -35,7 +35,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import fftconvolve
+import scipy
 
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
@@ -177,7 +177,7 @@ def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
     for part in (first, second):
         steps = np.ceil(part.losses / step).astype(np.int64)
         grids.append((steps[0], np.bincount(steps - steps[0], weights=np.exp(part.log_masses))))
-    masses = fftconvolve(grids[0][1], grids[1][1])
+    masses = scipy.signal.fftconvolve(grids[0][1], grids[1][1])
     losses = step * (grids[0][0] + grids[1][0] + np.arange(len(masses)))
     kept = masses > _TRANSFORM_ERROR
     losses, masses = losses[kept], masses[kept]

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+import scipy
 
 from fairpate.privacy.accountant import epsilon_of_curve, event_rdp
 from fairpate.types import Relation, Unit
@@ -105,7 +105,7 @@ class SanitisedRdp:
             raise ValueError("Expected a release with a finite scale_noise_stddev: without it only rdp is known.")
         if not 0 < confidence < 1:
             raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
-        quantile = float(ndtri((1 + confidence) / 2))
+        quantile = float(scipy.special.ndtri((1 + confidence) / 2))
         # Published numbers were rounded; a unit of their grid is added back so that the limit holds for the exact ones.
         rounding = 10.0**-PUBLISHED_DECIMALS
         log_scale = self.log_scale + rounding + quantile * self.release.scale_noise_stddev * self.release.beta

@@ -37,7 +37,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtri_exp
+import scipy
 
 from fairpate.privacy import gnmax
 from fairpate.privacy.discrete_gaussian import NoiseSource, log_difference_survival_table, sample_discrete_gaussian
@@ -281,7 +281,7 @@ class _ArgmaxCurve:
 
     def log_q(self, gaps: FloatArray) -> FloatArray:
         """ln q of rows of gaps between the largest count and the others."""
-        log_tails = log_ndtr((self.offset_votes - gaps) / (math.sqrt(2) * self.noise_stddev))
+        log_tails = scipy.special.log_ndtr((self.offset_votes - gaps) / (math.sqrt(2) * self.noise_stddev))
         bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / self.num_classes))
         return bound
 
@@ -292,7 +292,9 @@ class _ArgmaxCurve:
     def moved(self, log_q: float | FloatArray, by_stddevs: float | FloatArray) -> FloatArray:
         """ln q after every gap, taken as equal, shrank by that many standard deviations of its noise."""
         log_others = math.log(self.num_classes - 1)
-        moved = log_others + log_ndtr(ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
+        moved = log_others + scipy.special.log_ndtr(
+            scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs
+        )
         # A union bound may pass 1.
         return np.minimum(moved, 0.0)
 
@@ -350,7 +352,7 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
         return 0.0
     if tail != "discrete":
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    quantiles = ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
+    quantiles = scipy.special.ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
     offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
     return max(offset + _UNTIL_ROUNDING, 0.0)
 

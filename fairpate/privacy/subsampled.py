@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
+import scipy
 
 FloatArray = npt.NDArray[np.float64]
 LogMoments = Callable[[FloatArray], FloatArray]
@@ -97,5 +97,7 @@ def _exponent(log_moments: LogMoments, sampling_rate: float, order: int) -> floa
 @lru_cache(maxsize=_LARGEST_MIXTURE)
 def _log_choices(order: int) -> FloatArray:
     k_K = np.arange(order + 1, dtype=np.float64)
-    log_choices_K: FloatArray = gammaln(order + 1) - gammaln(k_K + 1) - gammaln(order - k_K + 1)
+    log_choices_K: FloatArray = (
+        scipy.special.gammaln(order + 1) - scipy.special.gammaln(k_K + 1) - scipy.special.gammaln(order - k_K + 1)
+    )
     return log_choices_K

@@ -11,17 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from fairpate.data.declared.columns import OTHER, Coding, Feature, Floats, Mask
 from fairpate.data.declared.faults import Faults
 from fairpate.data.declared.tables import column_of, is_vectors, text_of
+from fairpate.later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

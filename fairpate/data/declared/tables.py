@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyarrow import csv as arrow_csv
 
 from fairpate.data.entry import DataError
+from fairpate.later import arrow_dataset
 from fairpate.names import nearest
 from fairpate.steps import tell
 
@@ -80,7 +80,7 @@ def column_names(path: Path, name: str, *, separator: str | None = None) -> list
     """The header of a file, or its schema; no row of it is read."""
     try:
         if path.suffix in TYPED_SUFFIXES:
-            return list(ds.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
+            return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             return _distinct(_read_header(stream, name, separator or _usual_separator(path)))  # type: ignore[arg-type]
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
@@ -158,7 +158,7 @@ def _hint(reason: str) -> str:
 def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
     rows = 0
     try:
-        dataset = ds.dataset(path, format=TYPED_SUFFIXES[path.suffix])
+        dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
         names, total = dataset.schema.names, dataset.count_rows()
         there = None if wanted is None else [column for column in names if column in wanted]
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):

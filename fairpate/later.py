@@ -1,0 +1,51 @@
+"""Libraries that take a second to import, each imported when something of it is first used.
+
+``from fairpate.later import torch`` stands for ``import torch`` where a module only computes with it, so that commands
+which train nothing do not wait for it. Base classes and decorators are needed while a module is imported: there, import
+the library itself.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+
+class _Later:
+    """Reads each attribute from the library, nothing being kept: a test may replace one there."""
+
+    def __init__(self, library: str, *parts: str) -> None:
+        self._library, self._parts = library, parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Later, (self._library, *self._parts)
+
+    def __getattr__(self, name: str) -> Any:
+        for part in self._parts:
+            import_module(f"{self._library}.{part}")
+        return getattr(import_module(self._library), name)
+
+
+if TYPE_CHECKING:
+    import dp_accounting as dp_accounting
+    import matplotlib as matplotlib
+    import matplotlib.figure
+    import matplotlib.lines
+    import matplotlib.ticker
+    import pyarrow.dataset as arrow_dataset
+    import sklearn as sklearn
+    import torch as torch
+    from dp_accounting.pld import pld_pmf as pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from torch.nn import functional as functional
+else:
+    arrow_dataset = _Later("pyarrow.dataset")
+    dp_accounting = _Later("dp_accounting")
+    functional = _Later("torch.nn.functional")
+    matplotlib = _Later("matplotlib", "lines", "ticker")
+    pld = _Later("dp_accounting.pld.privacy_loss_distribution")
+    pld_pmf = _Later("dp_accounting.pld.pld_pmf")
+    sklearn = _Later("sklearn")
+    torch = _Later("torch")
+
+__all__ = ["arrow_dataset", "dp_accounting", "functional", "matplotlib", "pld", "pld_pmf", "sklearn", "torch"]
