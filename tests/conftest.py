@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own."""
+"""Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own.
+
+Packages are imported where they are used: the process that hands out files to workers, and waits, needs none.
+"""
 
 import gc
 import os
@@ -9,30 +12,33 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx._transports.default as transports
 import pytest
-import torch
-from hypothesis import settings
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from local_postgres import Server, programs
 
-import student.portable
-from fairpate.config import RayConfig
-from teachers.cluster import start_ray
-
 gc.set_threshold(50_000, 10, 10)  # what is imported stays: looking through it again and again is a tenth of the time
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
-settings.register_profile("untimed", deadline=None, max_examples=40)
-settings.load_profile("untimed")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where tests are collected, before they are."""
+    if session.config.getoption("dist", "no") != "no" and not hasattr(session.config, "workerinput"):
+        return
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None, max_examples=40)
+    settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Ray, started by the first test that asks for it and shut down with the session."""
+    from fairpate.config import RayConfig
+    from teachers.cluster import start_ray
+
     with start_ray(RayConfig()):
         yield
 
@@ -40,6 +46,8 @@ def ray_session() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _no_graphs() -> Iterator[None]:
     """Commands leave out model.onnx, which takes seconds, as where its packages are missing; see ``with_graphs``."""
+    import student.portable
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fairpate.app.portable.missing_packages", lambda: student.portable.PACKAGES)
         yield
@@ -48,6 +56,8 @@ def _no_graphs() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def with_graphs() -> Iterator[None]:
     """Commands write model.onnx until the end of the module."""
+    import student.portable
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fairpate.app.portable.missing_packages", student.portable.missing_packages)
         yield
@@ -66,6 +76,8 @@ def _operators_are_read_once() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> None:
     """Every client would read this machine's trusted certificates anew: a fifth of the time of tests of a service."""
+    import httpx._transports.default as transports
+
     transports.create_ssl_context = cache(transports.create_ssl_context)
 
 

@@ -2,9 +2,7 @@
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
-from schemathesis import GenerationMode
 from serving import OPERATOR, running, tokens_of_both_roles
 
 from aggregator.service.rates import RequestRate
@@ -15,8 +13,9 @@ WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics", "POST /v1/oper
 WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz", "GET /v1/about", "GET /v1/state", "GET /v1/me")
 WITHOUT += ("GET /v1/operator/overview", "GET /v1/operator/metrics", "POST /v1/operator/verification")
 STREAMS = ("GET /v1/events", "GET /v1/operator/events")
-CASES = [(route, mode) for route in WITH_INPUT for mode in GenerationMode]
-CASES += [(route, GenerationMode.POSITIVE) for route in WITHOUT]
+ADMITTED, EXCLUDED = "positive", "negative"  # as schemathesis calls what it makes
+CASES = [(route, mode) for route in WITH_INPUT for mode in (ADMITTED, EXCLUDED)]
+CASES += [(route, ADMITTED) for route in WITHOUT]
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +28,8 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def operations(url):
+    import schemathesis  # takes a second, and every worker collects this file
+
     document = schemathesis.openapi.from_url(f"{url}/openapi.json")
     return {operation.label: operation for operation in (result.ok() for result in document.get_all_operations())}
 
@@ -39,10 +40,12 @@ def test_the_document_holds_these_routes_and_no_other(operations):
 
 @pytest.mark.parametrize(("route", "mode"), CASES)
 def test_every_request_gets_the_response_that_the_document_promises(operations, route, mode):
+    from schemathesis import GenerationMode
+
     requests = 0
 
     @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(case=operations[route].as_strategy(generation_mode=mode))
+    @given(case=operations[route].as_strategy(generation_mode=GenerationMode(mode)))
     def check(case):
         nonlocal requests
         assume(all(value not in ([], {}) for value in (case.query or {}).values()))  # such a field is sent as nothing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -9,11 +11,15 @@ from numpy.testing import assert_allclose
 from fairpate.privacy.accountant import epsilon, epsilon_pld, rdp
 from fairpate.privacy.events import PoissonGaussians
 
-accountants = pytest.importorskip("opacus.accountants", reason="Opacus is a development dependency")
-
 SAMPLED = [(1.0, 0.01, 1000), (2.0, 0.02, 500), (0.7, 0.005, 2000), (4.0, 0.3, 200)]
 WHOLE_DATA = (8.0, 1.0, 30)
 DELTA = 1e-5
+
+
+@pytest.fixture(scope="module")
+def accountants() -> Any:
+    """Imported here, because that takes a second, and every worker collects this file."""
+    return pytest.importorskip("opacus.accountants", reason="Opacus is a development dependency")
 
 
 def priced(noise_multiplier: float, sampling_rate: float, count: int) -> PoissonGaussians:
@@ -22,13 +28,13 @@ def priced(noise_multiplier: float, sampling_rate: float, count: int) -> Poisson
 
 @pytest.mark.parametrize(("noise_multiplier", "sampling_rate", "count"), [*SAMPLED, WHOLE_DATA])
 def test_renyi_curves_agree_at_whole_orders_and_stay_above_between(
-    noise_multiplier: float, sampling_rate: float, count: int
+    accountants: Any, noise_multiplier: float, sampling_rate: float, count: int
 ) -> None:
-    from opacus.accountants.analysis.rdp import compute_rdp
-
     def theirs(orders: np.ndarray) -> np.ndarray:
         return np.asarray(
-            compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=count, orders=orders.tolist())
+            accountants.analysis.rdp.compute_rdp(
+                q=sampling_rate, noise_multiplier=noise_multiplier, steps=count, orders=orders.tolist()
+            )
         )
 
     event = priced(noise_multiplier, sampling_rate, count)
@@ -41,7 +47,7 @@ def test_renyi_curves_agree_at_whole_orders_and_stay_above_between(
 
 @pytest.mark.parametrize(("noise_multiplier", "sampling_rate", "count"), [*SAMPLED, WHOLE_DATA])
 def test_epsilon_agrees_where_both_convert_the_same_orders(
-    noise_multiplier: float, sampling_rate: float, count: int
+    accountants: Any, noise_multiplier: float, sampling_rate: float, count: int
 ) -> None:
     accountant = accountants.RDPAccountant()
     accountant.history = [(noise_multiplier, sampling_rate, count)]
@@ -53,7 +59,7 @@ def test_epsilon_agrees_where_both_convert_the_same_orders(
 
 @pytest.mark.parametrize(("noise_multiplier", "sampling_rate", "count"), SAMPLED)
 def test_loss_distributions_agree_within_the_error_that_is_asked(
-    noise_multiplier: float, sampling_rate: float, count: int
+    accountants: Any, noise_multiplier: float, sampling_rate: float, count: int
 ) -> None:
     accountant = accountants.PRVAccountant()
     accountant.history = [(noise_multiplier, sampling_rate, count)]
