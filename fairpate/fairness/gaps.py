@@ -1,13 +1,12 @@
 """Fairness metrics: the largest difference between groups, and the cell that attains it.
 
 A metric is a set of events (what is predicted, given what) times a comparison of groups (one against the rest,
-pairwise, against everyone, against a reference). One table of prediction mass feeds them all, so hard labels,
-probabilities and mixtures are treated alike, and a bootstrap evaluates every replicate at once.
+pairwise, against everyone). One table of prediction mass feeds them all, so hard labels, probabilities and mixtures are
+treated alike, and a bootstrap evaluates every replicate at once.
 
-Definitions: FairPATE eq. 1 and RaCO-DP (one against the rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI, Jagielski et
-al. 2019 (distance to a reference group), PF-LD (difference of constraint values). A cell without records is left
-out and counted; NaN remains when no two groups can be compared. A maximum over noisy cells is biased upwards: read
-it beside its smallest cell.
+Definitions: FairPATE eq. 1 and RaCO-DP (one against the rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without
+records is left out and counted; NaN remains when no two groups can be compared. A maximum over noisy cells is biased
+upwards: read it beside its smallest cell.
 
 Shapes: as in ``fairpate.fairness.rates``, and E events: ``hits_EG / sizes_EG`` is the rate of an event in a group.
 """
@@ -26,7 +25,6 @@ import numpy.typing as npt
 from fairpate.fairness.rates import FloatArray, divide
 
 ErrorRate = Literal["fnr", "fpr", "fdr"]
-GroupComparison = Literal["one_vs_rest", "to_overall", "pairwise", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +173,6 @@ def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     return divide(hits_EG, sizes_EG) - rest_EG
 
 
-def one_vs_rest_absolute(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """The same without its sign."""
-    return np.abs(one_vs_rest(hits_EG, sizes_EG))
-
-
 def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's distance to the overall rate."""
     overall_E1 = divide(_total(hits_EG), _total(sizes_EG))
@@ -201,19 +194,11 @@ def level(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 dp_one_vs_rest = Metric(events=predicted, compare=one_vs_rest)
-dp_one_vs_rest_absolute = Metric(events=predicted, compare=one_vs_rest_absolute)
 dp_to_overall = Metric(events=predicted, compare=to_overall)
 dp_pairwise = Metric(events=predicted, compare=pairwise)
 eo_full = Metric(events=predicted_given_label, compare=one_vs_rest)
-eo_full_pairwise = Metric(events=predicted_given_label, compare=pairwise)
 eo_lowy = Metric(events=found_or_mistaken, compare=pairwise)
 accuracy_parity = Metric(events=correct, compare=pairwise)
-accuracy_to_overall = Metric(events=correct, compare=to_overall)
-
-
-def equal_opportunity(*, label: int) -> Metric:
-    """The pairwise gap of the true positive rate of ``label``."""
-    return Metric(events=partial(_select_event, found_or_mistaken, label), compare=pairwise)
 
 
 def _found(joint_GYC: FloatArray) -> Events:
@@ -225,52 +210,13 @@ found_apart = Metric(events=_found, compare=pairwise)
 """Equal opportunity: of two classes that of the second, of more the largest gap of all."""
 
 
-def worst_error_rate(kind: ErrorRate) -> Metric:
-    """:func:`error_rate` over everyone: of two classes that of the second, of more the worst of all."""
-    return Metric(events=partial(_positive_errors, kind), compare=level)
-
-
-def eo_jagielski(*, reference_group: int = 0) -> Metric:
-    """Distance of every group's FPR and TPR to those of ``reference_group``, two classes only.
-
-    The classifier is gamma-fair exactly when the value is at most gamma. Two other groups may differ by twice that.
-    """
-    return Metric(events=_positives_given_label, compare=partial(_to_reference, reference_group))
-
-
-def pfld_violation(constraint: Literal["demographic_parity", "equalized_odds"]) -> Metric:
-    """The largest difference of PF-LD's constraint values between two groups, two classes only.
-
-    Demographic parity compares P[predicted 1]; equalized odds P[predicted 1 | y] for both y. For its accuracy
-    parity use ``mean_parity`` on the losses.
-    """
-    events = _positives if constraint == "demographic_parity" else _positives_given_label
-    return Metric(events=events, compare=pairwise)
-
-
-def error_rate(kind: ErrorRate, *, label: int | None = None, by_group: bool = False) -> Metric:
-    """A level, not a gap: the worst rate over labels (or of one), over everyone or by group.
+def error_rate(kind: ErrorRate) -> Metric:
+    """A level, not a gap, over everyone: of two classes that of the second, of more the worst of all.
 
     ``fnr`` is P[not predicted c | true c], ``fpr`` P[predicted c | not true c], ``fdr`` P[not true c | predicted c],
     which is 1 - precision.
     """
-    return Metric(events=partial(_errors, kind, label, by_group), compare=level)
-
-
-def mean_parity(
-    values_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, comparison: GroupComparison = "pairwise"
-) -> WorstCase:
-    """Parity of a mean of any per-record quantity between groups: accuracy parity's loss version."""
-    values, groups = np.asarray(values_N, dtype=np.float64), np.asarray(groups_N)
-    if values.shape != groups.shape:
-        raise ValueError(f"Expected one group per value, got shapes {values.shape} and {groups.shape}.")
-    events = Events(
-        hits_EG=np.bincount(groups, weights=values, minlength=num_groups)[None].astype(np.float64),
-        sizes_EG=np.bincount(groups, minlength=num_groups)[None].astype(np.float64),
-        cells=[Cell()],
-    )
-    compare = {"one_vs_rest": one_vs_rest, "to_overall": to_overall, "pairwise": pairwise, "none": level}
-    return _worst_case(events, compare[comparison])
+    return Metric(events=partial(_errors, kind), compare=level)
 
 
 def ermi(joint_GYC: FloatArray) -> float:
@@ -315,16 +261,9 @@ def _worst_case(events: Events, compare: _Comparison) -> WorstCase:
 def located(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
     """The cell of the largest of ``differences``, which a comparison gave."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
-    cell = cells[event]
-    only_everyone = differences.shape[1] == 1
-    return Cell(
-        group=None if only_everyone else groups[0],
-        other_group=groups[1] if len(groups) == 2 else None,
-        label=cell.label,
-        given_label=cell.given_label,
-        given_is=cell.given_is,
-        label_is=cell.label_is,
-    )
+    if differences.shape[1] == 1:  # a rate of everyone
+        return cells[event]
+    return replace(cells[event], group=groups[0], other_group=groups[1] if len(groups) == 2 else None)
 
 
 def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
@@ -348,13 +287,6 @@ def _diagonal(joint_GYC: FloatArray) -> FloatArray:
     return np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2)
 
 
-def _to_reference(reference_group: int, hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    rates_EG = divide(hits_EG, sizes_EG)
-    distance_EG = np.abs(rates_EG - rates_EG[..., [reference_group]])
-    distance_EG[..., reference_group] = np.nan
-    return distance_EG
-
-
 def _select(events: Events, chosen: Sequence[int]) -> Events:
     return Events(
         hits_EG=events.hits_EG[..., chosen, :],
@@ -363,45 +295,19 @@ def _select(events: Events, chosen: Sequence[int]) -> Events:
     )
 
 
-def _select_event(events: RateEvents, event: int, joint_GYC: FloatArray) -> Events:
-    return _select(events(joint_GYC), [event])
-
-
-def _positives(joint_GYC: FloatArray) -> Events:
-    _require_binary(joint_GYC)
-    return _select(predicted(joint_GYC), [1])
-
-
-def _positives_given_label(joint_GYC: FloatArray) -> Events:
-    _require_binary(joint_GYC)
-    # Events run over true labels, then over predictions: 1 given 0, and 1 given 1.
-    return _select(predicted_given_label(joint_GYC), [1, 3])
-
-
-def _errors(kind: ErrorRate, label: int | None, by_group: bool, joint_GYC: FloatArray) -> Events:
-    if not by_group:
-        joint_GYC = joint_GYC.sum(axis=-3, keepdims=True)
-    num_classes = joint_GYC.shape[-1]
-    labels = range(num_classes) if label is None else [label]
+def _errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
+    everyone_1YC = joint_GYC.sum(axis=-3, keepdims=True)
     if kind == "fdr":
-        predicted_CG = joint_GYC.sum(axis=-2).swapaxes(-1, -2)
-        wrong = Events(
-            hits_EG=predicted_CG - _diagonal(joint_GYC),
-            sizes_EG=predicted_CG,
-            cells=[Cell(label=c) for c in range(num_classes)],
-        )
-        return _select(wrong, list(labels))
-    rates = found_or_mistaken(joint_GYC)
+        # Transposed, a discovery is a true label and a class that is found its prediction.
+        everyone_1YC = everyone_1YC.swapaxes(-1, -2)
+    labels, num_classes = _positive_classes(joint_GYC), joint_GYC.shape[-1]
+    rates = found_or_mistaken(everyone_1YC)
     if kind == "fpr":
         # All true-positive rates stand first, then the false-positive ones.
         return _select(rates, [num_classes + c for c in labels])
-    found = _select(rates, list(labels))
-    cells = [replace(cell, label_is=False) for cell in found.cells]
+    found = _select(rates, labels)
+    cells = [Cell(label=c) if kind == "fdr" else Cell(label=c, given_label=c, label_is=False) for c in labels]
     return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
-
-
-def _positive_errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
-    return _select(_errors(kind, None, False, joint_GYC), _positive_classes(joint_GYC))
 
 
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
@@ -413,8 +319,3 @@ def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
 def _require_labels(joint_GYC: FloatArray) -> None:
     if joint_GYC.shape[-2] != joint_GYC.shape[-1]:
         raise ValueError("Expected a table with true labels: pass labels_N to joint_table.")
-
-
-def _require_binary(joint_GYC: FloatArray) -> None:
-    if joint_GYC.shape[-1] != 2:
-        raise ValueError(f"Expected two classes, got {joint_GYC.shape[-1]}.")

@@ -117,7 +117,7 @@ def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[
         exact = events(truth)
         rates = exact.hits_EG / exact.sizes_EG
         told += zip(rates.ravel().tolist(), chain(*estimated_rates(events, *drawn)), strict=True)
-    metrics = (gaps.dp_one_vs_rest, gaps.eo_lowy, gaps.accuracy_parity, gaps.equal_opportunity(label=1))
+    metrics = (gaps.dp_one_vs_rest, gaps.eo_lowy, gaps.accuracy_parity, gaps.found_apart)
     return told + [(metric(truth).value, estimated_gap(metric, *drawn)) for metric in metrics]
 
 
