@@ -88,7 +88,7 @@ def gate(figure: Figure) -> None:
         stream = DemographicParityGate(rule, num_groups=2, num_classes=2)
         accepted, gaps = [], []
         for group, label in zip(groups, labels, strict=True):
-            accepted.append(stream.offer(group, label).accepted)
+            accepted.append(stream.admit(group, label))
             gaps.append(_gap(stream.counts_GC))
         axis.plot(gaps, color=colour, label=f"{words}: {accepted.count(False)} refused")
         refused = np.flatnonzero(~np.array(accepted))

@@ -58,7 +58,7 @@ class SharedGate:
 
     def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
         """Which of these predictions, in this order, may be answered."""
-        return [self._gate.offer(group, label).accepted for group, label in zip(groups, labels, strict=True)]
+        return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:

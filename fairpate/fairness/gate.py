@@ -4,80 +4,29 @@ One rule serves three places: CF-GNMax while it answers (FairPATE, Algorithm 1),
 (Algorithm 3) and IDP3 behind one (Algorithm 2). The gate sees released labels and public groups only, so each of
 its decisions is post-processing; votes, models and budgets are unknown to it.
 
-Counts are integers and gaps are fractions: whether a gap reaches the margin never depends on rounding. Shapes: G
-groups, C classes, N records in stream order; ``counts_GC[z, k]`` counts the labels k released to group z.
+With r(z, k) the share of label k among the labels released to group z, the one on offer included, a label is accepted
+during the cold start, and then where its gap stays strictly below the margin: the excess of r(z, k) over the rate of k
+in all other groups together (``one_vs_rest``), in the other group that has it least (``pairwise``), or in all groups
+(``overall``); FairPATE, Appendix H. All three are signed: a release can only raise its own rate, and a gate on absolute
+distances would refuse the very labels that close a gap. (On the appendix's data it soon refuses everything; signed, it
+answers about as many as published.) A gap that is undefined because no other group has an answer counts as cold start.
+
+Counts and gaps are compared in whole numbers: whether a gap reaches the margin never depends on rounding. The margin is
+the decimal that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is
+larger. Shapes: G groups, C classes, N records in stream order; ``counts_GC[z, k]`` counts the labels k released to
+group z.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.types import GapDefinition, GateRule, IntArray
-
-DecisionReason = Literal["cold_start", "within_margin", "gap_exceeded"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateDecision:
-    """Whether a label may be released, why, and the gap its release would leave (NaN during the cold start)."""
-
-    accepted: bool
-    reason: DecisionReason
-    gap: float
-
-
-def tentative_gap(counts_GC: IntArray, *, group: int, label: int, gap: GapDefinition) -> Fraction | None:
-    """The gap after one more ``label`` for ``group``; None while no other group has an answer.
-
-    The excess of r(group, label) over the rate of the label in all other groups together (``one_vs_rest``), in the
-    other group that has it least (``pairwise``), or in all groups (``overall``); FairPATE, Appendix H. All three
-    are signed: a release can only raise its own rate, and a gate on absolute distances would refuse the very
-    labels that close a gap. (On the appendix's data it soon refuses everything; signed, it answers about as many
-    as published.)
-    """
-    rows_GC = counts_GC.tolist()
-    size_G = [sum(row) for row in rows_GC]
-    hits_G = [row[label] for row in rows_GC]
-    size_G[group] += 1
-    hits_G[group] += 1
-    rest_size, rest_hits = sum(size_G) - size_G[group], sum(hits_G) - hits_G[group]
-    if rest_size == 0:
-        return None
-    rate = Fraction(hits_G[group], size_G[group])
-    if gap == "one_vs_rest":
-        return rate - Fraction(rest_hits, rest_size)
-    if gap == "overall":
-        return rate - Fraction(sum(hits_G), sum(size_G))
-    return max(
-        rate - Fraction(hits, size)
-        for other, (hits, size) in enumerate(zip(hits_G, size_G, strict=True))
-        if other != group and size
-    )
-
-
-def decide(counts_GC: IntArray, *, rule: GateRule, group: int, label: int) -> GateDecision:
-    """Accept during the cold start; afterwards accept if the tentative gap is strictly below the margin.
-
-    A gap that is undefined because no other group has an answer counts as cold start. The margin is the decimal
-    that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is larger.
-    IndexError for a group or label outside ``counts_GC``. Changes nothing.
-    """
-    num_groups, num_classes = counts_GC.shape
-    _check_cell(num_groups, num_classes, group, label)
-    gap = None
-    if not _is_cold(counts_GC, rule, group, label):
-        gap = tentative_gap(counts_GC, group=group, label=label, gap=rule.gap)
-    if gap is None:
-        return GateDecision(accepted=True, reason="cold_start", gap=math.nan)
-    within = _is_below(gap, rule.max_disparity)
-    return GateDecision(accepted=within, reason="within_margin" if within else "gap_exceeded", gap=float(gap))
+from fairpate.types import GateRule, IntArray
 
 
 class DemographicParityGate:
@@ -111,33 +60,29 @@ class DemographicParityGate:
         counts_GC.flags.writeable = False
         return counts_GC
 
-    def offer(self, group: int, label: int) -> GateDecision:
-        """Decide on ``label`` for ``group`` and, when accepted, count it as released."""
-        decision = decide(self.counts_GC, rule=self.rule, group=group, label=label)
-        if decision.accepted:
-            self._count(group, label)
-        return decision
-
     def admit(self, group: int, label: int) -> bool:
-        """``offer(group, label).accepted`` without the words: an order of magnitude faster."""
+        """Decide on ``label`` for ``group`` and, when accepted, count it as released.
+
+        IndexError for a group or label that the gate does not have.
+        """
         accepted = self._accepts(group, label)
         if accepted:
-            self._count(group, label)
+            self._rows[group][label] += 1
+            self._group_sizes[group] += 1
+            self._label_sizes[label] += 1
+            self._total += 1
         return accepted
 
     def accepts_any(self, group: int) -> bool:
         """False if every label would be refused for this group: refuse before any vote is read, at no cost."""
         return any(self._accepts(group, label) for label in range(len(self._label_sizes)))
 
-    def _count(self, group: int, label: int) -> None:
-        self._rows[group][label] += 1
-        self._group_sizes[group] += 1
-        self._label_sizes[label] += 1
-        self._total += 1
-
     def _accepts(self, group: int, label: int) -> bool:
-        """``decide(...).accepted`` in whole numbers, from sums that are kept."""
-        _check_cell(len(self._rows), len(self._label_sizes), group, label)
+        # Python would take -1 for the last group, and count there.
+        if not 0 <= group < len(self._rows):
+            raise IndexError(f"Expected 0 <= group < {len(self._rows)}, got {group}.")
+        if not 0 <= label < len(self._label_sizes):
+            raise IndexError(f"Expected 0 <= label < {len(self._label_sizes)}, got {label}.")
         rule, hits, size = self.rule, self._rows[group][label], self._group_sizes[group]
         rest = self._total - size
         if rest == 0 or self._is_cold(group, label):
@@ -181,30 +126,11 @@ def filter_stream(
     if len(labels) != len(groups):
         raise ValueError(f"Expected one group per label, got {len(labels)} labels and {len(groups)} groups.")
     gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
-    accepted = [gate.offer(group, label).accepted for label, group in zip(labels, groups, strict=True)]
+    accepted = [gate.admit(group, label) for label, group in zip(labels, groups, strict=True)]
     return np.array(accepted, dtype=np.bool_)
-
-
-def _is_cold(counts_GC: IntArray, rule: GateRule, group: int, label: int) -> bool:
-    if rule.cold_start == "group":
-        return int(counts_GC[group].sum()) < rule.min_count
-    if rule.cold_start == "cell":
-        return int(counts_GC[group, label]) < rule.min_count
-    return int(counts_GC.sum(axis=1).min()) < rule.min_count
-
-
-def _is_below(gap: Fraction, margin: float) -> bool:
-    return margin > 0 if math.isinf(margin) else gap < as_decimal(margin)
 
 
 @lru_cache
 def as_decimal(margin: float) -> Fraction:
     """A margin as the shortest decimal of its float: 0.1 means 1/10 and not the binary number."""
     return Fraction(repr(float(margin)))
-
-
-def _check_cell(num_groups: int, num_classes: int, group: int, label: int) -> None:
-    if not 0 <= group < num_groups:
-        raise IndexError(f"Expected 0 <= group < {num_groups}, got {group}.")
-    if not 0 <= label < num_classes:
-        raise IndexError(f"Expected 0 <= label < {num_classes}, got {label}.")
