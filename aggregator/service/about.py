@@ -20,13 +20,14 @@ _SEEN = "all replies to all analysts together"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Public words that only the run knows; empty where nobody told."""
+    """Public words that only the run knows; empty where nobody told. ``record``: what one is, beside its numbers."""
 
     run: str = "this run"
     method: str = ""
     data: str = ""
     task: str = ""
     attribute: str = "group"
+    record: str = ""
 
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Caller) -> dict[str, Any]:

@@ -156,6 +156,7 @@ class About(Body):
     data: str
     task: str
     attribute: str
+    record: str = Field(description="What one record of the data set is; empty: `record_shape` features.")
     mechanism: str
     gate: str
     guarantee: str

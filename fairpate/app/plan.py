@@ -302,7 +302,8 @@ def describe(proposal: Proposal) -> Group:
         "Operator only: every number below was computed from private votes. Choosing by them costs privacy that no "
         "epsilon here covers."
         if proposal.from_votes
-        else "From an assumption and no votes: nothing here costs privacy. Only the first epsilon is a guarantee."
+        else "From an assumption and no votes: nothing here costs privacy. Below, the numbers under ε alone are "
+        "guarantees."
     )
     notes = (
         f"ε: at delta {delta_text(proposal.delta)}, add or remove one {proposal.unit}, whatever the votes; this is "

@@ -42,8 +42,22 @@ def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> F
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
     task = "" if declared is None else declared.task
     return Facts(
-        run=run.root.name, method=config.title, data=dataset.name, task=task, attribute=dataset.sensitive_attribute
+        run=run.root.name,
+        method=config.title,
+        data=dataset.name,
+        task=task,
+        attribute=dataset.sensitive_attribute,
+        record=_record_words(dataset),
     )
+
+
+def _record_words(dataset: Dataset) -> str:
+    """Of records that are seen as coordinates: how many features each has. Empty where the pool shows the features."""
+    if dataset.embedding is None:
+        return ""
+    (coordinates,) = dataset.public.x.shape[1:]
+    features = " × ".join(map(str, dataset.embedding.record_shape))
+    return f"{features} features, seen as {coordinates} coordinates of the public embedding"
 
 
 def _placed_by(embedding: Embedding | None) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.generic]]:

@@ -67,7 +67,8 @@ def listing(*headers: str | Column) -> Table:
     """A table whose first column is never broken; on a narrow terminal the others go on in the next line, uncut."""
     first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
     folded = (replace(column, overflow="fold") for column in others)
-    return Table(replace(first, no_wrap=True), *folded, box=SIMPLE_HEAD)
+    # Without edges, which are blank lines: `| head -1` shows the names.
+    return Table(replace(first, no_wrap=True), *folded, box=SIMPLE_HEAD, show_edge=False)
 
 
 @contextmanager

@@ -106,10 +106,14 @@ const counted = (number, one, many) => `${count(number)} ${number === 1 ? one : 
 const queries = (number) => counted(number, "query", "queries");
 const decimal = (number) => (number === null ? "∞" : Number(number.toPrecision(3)).toString());
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+// As commands and reports write it: one digit with a power of ten, or else six digits.
 const delta = (number) => {
   const [head, power] = number.toExponential().split("e");
   const raised = `10${power.replace("-", "⁻").replace("+", "").replace(/\d/g, (digit) => RAISED[digit])}`;
-  return head.length > 1 ? number.toPrecision(3) : head === "1" ? raised : `${head}·${raised}`;
+  if (head.length === 1) return head === "1" ? raised : `${head}·${raised}`;
+  const rounded = Number(number.toPrecision(6));
+  const [digits, exponent] = rounded.toExponential().split("e-");
+  return exponent > 4 ? `${digits}e-${exponent.padStart(2, "0")}` : String(rounded);
 };
 const time = (seconds) => new Date(1000 * seconds).toLocaleString();
 const labelled = (answer) =>
@@ -188,7 +192,7 @@ function showAbout() {
     ["Run", about.run],
     ["Method", about.method],
     ["Data set", [about.data, about.task].filter(Boolean).join(": ")],
-    ["Public pool", `${counted(statement.pool_size, "record", "records")}, each of ${shape} features`],
+    ["Public pool", `${counted(statement.pool_size, "record", "records")}, each of ${about.record || `${shape} features`}`],
     ["Classes", statement.label_names.join(", ")],
     [`Groups (${about.attribute})`, statement.group_names.join(", ")],
     ["Protected", `one ${statement.unit} (${statement.relation})`],

@@ -19,6 +19,7 @@ from aggregator.service.questions import PublicPool
 from fairpate.data.declared.columns import Feature
 from fairpate.data.declared.feature_codes import feature_codes
 from fairpate.data.declared.form import form_of
+from fairpate.meaning import delta_text
 from fairpate.types import Budget
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -41,7 +42,14 @@ TABLE = PublicPool(
     label_names=("no income", HOSTILE, "high income"),
     form=FORM,
 )
-FACTS = Facts(run="runs/adult", method="FairPATE", data="adult", task="income above 50,000 dollars", attribute="sex")
+FACTS = Facts(
+    run="runs/adult",
+    method="FairPATE",
+    data="adult",
+    task="income above 50,000 dollars",
+    attribute="sex",
+    record="13 features, seen as 52 coordinates of the public embedding",
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +115,9 @@ def test_an_analyst_reads_asks_and_downloads_on_a_desk_and_on_a_phone(tab, serve
     told = {name: text(tab, name) for name in ("about", "answers", "guarantee")}
     assert all(word in told["about"] for word in ("adult", "income above 50,000 dollars", "women, men", "60 teachers"))
     assert HOSTILE in told["about"]
+    assert "each of 13 features, seen as 52 coordinates" in told["about"]
+    for delta in (1e-5, 2e-6, 2.5e-5, 1.234567e-7, 0.00083, 0.25, 0.5, 1 / 30162):
+        assert tab.run(f"delta({delta!r})") == delta_text(delta)
     assert "Nothing is bounded: the noise is seeded." in told["guarantee"]
     assert "says next to nothing about one record" in told["guarantee"]  # its noise is a test's
     assert tab.run("document.querySelectorAll('main img').length") == 0

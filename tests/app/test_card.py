@@ -123,6 +123,7 @@ def test_a_card_says_first_what_its_model_does_not_protect(tmp_path: Path) -> No
     assert card["publishable"][0].endswith(f"if these may be public too: {bare}.")
     text = Words(page).text
     assert f"Not protected {bare}" in text
+    assert "colour_as_feature: false" in text
     assert "Held <loosely>." in text
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from aggregator.service.wire import Reply
 from aggregator.shell import describe
 from fairpate.app.output import fail
-from fairpate.app.terminal import facts, terminal
+from fairpate.app.terminal import facts, listing, terminal
 
 HOSTILE = "digit\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 OBEYED = set("\x1b\x07\x08\x9b\r\u202e")
@@ -37,6 +37,14 @@ def test_nothing_that_is_printed_steers_the_terminal(capsys, words):
 def test_a_name_keeps_its_own_letters(capsys):
     terminal().print("Äpfel\t½\n数字 می\u200cشود")
     assert capsys.readouterr().out == "Äpfel   ½\n数字 می\u200cشود\n"
+
+
+def test_a_listing_begins_with_its_names_and_ends_with_its_last_row(capsys):
+    table = listing("name", "size")
+    table.add_row("adult", "48,842")
+    terminal().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0].split(), lines[-1].split()) == (["name", "size"], ["adult", "48,842"])
 
 
 def test_errors_too(capsys):
