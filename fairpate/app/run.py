@@ -11,7 +11,8 @@ goes on from it. From ``private/`` to ``public/`` there is one way: what a metho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -91,9 +92,8 @@ def run_method(
     and the remedy; what was finished stays, and nothing is charged twice.
     """
     given = config.own_dataset() if dataset is None else dataset
-    config, dataset, run, meter = _opened(config, reporter, given, load, release_of, allow_code=allow_code)
-    # Two at once would each release, and leave one's model beside the other's statement.
-    with sole_worker(run.root, "fairpate run"):
+    opened = _opened(config, reporter, given, load=load, release_of=release_of, allow_code=allow_code)
+    with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
         student, labels = _student(config, dataset, run, reporter, meter)
@@ -131,13 +131,11 @@ def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
 
     Errors as :func:`run_method`.
     """
-    opened, dataset, run, meter = _opened(config, reporter, None, load_dataset, None)
-    training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
-    assert isinstance(opened, ReleasingMethod)
-    with sole_worker(run.root, "fairpate run"):
+    with _opened(config, reporter, None) as (opened, dataset, run, meter):
+        assert isinstance(opened, ReleasingMethod)
         if not run.released.exists():
             meter.start_another()
-        kept_release(opened, training)
+        kept_release(opened, _without_model(opened, dataset, run, reporter, meter))
     return run
 
 
@@ -146,27 +144,35 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
 
     For public records of which no features are known.
     """
-    opened, dataset, run, meter = _opened(config, reporter, dataset, load_dataset, None)
-    assert isinstance(opened, VotingMethod)
-    model = nn.Identity()
-    training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, meter=meter)
-    with sole_worker(run.root, "fairpate aggregate"):
+    with _opened(config, reporter, dataset, command="fairpate aggregate") as (opened, dataset, run, meter):
+        assert isinstance(opened, VotingMethod)
         check_queries(opened, dataset, meter, reporter)
-        state_release(opened, run, dataset, opened.release(training), meter)
+        labels = opened.release(_without_model(opened, dataset, run, reporter, meter))
+        state_release(opened, run, dataset, labels, meter)
     reporter.note("labels", str(run.labels))
     return run
 
 
+def _without_model(config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter) -> Training:
+    """What a release is drawn with of which no model is trained."""
+    return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
+
+
+@contextmanager
 def _opened(
     config: Method,
     reporter: Reporter,
     dataset: Dataset | None,
-    load: Callable[[DataConfig], Dataset],
-    release_of: Path | None,
     *,
+    load: Callable[[DataConfig], Dataset] = load_dataset,
+    release_of: Path | None = None,
     allow_code: bool = False,
-) -> tuple[Method, Dataset, RunDirectory, Meter]:
-    """What a run starts from: its configuration, checked; its data set; its folder, described; its meter."""
+    command: str = "fairpate run",
+) -> Iterator[tuple[Method, Dataset, RunDirectory, Meter]]:
+    """What a run starts from: its configuration, checked; its data set; its folder, described; its meter.
+
+    Inside, no other process works in the folder.
+    """
     is_given = dataset is not None
     if dataset is None:
         config.require_trainable()
@@ -184,18 +190,17 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
-    run = create_run_directory(config)
-    record_data(run, dataset, given_from_python=is_given)
-    if not config.is_private:
-        # Not rmtree: a folder that holds anything is an error and never deleted.
-        run.public.rmdir()
-        run = _own(run, config)
-    keep_embedding(run, dataset)
-    if release_of is not None:
-        take_release(run, release_of)
-    reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-    meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
-    return config, dataset, run, meter
+    run = _own(create_run_directory(config), config)
+    # Two at once would each release, and leave one's model beside the other's statement. The meter is made inside:
+    # before, it might not see the receipt of the run that it waits for, and count what that released once more.
+    with sole_worker(run.root, command):
+        record_data(run, dataset, given_from_python=is_given)
+        keep_embedding(run, dataset)
+        if release_of is not None:
+            take_release(run, release_of)
+        reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
+        meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
+        yield config, dataset, run, meter
 
 
 def _own(run: RunDirectory, config: Method) -> RunDirectory:

@@ -300,7 +300,8 @@ def create_run_directory(config: Method) -> RunDirectory:
         # The configuration comes first: by it a folder that a crash left is known as this run's.
         run.root.mkdir(parents=True, exist_ok=True)
         write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    run.public.mkdir(exist_ok=True)
+    if config.is_private:  # what has no privacy has nothing to publish
+        run.public.mkdir(exist_ok=True)
     run.private.mkdir(mode=0o700, exist_ok=True)
     # mkdir's mode says nothing of a folder that was there already.
     run.private.chmod(0o700)

@@ -67,7 +67,7 @@ def test_a_second_run_in_the_same_folder_waits_outside(tmp_path):
         pytest.raises(RunDirectoryError, match="another `fairpate run` works here; wait for it"),
     ):
         run_method(config, QUIET, load=load_two_labels)
-    assert not list((tmp_path / "run").rglob("released.*"))
+    assert not [*(tmp_path / "run").rglob("released.*"), *(tmp_path / "run").glob("data.json")]
     assert run_method(config, QUIET, load=load_two_labels).student.exists()
 
 
