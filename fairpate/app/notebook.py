@@ -102,6 +102,8 @@ def _measured(metrics: dict[str, Any]) -> Rows:
         ("disparity", f"demographic-parity gap {_decimal(gap['value'])}{interval}"),
         ("coverage", _percent(metrics["coverage"])),
         *(("warning", f"degenerate: the model {words}") for words in metrics["degenerate"]),
+        *(("warning", f"the model {words}") for words in metrics.get("underserved", ())),
+        *(("warning", f"gaps leave out {name}: no answered test record") for name in metrics.get("not_measured", ())),
     ]
 
 

@@ -116,7 +116,11 @@ def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, st
 
 def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Beside an accuracy, that of the most common class on the same test records; and what is degenerate."""
-    warnings = [("warning", f"the model {words}") for words in metrics["degenerate"]]
+    # Files of earlier versions lack the second and the third.
+    said = (*metrics["degenerate"], *metrics.get("underserved", ()))
+    warnings = [("warning", f"the model {words}") for words in said]
+    if groups := metrics.get("not_measured"):
+        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: no answered test record"))
     if metrics["majority_class"] is None:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"

@@ -178,6 +178,8 @@ class Card:
         limits = [
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
+            *(f"On the test records the model {words}." for words in self.evaluation.underserved),
+            *(f"Gaps leave out {name}: no answered test record." for name in self.evaluation.not_measured),
             *self._alone,
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.evaluation.degenerate import what_is_degenerate, worse_than_constant
 from fairpate.evaluation.reject_option import resampled_reject_option
 from fairpate.fairness import gaps, rates
 from fairpate.fairness.notions import NOTIONS, NotionName
@@ -30,10 +31,7 @@ OTHER_READINGS: Mapping[str, gaps.Metric] = {
 GAPS: Mapping[str, gaps.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
 """The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
-_DERIVED = ("majority_class", "majority_accuracy", "degenerate")
-_LEAST_RECORDS = 10  # of a group: fewer may be alike by chance
-_NEARLY_ALL = 0.99
-_ROUNDING = 1e-9
+_DERIVED = ("majority_class", "majority_accuracy", "degenerate", "underserved", "not_measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,42 +146,27 @@ class Evaluation:
         return float(label_C.max() / label_C.sum()) if label_C.sum() > 0 else math.nan
 
     @property
+    def group_majorities(self) -> tuple[float, ...]:
+        """For each group the share of its most common true label among its answered records; NaN without any."""
+        label_GC = np.asarray(self.confusion_GYC).sum(axis=2)
+        return tuple(float(of_C.max() / of_C.sum()) if of_C.sum() > 0 else math.nan for of_C in label_GC)
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """The groups without an answered record, which every gap leaves out."""
+        return tuple(group.name for group in self.groups if not group.num_answered) if self.num_answered else ()
+
+    @property
     def degenerate(self) -> tuple[str, ...]:
         """What a predictor does that leaves nothing to learn from its gaps: predicates, such as "predicts 'no' for
-        every record"; empty for one that is better than a constant and tells records of every group apart."""
-        if not self.num_answered:
-            return ("answers no record",) if self.is_measured else ()
-        constant = _constant(np.asarray(self.confusion_GYC).sum(axis=(0, 1)))
-        if constant is not None:
-            answered = "" if self.num_answered == self.num_records else " that it answers"
-            return (f"predicts {self.class_names[constant]!r} for every record{answered}",)
-        nearly = self._nearly_constant
-        if nearly is not None:
-            return (nearly, *self._degenerate_groups)
-        no_better = self.accuracy <= self.majority_accuracy + _ROUNDING
-        worthless = (f"is right no more often than always predicting {self.majority_class!r}",) if no_better else ()
-        return (*worthless, *self._degenerate_groups)
+        every record"; empty for one that is better than a constant, answers and tells records of every group apart."""
+        return what_is_degenerate(self)
 
     @property
-    def _nearly_constant(self) -> str | None:
-        """Nearly one class for everyone, where true labels are less uneven: such gaps are small for that alone."""
-        predicted_C = np.asarray(self.confusion_GYC).sum(axis=(0, 1))
-        share = float(predicted_C.max() / predicted_C.sum())
-        if share < _NEARLY_ALL or 1 - share > (1 - self.majority_accuracy) / 2:
-            return None
-        return f"predicts {self.class_names[int(predicted_C.argmax())]!r} for {100 * share:.1f} % of the records"
-
-    @property
-    def _degenerate_groups(self) -> tuple[str, ...]:
-        """Of groups large enough to tell: those without an answer, and those that all get the same class."""
-        found = []
-        for group, counts_YC in zip(self.groups, self.confusion_GYC, strict=True):
-            constant = _constant(np.asarray(counts_YC).sum(axis=0))
-            if group.num_records >= _LEAST_RECORDS and not group.num_answered:
-                found.append(f"answers no record of {group.name}")
-            elif group.num_answered >= _LEAST_RECORDS and constant is not None:
-                found.append(f"predicts {self.class_names[constant]!r} for every record of {group.name}")
-        return tuple(found)
+    def underserved(self) -> tuple[str, ...]:
+        """Predicates of groups whom their own most common class would serve better, by more than chance: a model may
+        have come to equal errors by levelling down."""
+        return worse_than_constant(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
@@ -252,12 +235,6 @@ def evaluate(
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
     )
-
-
-def _constant(mass_C: npt.NDArray[np.float64]) -> int | None:
-    """The class that has all of the mass."""
-    (classes,) = (mass_C > _ROUNDING).nonzero()
-    return int(classes[0]) if len(classes) == 1 else None
 
 
 def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:

@@ -117,7 +117,8 @@ def prediction_words(measured: Evaluation, model: str) -> str:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
     words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
-    return f"The {model} {'; it '.join(measured.degenerate)}. {words}" if measured.degenerate else words
+    said = (*measured.degenerate, *measured.underserved)
+    return f"The {model} {'; it '.join(said)}. {words}" if said else words
 
 
 def _training_labels(report: PublicReport) -> str:

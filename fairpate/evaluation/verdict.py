@@ -3,9 +3,9 @@
 A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.meaning`), a model fair where
 the whole interval of its demographic-parity gap lies at or below ``FAIR_GAP``: a convention of these pages, printed
 beside the gap. Of a model that refuses more than it answers, and of fewer than ``FEW`` records of a group, it is called
-perhaps fair at best: none of n records may still be a share of 3/n (95 %), which is above ``FAIR_GAP`` then. Accuracy
-stands beside that of the most common class, and beside that of a model without privacy where
-there is one.
+perhaps fair at best: none of n records may still be a share of 3/n (95 %), which is above ``FAIR_GAP`` then; and so is
+one without an answered record of some group. Accuracy stands beside that of the most common class, and beside that of a
+model without privacy where there is one.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ def _too_few(measured: Evaluation, gap: GapResult) -> str:
     """Why a small gap does not make a model fair yet; empty where nothing does."""
     if measured.coverage < 0.5:
         return f"It is of the {percent(measured.coverage)} of the test records that the model answers."
+    if measured.not_measured:
+        return f"No answered test record of {' or '.join(measured.not_measured)}: how they are treated is unknown."
     if gap.min_cell_size < FEW:
         return f"Fewer than {FEW} records of a group cannot tell so small a gap."
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_the_most_common_class_and_what_is_degenerate_worked_by_hand() -> None:
     assert plain["majority_accuracy"] == 5 / 8
     assert plain["degenerate"] == ["predicts 'yes' for every record"]
     assert Evaluation.from_json(plain).degenerate == everybody.degenerate
-    older = {name: plain[name] for name in plain if name not in ("majority_class", "majority_accuracy", "degenerate")}
+    derived = ("majority_class", "majority_accuracy", "degenerate", "underserved", "not_measured")
+    older = {name: plain[name] for name in plain if name not in derived}
     assert Evaluation.from_json(older).to_json() == everybody.to_json()
 
 
@@ -117,8 +119,73 @@ def test_a_predictor_that_is_nearly_constant_is_named_unless_the_labels_are_too(
 
     uneven, rare = [1] * 240 + [0] * 760, [1] * 12 + [0] * 988
     assert told(4, uneven) == ("predicts 'no' for 99.6 % of the records",)
-    assert told(11, uneven) == ()
+    assert told(13, uneven) == ()
     assert told(8, rare) == ()  # 0.8 % are predicted so, and 1.2 % are
+
+
+def table_of(*of_groups: Sequence[Sequence[float]], records: Sequence[int] | None = None) -> Evaluation:
+    """An evaluation with these confusions, true labels by predicted ones, of as many groups; with more records than
+    answers where ``records`` says so."""
+    predicted, labels, groups = [], [], []
+    for z, table in enumerate(of_groups):
+        for y, row in enumerate(table):
+            for k, number in enumerate(row):
+                predicted += [k] * number
+                labels += [y] * number
+                groups += [z] * number
+    answered = [True] * len(groups)
+    for z, number in enumerate(records or ()):
+        missing = number - groups.count(z)
+        predicted, labels, answered = predicted + [0] * missing, labels + [0] * missing, answered + [False] * missing
+        groups += [z] * missing
+    names = ["red", "green", "blue"][: len(of_groups)]
+    return evaluation(
+        predictions=predicted,
+        labels_N=labels,
+        groups_N=groups,
+        answered_N=answered,
+        group_names=names,
+        num_replicates=2,
+    )
+
+
+def test_a_model_that_hardly_answers_is_named_and_so_is_one_that_hardly_answers_a_group() -> None:
+    right = [[5, 1], [1, 5]]
+    assert table_of(right, right, records=[240, 240]).degenerate == ()  # 5.0 %
+    assert table_of(right, right, records=[300, 300]).degenerate == ("answers 4.0 % of the records",)
+    assert table_of(right, [[50, 10], [10, 50]], records=[300, 120]).degenerate == ("answers 12 of 300 records of red",)
+    # Nine records tell nothing of a group.
+    assert table_of([[0, 0], [0, 0]], right, records=[9, 12]).degenerate == ()
+
+
+def test_nearly_one_class_for_a_group_is_named_unless_its_labels_are_too() -> None:
+    told_apart, nearly = [[150, 50], [50, 150]], [[699, 1], [299, 1]]
+    words = ("predicts 'no' for 99.8 % of the records of green",)
+    assert table_of(told_apart, nearly).degenerate == words
+    assert table_of(told_apart, told_apart, nearly).degenerate == (words[0].replace("green", "blue"),)
+    assert table_of(told_apart, [[985, 2], [8, 5]]).degenerate == ()  # .7 % are predicted so, and 1.3 % are
+    # Said of everyone, it is not said again of each group.
+    assert table_of(nearly, nearly).degenerate == ("predicts 'no' for 99.8 % of the records",)
+
+
+def test_a_group_that_a_constant_would_serve_better_is_named() -> None:
+    """Of green 900 of 1,000 are no: the model loses 80 of these and finds 20 others, 60 > 2 sqrt(100)."""
+    red, green = [[400, 100], [100, 400]], [[820, 80], [80, 20]]
+    measured = table_of(red, green)
+    assert measured.underserved == ("is right about 84.0 % of green, always predicting 'no' about 90.0 %",)
+    assert measured.degenerate == ()  # 1,640 of 2,000 are right, of which 1,400 are no
+    assert measured.group_majorities == (0.5, 0.9)
+    # By chance: 50 lost and 40 found, 10 <= 2 sqrt(90).
+    assert table_of(red, [[850, 50], [60, 40]]).underserved == ()
+
+
+def test_groups_without_an_answer_are_said_to_be_left_out() -> None:
+    right, nobody = [[50, 10], [10, 50]], [[0, 0], [0, 0]]
+    measured = table_of(right, nobody, right)
+    assert measured.not_measured == ("green",)
+    assert measured.gaps["dp_one_vs_rest"].n_undefined > 0
+    assert table_of(right, right).not_measured == ()
+    assert evaluation(answered_N=[False] * 8).not_measured == ()
 
 
 def test_without_an_answer_there_is_no_baseline() -> None:

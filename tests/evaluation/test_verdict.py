@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
+from fairpate.evaluation.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
 from fairpate.evaluation.page import made_words
 from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.verdict import Verdict, earlier_words, fairness_of, verdict
@@ -219,7 +219,7 @@ def with_interval(found: Evaluation, low: float, high: float) -> Evaluation:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (measured(of=83), f"It is of the 1.2{NB}% of the test records that the model answers."),  # 25 of 2,000
+        (measured(of=19), f"It is of the 5.3{NB}% of the test records that the model answers."),
         (measured(of=3), f"It is of the 33.4{NB}% of the test records that the model answers."),
         (measured(size=29), "Fewer than 30 records of a group cannot tell so small a gap."),
     ],
@@ -232,6 +232,17 @@ def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> No
     assert why in gap.details
     assert "lies at or below 0.10" in gap.details[1]
     assert fairness_of(with_interval(found, 0.2, 0.3)) == "not fair"
+
+
+def test_a_group_without_an_answer_leaves_a_model_perhaps_fair() -> None:
+    """Two groups are treated alike; of the third there is no record."""
+    two = measured()
+    lacking = GroupResult(name="children", num_records=0, num_answered=0, coverage=math.nan, accuracy=math.nan)
+    groups, confusion = (*two.groups, lacking), (*two.confusion_GYC, ((0.0, 0.0), (0.0, 0.0)))
+    found = with_interval(replace(two, groups=groups, confusion_GYC=confusion), 0.0, 0.05)
+    assert fairness_of(found) == "perhaps fair"
+    words = "No answered test record of children: how they are treated is unknown."
+    assert words in said(found).figures[1].details
 
 
 def test_thirty_records_of_each_group_may_be_fair() -> None:
