@@ -118,8 +118,9 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
         return np.full(len(orders_A), math.inf)
     if not event.count:
         return np.zeros(len(orders_A))
-    moments = subsampled.gaussian_log_moments(event.noise_multiplier)
-    return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
+    return event.count * subsampled.poisson_gaussian_rdp(
+        event.noise_multiplier, sampling_rate=event.sampling_rate, orders_A=orders_A
+    )
 
 
 def of_unit(event: Any, unit: Unit) -> Any:

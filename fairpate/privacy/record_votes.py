@@ -246,5 +246,6 @@ def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -
     if not event.count or not math.isfinite(precision):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
     # Continuous curves: those of discrete Gaussians never exceed them.
-    moments = subsampled.gaussian_log_moments(1 / math.sqrt(precision))
-    return event.count * subsampled.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
+    return event.count * subsampled.poisson_gaussian_rdp(
+        1 / math.sqrt(precision), sampling_rate=event.sampling_rate, orders_A=orders_A
+    )

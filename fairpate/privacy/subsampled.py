@@ -73,6 +73,18 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     return rdp_A
 
 
+def poisson_gaussian_rdp(noise_multiplier: float, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
+    """:func:`poisson_rdp` of one Gaussian sum; errors as there and as :func:`gaussian_log_moments`."""
+    orders = tuple(np.asarray(orders_A, dtype=np.float64).tolist())
+    return _poisson_gaussian_rdp(noise_multiplier, sampling_rate, orders).copy()
+
+
+# A page of costs asks for the same step again and again, each time with another count.
+@lru_cache(maxsize=1024)
+def _poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: tuple[float, ...]) -> FloatArray:
+    return poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
+
+
 def _exponent(log_moments: LogMoments, sampling_rate: float, order: int) -> float:
     """(alpha - 1) R at a whole order; 0 at order 1."""
     if order == 1:

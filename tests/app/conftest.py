@@ -1,7 +1,9 @@
 import shutil
 import sys
+from functools import cache
 
 import pytest
+import typer.main
 from each_method import train
 
 from fairpate.app import cli
@@ -25,6 +27,14 @@ SMALL = [
     "ray.num_actors=0",
 ]
 IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once():
+    """Typer builds all commands anew for each that is given, which a process does once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")
