@@ -39,7 +39,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError, Positive, PublishedConfig, Section
-from fairpate.methods.definition import Method, Training
+from fairpate.methods.definition import Training, UnprotectedMethod
 from fairpate.methods.parity import require_codes
 from fairpate.methods.trained import NO_NOISE, Trained
 from fairpate.nn.mixture import LINEAR, set_rule
@@ -162,7 +162,7 @@ def _check(
         )
 
 
-class CovarianceConstraint(Method):
+class CovarianceConstraint(UnprotectedMethod):
     """No privacy: for comparison only. Two classes."""
 
     title: ClassVar[str] = "covariance constraint"
@@ -171,11 +171,6 @@ class CovarianceConstraint(Method):
     method: str = "covariance_constraint"
     student: PublishedConfig = PublishedConfig(model=LINEAR)
     covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    @property
-    def is_private(self) -> bool:
-        """Nothing is guaranteed."""
-        return False
 
     @property
     def protects_attribute_only(self) -> bool:

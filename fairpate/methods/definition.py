@@ -197,6 +197,15 @@ class Method(Section):
             )
 
 
+class UnprotectedMethod(Method):
+    """A method without noise, for comparison only: its event costs infinity, and its run stays with the operator."""
+
+    @property
+    def is_private(self) -> bool:
+        """Nothing is guaranteed."""
+        return False
+
+
 class PrivateMethod(Method):
     """A method whose noise follows from a target."""
 
@@ -218,8 +227,9 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:
-        """ConfigError for a relation that no sensitive attribute has."""
-        if self.target.relation not in (None, "replace one"):
+        """ConfigError for a relation that no sensitive attribute has, where that alone is protected."""
+        # An attribute is never added or removed: every record has one.
+        if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
                 f"target.relation: {self.method} protects a sensitive attribute, of which one is replaced, got "
                 f"{self.target.relation!r}; leave it out."
@@ -241,6 +251,19 @@ class PrivateMethod(Method):
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
                 "logistic."
             )
+
+
+class AttributeMethod(PrivateMethod):
+    """A private method to which features and labels are public."""
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for a target under another relation."""
+        self.require_replacing()
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:

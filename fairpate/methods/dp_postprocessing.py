@@ -117,10 +117,7 @@ def train(
         sgd.train(model, x, y, sgd_config, **learning)
         base = Trained(model=model, events=(), noise=OS_ENTROPY)
     else:
-        # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
-        base_target = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
-        steps = dp_sgd.calibrated_steps(dp_sgd_config, base_target, num_records=len(x))
-        base = dp_sgd.train(model, x, y, steps, randomness=randomness, relation=target.record_relation, **learning)
+        base = _private_base(model, x, y, config, target, dp_sgd_config, randomness=randomness, **learning)
     counted = _counted(config, target)
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(
@@ -146,6 +143,21 @@ def train(
         mixing=mixing,
         counts_GYC=counts_GYC,
     )
+
+
+def _private_base(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    config: DpPostprocessingConfig,
+    target: PrivacyTarget,
+    dp_sgd_config: DpSgdConfig,
+    **options: Any,
+) -> Trained:
+    # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
+    rest = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
+    steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
+    return dp_sgd.train(model, x, y, steps, relation=target.record_relation, **options)
 
 
 def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:
@@ -304,8 +316,7 @@ class Postprocessing(DpSgdFamily):
     def check(self) -> None:
         """ConfigError for what would undo the mixing, and for a target under another relation."""
         self.require_as_released()
-        if self.protects_attribute_only:
-            self.require_replacing()
+        self.require_replacing()
 
     def train(self, training: Training) -> Trained:
         """A base classifier, then its mixing; the slack is told."""

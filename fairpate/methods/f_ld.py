@@ -29,7 +29,7 @@ from torch.nn import functional
 from fairpate.app.progress import Reporter
 from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, Section
 from fairpate.data import Dataset
-from fairpate.methods.definition import Method, Training, arguments
+from fairpate.methods.definition import Training, UnprotectedMethod, arguments
 from fairpate.methods.dual_ascent import DualAscent
 from fairpate.methods.mean_parity import MeanParity
 from fairpate.methods.trained import NO_NOISE, Progress, Trained
@@ -230,7 +230,7 @@ def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, asce
     return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
 
 
-class FLd(Method):
+class FLd(UnprotectedMethod):
     """No privacy: for comparison only."""
 
     title: ClassVar[str] = "F-LD"
@@ -238,11 +238,6 @@ class FLd(Method):
 
     method: str = "f_ld"
     f_ld: FldConfig = FldConfig()
-
-    @property
-    def is_private(self) -> bool:
-        """Nothing is guaranteed."""
-        return False
 
     @property
     def protects_attribute_only(self) -> bool:

@@ -36,7 +36,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fairpate.config import Positive, PrivacyTarget
-from fairpate.methods.definition import PrivateMethod, Training, arguments
+from fairpate.methods.definition import AttributeMethod, Training, arguments
 from fairpate.methods.f_ld import Ascent, Descent, FLd, FldConfig, measured_violations, parity_of, told
 from fairpate.methods.mean_parity import UNKNOWN, MeanParity, ValueAlong
 from fairpate.methods.trained import Progress, Trained
@@ -292,7 +292,7 @@ def _steps_per_epoch(config: PfLdConfig, num_records: int) -> int:
     return math.ceil(num_records / config.batch_size)
 
 
-class PfLd(PrivateMethod):
+class PfLd(AttributeMethod):
     """Within the target for one sensitive attribute; in the paper's form without any guarantee."""
 
     title: ClassVar[str] = "PF-LD"
@@ -305,15 +305,6 @@ class PfLd(PrivateMethod):
     def is_private(self) -> bool:
         """The paper's form releases exact violations and undercharges the rest."""
         return super().is_private and self.pf_ld.form != "as_in_paper"
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """Features and labels are public."""
-        return True
-
-    def check(self) -> None:
-        """ConfigError for a target under another relation."""
-        self.require_replacing()
 
     def train(self, training: Training) -> Trained:
         """With noise on violations and gradients."""

@@ -73,19 +73,17 @@ def train_as_in_paper(
             batch = descent.features(rows), y[rows], cells[rows]
             loss = functional.cross_entropy(model(batch[0]), batch[1])
             gradients = list(torch.autograd.grad(loss, descent.parameters))
+            # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
+            if ascent.is_active and (least := float(parity.group_sizes(batch[2]).min())) <= 1:
+                continue
             if ascent.is_active:
-                least = float(parity.group_sizes(batch[2]).min())
-                # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
-                if least <= 1:
-                    continue
                 torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))
                 reach = 2 * config.clip_norm * config.max_multiplier / (least - 1)
                 normals.add_to(gradients, noise.gradient * reach)
             descent.step(gradients, epoch)
         if epoch >= config.warmup_epochs:
-            exact = measured_violations(
-                model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
-            )
+            clip = config.clip_value
+            exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
             distances_UGK = exact.abs()
             normals.add_to([distances_UGK], spread)
             ascent.step(distances_UGK.clamp(min=0))

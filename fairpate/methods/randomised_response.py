@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from fairpate.app.seeds import Stream
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.definition import PrivateMethod, Training
+from fairpate.methods.definition import AttributeMethod, Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
@@ -194,7 +194,7 @@ def _second_step(config: RandomisedResponseConfig) -> DpPostprocessingConfig:
     )
 
 
-class RandomisedResponse(PrivateMethod):
+class RandomisedResponse(AttributeMethod):
     """Within epsilon for one sensitive attribute, locally: what is learned reads reported groups."""
 
     title: ClassVar[str] = "randomised response"
@@ -204,15 +204,10 @@ class RandomisedResponse(PrivateMethod):
     randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()
     f_ld: FldConfig = FldConfig()
 
-    @property
-    def protects_attribute_only(self) -> bool:
-        """Features and labels are public."""
-        return True
-
     def check(self) -> None:
         """ConfigError for another relation, and for a published model that the learner does not make."""
         settings = self.randomised_response
-        self.require_replacing()
+        super().check()
         if settings.learner == "exponentiated_gradient":
             self.require_linear_mixture()
         elif settings.form == "two_step":

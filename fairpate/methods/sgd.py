@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import FitConfig, RecordTerms
-from fairpate.methods.definition import Method, Training, arguments
+from fairpate.methods.definition import Training, UnprotectedMethod, arguments
 from fairpate.methods.trained import NO_NOISE, Progress, Trained
 from fairpate.nn.fit import fit
 from fairpate.privacy.events import PoissonGaussians
@@ -36,7 +36,7 @@ def train(
     return Trained(model=model, events=(event,), noise=NO_NOISE)
 
 
-class Sgd(Method):
+class Sgd(UnprotectedMethod):
     """No privacy: for comparison only."""
 
     title: ClassVar[str] = "plain SGD"
@@ -46,11 +46,6 @@ class Sgd(Method):
     method: str = "sgd"
     target: RecordTerms = RecordTerms()
     sgd: FitConfig = FitConfig()
-
-    @property
-    def is_private(self) -> bool:
-        """Nothing is guaranteed."""
-        return False
 
     def train(self, training: Training) -> Trained:
         """On private records, without noise."""
