@@ -34,7 +34,7 @@ from aggregator.gnmax import ConfidentGnmax
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.calibration import noise_multiplier_for
@@ -63,14 +63,14 @@ def directions(
     model = nn.Linear(num_canaries, 1, bias=False)
     nn.init.zeros_(model.weight)
     records = steps.clip_norm * torch.eye(num_canaries)[torch.from_numpy(included)]
-    fit_privately(
+    PrivateTraining(
         model,
         records,
         torch.zeros(len(records), dtype=torch.long),
         lambda outputs, _: -outputs[:, 0],
         _with_noise(steps, noise_factor),
         randomness=SeededRandomness(seed),
-    )
+    ).run()
     return _guess_ends(model.weight.detach()[0].numpy(), included, share_guessed)
 
 
@@ -87,14 +87,14 @@ def wrong_labels(
     kept = torch.from_numpy(np.concatenate([included, np.ones(len(x) - num_canaries, dtype=bool)]))
     labels = torch.cat([wrong, y[num_canaries:]])
     model = build_model(ModelConfig(name="mlp", hidden=(64,)), input_shape=(64,), num_classes=10, generator_seed=seed)
-    fit_privately(
+    PrivateTraining(
         model,
         x[kept],
         labels[kept],
         CrossEntropy(),
         _with_noise(steps, noise_factor),
         randomness=SeededRandomness(seed),
-    )
+    ).run()
     with torch.no_grad():
         losses = CrossEntropy()(model(x[:num_canaries]), wrong)
     return _guess_ends(-losses.numpy(), included, share_guessed)

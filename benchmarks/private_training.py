@@ -125,7 +125,7 @@ def by_hand_step(case: Case, x: Tensor, y: Tensor) -> Step | None:
 
 
 def private_step(case: Case, x: Tensor, y: Tensor, public_gradient: PublicGradient | None = None) -> Step:
-    """What ``fit_privately`` repeats."""
+    """What a private training repeats."""
     steps = PrivateSteps(
         num_steps=0,
         sampling_rate=1 / BATCHES_PER_EPOCH,

@@ -14,7 +14,7 @@ from torch import nn
 from aggregator import gnmax
 from aggregator.gnmax import ConfidentGnmax
 from fairpate.nn import private_fit
-from fairpate.nn.private_fit import PrivateSteps, SeededRandomness, fit_privately
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.calibration import noise_multiplier_for
@@ -46,9 +46,9 @@ def train(seed: int) -> Guesses:
     steps = PrivateSteps(
         expected_batch_size=1.0, clip_norm=1.0, noise_multiplier=NOISE_MULTIPLIER, learning_rate=1.0, **SAMPLED
     )
-    fit_privately(
+    PrivateTraining(
         model, records, torch.zeros(len(records)), lambda out, _: -out[:, 0], steps, randomness=SeededRandomness(seed)
-    )
+    ).run()
     return guess_ends(model.weight.detach()[0].numpy(), included, 0.1)
 
 

@@ -40,21 +40,20 @@ Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C cl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fairpate.app.seeds import Stream
-from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
 from fairpate.methods.definition import Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
+from fairpate.methods.fermi_shares import Cells, Shares, release_shares, share_events
+from fairpate.methods.parity import FloatArray
 from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.fermi import (
     FermiTraining,
@@ -64,14 +63,11 @@ from fairpate.nn.fermi import (
     default_radius,
     watched_targets,
 )
-from fairpate.nn.fit import seeded_dropout
-from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps
-from fairpate.nn.tail_average import TailAverage
+from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
 from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.types import Relation
 
 
 class DpFermiConfig(Section):
@@ -97,65 +93,6 @@ class DpFermiConfig(Section):
     )
 
 
-FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cells:
-    """The event and the group of each record as one code (N,), event times groups plus group; Q for no event."""
-
-    cells_N: Tensor
-    num_events: int
-    num_groups: int
-    num_classes: int
-
-    @property
-    def num_cells(self) -> int:
-        """Q."""
-        return self.num_events * self.num_groups
-
-    @classmethod
-    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> Cells:
-        """ValueError for labels, groups or a positive label out of range, for lengths that differ, for one group."""
-        _require_codes("labels", y, num_classes)
-        _require_codes("groups", groups, num_groups)
-        if len(y) != len(groups) or num_groups < 2:
-            raise ValueError(
-                f"Expected one group per label and at least 2 groups, got {len(groups)} for {len(y)} labels and "
-                f"{num_groups} groups."
-            )
-        sizes = {"num_groups": num_groups, "num_classes": num_classes}
-        if config.constraint == "demographic_parity":
-            return cls(cells_N=groups.long(), num_events=1, **sizes)
-        if config.constraint == "equalized_odds":
-            return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
-        if not config.positive_label < num_classes:
-            raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
-        cells_N = torch.where(y == config.positive_label, groups, num_groups)
-        return cls(cells_N=cells_N.long(), num_events=1, **sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are what it took to know them.
-
-    ``floored``: the (event, group) pairs whose released share lay below the declared floor and was raised to it; their
-    regulariser is weaker than their size asks for.
-    """
-
-    shares_EG: FloatArray
-    events: tuple[Event, ...] = ()
-    floored: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a reader of the result must know."""
-        if not self.floored:
-            return ()
-        pairs = ", ".join(f"group {group} of event {event}" for event, group in self.floored)
-        return (f"raised to the least share, and so weighed less than their size asks for: {pairs}",)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
     """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are.
@@ -167,45 +104,6 @@ class FermiSteps:
     matrix_noise_multiplier: float
     event: Event
     epsilon_as_in_paper: float | None = None
-
-
-def release_shares(
-    cells: Cells,
-    config: DpFermiConfig,
-    *,
-    relation: Relation,
-    randomness: PrivateRandomness,
-    person_N: Tensor | None = None,
-) -> Shares:
-    """The declared shares, or those of noisy counts, released once. With ``person_N`` each person counts one in all.
-
-    ValueError for declared shares of another shape or sum, and for an event that no record seems to belong to.
-    """
-    shape = (cells.num_events, cells.num_groups)
-    if config.shares is not None:
-        return Shares(shares_EG=_declared(config.shares, shape, floor=config.min_share))
-    if not config.weight:
-        # Without a weight nothing reads the shares, so nothing is released.
-        return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
-    # The last code is that of records in no event.
-    share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
-    counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
-    noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
-    counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
-    totals_E1 = counts_EG.sum(axis=1, keepdims=True)
-    if not (totals_E1 > 0).all():
-        empty = np.flatnonzero(totals_E1 <= 0).tolist()
-        raise ValueError(
-            f"Expected records in every event, found none in {empty} (labels, under equalized_odds); use another "
-            "constraint."
-        )
-    shares_EG = counts_EG / totals_E1
-    floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
-    return Shares(
-        shares_EG=np.maximum(shares_EG, config.min_share),
-        events=_share_events(config, relation),
-        floored=floored,
-    )
 
 
 def calibrated_steps(
@@ -228,7 +126,7 @@ def calibrated_steps(
 
     if config.mode != "all" and not config.weight:
         return steps_of(1.0)
-    shares = _share_events(config, target.record_relation)
+    shares = share_events(config, target.record_relation)
     joint = least_noise(
         lambda noise: (steps_of(noise).event, *shares),
         target_epsilon=target.epsilon,
@@ -280,40 +178,6 @@ def train(
     ``person_N``, in mode ``all`` alone, numbers whose the records are. ``generator`` drives dropout and public batches;
     secret samples and noise come from ``randomness``. Errors as :class:`fairpate.nn.fermi.FermiTraining`.
     """
-    plan = steps.steps
-    options: dict[str, Any] = {"shares": shares, "randomness": randomness, "generator": generator}
-    training = _training(model, x, y, cells, steps, config, person_N=person_N, **options)
-    events = (steps.event, *shares.events)
-    average = TailAverage(training.parameters, num_steps=plan.num_steps, share=config.averaged_share)
-    with seeded_dropout(model, generator):
-        for step in range(plan.num_steps):
-            training.step()
-            average.add()
-            on_progress(step + 1, plan.num_steps)
-    average.settle()
-    return FermiTrained(
-        model=model.eval(),
-        shares_EG=shares.shares_EG,
-        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
-        noise=randomness.label,
-        remarks=shares.remarks,
-        epsilon_as_in_paper=steps.epsilon_as_in_paper,
-    )
-
-
-def _training(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: Cells,
-    steps: FermiSteps,
-    config: DpFermiConfig,
-    *,
-    shares: Shares,
-    randomness: PrivateRandomness,
-    generator: torch.Generator,
-    person_N: Tensor | None,
-) -> FermiTraining:
     game = MatrixGame(
         shares.shares_EG,
         num_classes=cells.num_classes,
@@ -328,10 +192,21 @@ def _training(
         "randomness": randomness,
     }
     if config.mode == "all":
-        return FermiTraining(model, x, targets, game, steps.steps, person_N=person_N, **options)
-    if config.mode == "sens_public_batches":
-        options["batches"] = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-    return GroupFermiTraining(model, x, targets, game, steps.steps, **options)
+        training = FermiTraining(model, x, targets, game, steps.steps, person_N=person_N, **options)
+    else:
+        if config.mode == "sens_public_batches":
+            options["batches"] = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
+        training = GroupFermiTraining(model, x, targets, game, steps.steps, **options)
+    events = (steps.event, *shares.events)
+    training.run(generator=generator, averaged_share=config.averaged_share, on_progress=on_progress)
+    return FermiTrained(
+        model=model,
+        shares_EG=shares.shares_EG,
+        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
+        noise=randomness.label,
+        remarks=shares.remarks,
+        epsilon_as_in_paper=steps.epsilon_as_in_paper,
+    )
 
 
 def _plan(config: DpFermiConfig, base: DpSgdConfig, *, num_records: int) -> PrivateSteps:
@@ -377,32 +252,6 @@ def _step_event(
     )
 
 
-def _share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]:
-    """A record is in one count; another group moves it from one to another."""
-    if not config.weight or config.shares is not None:
-        return ()
-    if config.mode == "all":
-        return (PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation),)
-    # Two counts move by 1 each.
-    return (AttributeGaussians(count=1, attribute_noise_multiplier=config.share_noise / math.sqrt(2)),)
-
-
-def _declared(shares: Sequence[Sequence[float]], shape: tuple[int, int], *, floor: float) -> FloatArray:
-    if len(shares) != shape[0] or any(len(row) != shape[1] for row in shares):
-        raise ValueError(
-            f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {[len(row) for row in shares]}."
-        )
-    shares_EG = np.asarray(shares, dtype=np.float64)
-    if not np.allclose(shares_EG.sum(axis=1), 1, atol=1e-3) or not (shares_EG >= floor).all():
-        raise ValueError(f"Expected dp_fermi.shares >= {floor} that sum to 1 in each event, got {shares_EG.tolist()}.")
-    return shares_EG
-
-
-def _require_codes(name: str, codes: Tensor, stop: int) -> None:
-    if len(codes) and (int(codes.min()) < 0 or int(codes.max()) >= stop):
-        raise ValueError(f"Expected {name} from 0 to {stop - 1}, got {int(codes.min())} to {int(codes.max())}.")
-
-
 class DpFermi(DpSgdFamily):
     """Within the target for whole records or persons, or for records' sensitive attribute alone."""
 
@@ -420,11 +269,7 @@ class DpFermi(DpSgdFamily):
 
     def check(self) -> None:
         """ConfigError where the mode protects an attribute and the target speaks of records that come and go."""
-        if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
-            raise ConfigError(
-                f"target.relation: dp_fermi.mode={self.dp_fermi.mode} protects a sensitive attribute, of which one is "
-                f"replaced, got {self.target.relation!r}; leave it out."
-            )
+        self.require_replacing()
 
     def train(self, training: Training) -> Trained:
         """Group shares first, then the game."""

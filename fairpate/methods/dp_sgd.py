@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fairpate.config import Count, Positive, PrivacyTarget, Section
 from fairpate.methods.definition import PrivateMethod, Training, arguments
 from fairpate.methods.trained import Progress, Trained
-from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
 from fairpate.nn.shifted_fit import ShiftedTraining
@@ -115,16 +114,14 @@ def train(
 
     ``person_N`` numbers whose the records are, and then persons are protected. ``generator`` drives dropout alone:
     sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every record's
-    gradient ``before_clipping``; neither changes the events. Errors as :func:`fairpate.nn.private_fit.fit_privately`.
+    gradient ``before_clipping``; neither changes the events. Errors as
+    :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
     loss = CrossEntropy()
     kind = ShiftedTraining if public_gradient is not None and before_clipping else PrivateTraining
     options: dict[str, Any] = {"public_gradient": public_gradient, "person_N": person_N}
     training = kind(model, x, y, loss, steps, randomness=randomness, **options)
-    with seeded_dropout(model, generator):
-        for step in range(steps.num_steps):
-            training.step()
-            on_progress(step + 1, steps.num_steps)
+    training.run(generator=generator, on_progress=on_progress)
     event = PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
@@ -132,7 +129,7 @@ def train(
         unit="record" if person_N is None else "person",
         relation=relation,
     )
-    return Trained(model=model.eval(), events=(event,), noise=randomness.label)
+    return Trained(model=model, events=(event,), noise=randomness.label)
 
 
 class DpSgdFamily(PrivateMethod):

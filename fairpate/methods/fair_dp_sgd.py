@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,12 +38,11 @@ from fairpate.config import Count, DpfrConfig, NotNegative
 from fairpate.methods import dp_sgd
 from fairpate.methods.definition import Training
 from fairpate.methods.dp_sgd import DpSgdFamily
-from fairpate.methods.trained import Progress, PublicPool, Trained
+from fairpate.methods.trained import PublicPool, Trained
 from fairpate.nn.dense_chain import DenseChain
 from fairpate.nn.dpfr import contrast, dpfr_gradient, group_batches
 from fairpate.nn.models import memory_format_for, scale_bytes
-from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
-from fairpate.types import Relation
+from fairpate.nn.private_fit import PrivateSteps
 
 
 class FairDpSgdConfig(DpfrConfig):
@@ -64,25 +63,19 @@ def train(
     config: FairDpSgdConfig,
     *,
     public: PublicPool,
-    randomness: PrivateRandomness,
     generator: torch.Generator,
-    relation: Relation = "add or remove one",
-    person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
+    **options: Any,
 ) -> Trained:
-    """As :func:`fairpate.methods.dp_sgd.train`; ``generator`` also draws public batches."""
+    """As :func:`fairpate.methods.dp_sgd.train`, with its ``options``; ``generator`` also draws public batches."""
     return dp_sgd.train(
         model,
         x,
         y,
         steps,
-        randomness=randomness,
         generator=generator,
-        relation=relation,
-        person_N=person_N,
-        on_progress=on_progress,
         public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
         before_clipping=config.variant == "as_in_paper",
+        **options,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fairpate.methods.parity import require_codes
 from fairpate.nn.per_example import CrossEntropy
 
 MeanConstraint = Literal["demographic_parity", "equalized_odds", "accuracy_parity"]
@@ -81,8 +82,8 @@ class MeanParity:
         """
         if labels_N.shape != groups_N.shape:
             raise ValueError(f"Expected one group per label, got {len(groups_N)} for {len(labels_N)}.")
-        _require_codes("labels", labels_N, 0, self.num_classes)
-        _require_codes("groups", groups_N, UNKNOWN, self.num_groups)
+        require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
+        require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
         return torch.where(groups_N == UNKNOWN, UNKNOWN, cells_N)
 
@@ -161,10 +162,3 @@ class ValueAlong:
 
 def _sums(values_NK: Tensor, index_N: Tensor, size: int) -> Tensor:
     return values_NK.new_zeros(size, values_NK.shape[1]).index_add(0, index_N, values_NK)
-
-
-def _require_codes(name: str, codes_N: Tensor, least: int, stop: int) -> None:
-    if len(codes_N) and not least <= int(codes_N.min()) <= int(codes_N.max()) < stop:
-        raise ValueError(
-            f"Expected {name} in {max(least, 0)}..{stop - 1}, got {int(codes_N.min())}..{int(codes_N.max())}."
-        )

@@ -22,10 +22,8 @@ from fairpate.config import Fraction, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.trained import Progress
-from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.priced_fit import PricedTraining, Pricing, Rows
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
-from fairpate.nn.tail_average import TailAverage
 from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.events import Event
@@ -171,7 +169,6 @@ def fit(
     randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
     :class:`fairpate.nn.priced_fit.PricedTraining`.
     """
-    num_steps = steps.gradient.num_steps
     training = PricedTraining(
         model,
         x,
@@ -188,12 +185,4 @@ def fit(
         histogram_randomness=histogram_randomness,
         person_N=person_N,
     )
-    trained = [p for p in model.parameters() if p.requires_grad]
-    average = TailAverage(trained, num_steps=num_steps, share=steps.averaged_share)
-    with seeded_dropout(model, generator):
-        for step in range(num_steps):
-            training.step()
-            average.add()
-            on_progress(step + 1, num_steps)
-    average.settle()
-    model.eval()
+    training.run(generator=generator, averaged_share=steps.averaged_share, on_progress=on_progress)

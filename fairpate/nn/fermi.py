@@ -201,11 +201,6 @@ class FermiTraining(PrivateTraining):
         self._matrix_stddev = matrix_noise_multiplier * self._matrix_sensitivity
         self._matrix_learning_rate = matrix_learning_rate / steps.expected_batch_size
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The trainable parameters."""
-        return self._clipper.parameters
-
     def _observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         share_B = self._clipper.share_B
         self._game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)

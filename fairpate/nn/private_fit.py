@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,8 +31,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
+from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import GradientClipper, PerExampleLoss
+from fairpate.nn.tail_average import TailAverage
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
@@ -108,36 +111,13 @@ class PrivateSteps:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
-def fit_privately(
-    model: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    loss: PerExampleLoss,
-    steps: PrivateSteps,
-    *,
-    randomness: PrivateRandomness,
-    public_gradient: PublicGradient | None = None,
-    person_N: Tensor | None = None,
-    on_step: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Train ``model`` in place and leave it in evaluation mode.
+class PrivateTraining:
+    """Trains ``model`` in place; the state that steps hand on.
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` numbers whose the records are, from 0 on; None: each is somebody
-    else's. ``public_gradient(model)`` gives one tensor per trainable parameter, computed
-    from public records only, and is added after the noise. ``on_step`` hears how many steps are done. ValueError for a
-    layer that mixes records and for a gradient that is not finite.
+    else's. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public records only, and
+    is added after the noise. ValueError for a layer that mixes records.
     """
-    training = PrivateTraining(
-        model, x, targets, loss, steps, randomness=randomness, public_gradient=public_gradient, person_N=person_N
-    )
-    for step in range(steps.num_steps):
-        training.step()
-        on_step(step + 1)
-    model.eval()
-
-
-class PrivateTraining:
-    """The state that steps hand on; arguments as :func:`fit_privately`. Makes any number of steps."""
 
     def __init__(
         self,
@@ -166,6 +146,33 @@ class PrivateTraining:
                 person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
             )
         self._noise = GaussianNoise(randomness)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trainable parameters."""
+        return self._clipper.parameters
+
+    def run(
+        self,
+        *,
+        generator: torch.Generator | None = None,
+        averaged_share: float = 0.0,
+        on_progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        """All steps; the model is left in evaluation mode.
+
+        ``generator`` drives dropout alone. The last ``averaged_share`` of the steps give their mean weights.
+        ValueError for weights that are not finite.
+        """
+        num_steps = self._steps.num_steps
+        average = TailAverage(self.parameters, num_steps=num_steps, share=averaged_share)
+        with nullcontext() if generator is None else seeded_dropout(self._model, generator):
+            for step in range(num_steps):
+                self.step()
+                average.add()
+                on_progress(step + 1, num_steps)
+        average.settle()
+        self._model.eval()
 
     def step(self) -> None:
         """Sample, clip, add noise, divide, update."""

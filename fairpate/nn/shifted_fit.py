@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
-from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, PublicGradient
 
 _VALUES_AT_ONCE = 2**24
 
@@ -69,11 +69,10 @@ class ShiftedTraining(PrivateTraining):
         loss: PerExampleLoss,
         steps: PrivateSteps,
         *,
-        randomness: PrivateRandomness,
         public_gradient: PublicGradient,
-        person_N: Tensor | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, x, targets, loss, steps, randomness=randomness, person_N=person_N)
+        super().__init__(model, x, targets, loss, steps, **options)
         self._shifted = ShiftedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._clipper, self._shift = self._shifted, public_gradient
 

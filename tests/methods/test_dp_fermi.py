@@ -18,8 +18,9 @@ from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import DpFermiClassifier
 from fairpate.fairness.gaps import ermi
 from fairpate.methods import dp_fermi, dp_sgd
-from fairpate.methods.dp_fermi import Cells, DpFermiConfig, FermiSteps, Shares
+from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps
 from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.fermi_shares import Cells, Shares, release_shares
 from fairpate.methods.trained import Trained, private_randomness
 from fairpate.nn.dpfr import hard_disparity
 from fairpate.nn.fermi import FermiLoss, MatrixGame, PublicPartitions, watched_targets
@@ -56,7 +57,7 @@ def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...]
     cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
     steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
     randomness = private_randomness("seeded", 3)
-    shares = dp_fermi.release_shares(cells, config, relation=target.record_relation, randomness=randomness)
+    shares = release_shares(cells, config, relation=target.record_relation, randomness=randomness)
     return dp_fermi.train(
         network(hidden=hidden),
         x,
@@ -307,9 +308,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     steps = dp_fermi.calibrated_steps(config, BASE, target, num_records=800)
     _, y, z = signal_records(800)
     cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
-    shares = dp_fermi.release_shares(
-        cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0)
-    )
+    shares = release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0))
     cost = priced([steps.event, *shares.events], target)
     assert 1.98 < cost.epsilon <= 2
     unit = ("record", "add or remove one") if mode == "all" else ("sensitive attribute", "replace one")
@@ -368,9 +367,7 @@ def test_the_published_noise_costs_what_the_sheet_says() -> None:
 def counted_shares(config: DpFermiConfig, counts: tuple[int, ...], seed: int = 0) -> Shares:
     z = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     cells = Cells.of(torch.zeros_like(z), z, config=config, num_classes=2, num_groups=len(counts))
-    return dp_fermi.release_shares(
-        cells, config, relation="add or remove one", randomness=private_randomness("seeded", seed)
-    )
+    return release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", seed))
 
 
 def test_released_shares_are_noisy_counts_of_the_stated_noise() -> None:
@@ -412,7 +409,7 @@ def test_an_event_without_records_and_bad_codes_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 groups"):
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="groups from 0 to 1, got 0 to 2"):
+    with pytest.raises(ValueError, match="groups to be codes from 0 to 1"):
         Cells.of(y, torch.tensor([0, 1, 2, 0]), config=DpFermiConfig(), num_classes=2, num_groups=2)
     with pytest.raises(ValueError, match="one group per label"):
         Cells.of(y, y[:3], config=DpFermiConfig(), num_classes=2, num_groups=2)
@@ -451,7 +448,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     before = weights(model)
     cells = Cells.of(y, z, config=config, num_classes=5, num_groups=3)
     randomness = private_randomness("seeded", 0)
-    shares = dp_fermi.release_shares(cells, config, relation="add or remove one", randomness=randomness)
+    shares = release_shares(cells, config, relation="add or remove one", randomness=randomness)
     dp_fermi.train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
     after = weights(model)
     assert torch.isfinite(after).all()
@@ -489,7 +486,7 @@ def test_shares_count_every_person_once_in_all() -> None:
     persons = torch.tensor([0, 1, 1, 2, 2, 2, 2])
     config = DpFermiConfig(constraint="equal_opportunity", share_noise=1e-9)
     cells = Cells.of(labels, groups, config=config, num_classes=2, num_groups=2)
-    shares = dp_fermi.release_shares(
+    shares = release_shares(
         cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0), person_N=persons
     )
     # Group 0: 1 + 1/2 + 1/4; group 1: 1/2 + 2/4, since one record of the last person is in no event.

@@ -20,8 +20,8 @@ from fairpate.nn.private_fit import (
     PoissonBatches,
     PrivateRandomness,
     PrivateSteps,
+    PrivateTraining,
     SeededRandomness,
-    fit_privately,
 )
 
 SETTINGS: dict[str, Any] = {
@@ -53,7 +53,8 @@ def weights(trained: nn.Module) -> Tensor:
 
 def trained(x: Tensor, y: Tensor, *, randomness: PrivateRandomness | None = None, **changed: Any) -> Tensor:
     network = model()
-    fit_privately(network, x, y, loss, PrivateSteps(**SETTINGS | changed), randomness=randomness or SeededRandomness(0))
+    steps = PrivateSteps(**SETTINGS | changed)
+    PrivateTraining(network, x, y, loss, steps, randomness=randomness or SeededRandomness(0)).run()
     return weights(network)
 
 
@@ -146,7 +147,7 @@ def test_a_public_term_is_added_after_clipping_and_noise_and_zero_changes_no_bit
     def run(size: float) -> Tensor:
         network = model()
         steps = PrivateSteps(**SETTINGS | {"noise_multiplier": 1.0})
-        fit_privately(
+        PrivateTraining(
             network,
             x,
             y,
@@ -154,7 +155,7 @@ def test_a_public_term_is_added_after_clipping_and_noise_and_zero_changes_no_bit
             steps,
             randomness=SeededRandomness(0),
             public_gradient=lambda m: [torch.full_like(p, size) for p in m.parameters()],
-        )
+        ).run()
         return weights(network)
 
     without = trained(x, y, noise_multiplier=1.0)
@@ -168,7 +169,7 @@ def test_training_learns() -> None:
     steps = PrivateSteps(
         **SETTINGS | {"num_steps": 150, "sampling_rate": 0.1, "expected_batch_size": 50.0, "noise_multiplier": 0.8}
     )
-    fit_privately(network, x, y, loss, steps, randomness=SeededRandomness(1))
+    PrivateTraining(network, x, y, loss, steps, randomness=SeededRandomness(1)).run()
     assert not network.training
     assert (network(x).argmax(dim=1) == y).float().mean() > 0.9
 
