@@ -49,7 +49,8 @@ from torch import Tensor, nn
 from fairpate.app.progress import Reporter
 from fairpate.app.seeds import Stream
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive
-from fairpate.fairness.rate_constraints import Pricer, RateConstraints, named_constraints
+from fairpate.fairness.named_constraints import ConstraintName, named_constraints
+from fairpate.fairness.rate_constraints import Pricer, RateConstraints
 from fairpate.fairness.rates import FloatArray
 from fairpate.methods import noisy_histogram
 from fairpate.methods.definition import Training, arguments
@@ -65,14 +66,7 @@ from fairpate.privacy import accountant, subsampled
 class RacoDpConfig(NoisyHistogramConfig):
     """RaCO-DP: which rate constraint, how tight, and how its multipliers move."""
 
-    constraint: Literal[
-        "demographic_parity",
-        "equalized_odds",
-        "equal_opportunity",
-        "false_negative_rate",
-        "false_positive_rate",
-        "false_discovery_rate",
-    ] = "demographic_parity"
+    constraint: ConstraintName = "demographic_parity"
     bound: Annotated[float, Field(ge=-1, le=1)] = Field(
         0.05, description="On the signed gap of a group to all others, or on the rate itself."
     )

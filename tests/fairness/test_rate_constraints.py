@@ -12,14 +12,8 @@ from fairlearn.metrics import demographic_parity_difference, equalized_odds_diff
 from sklearn.metrics import precision_score, recall_score
 
 from fairpate.fairness import gaps
-from fairpate.fairness.rate_constraints import (
+from fairpate.fairness.named_constraints import (
     NAMED_CONSTRAINTS,
-    Partition,
-    Pricer,
-    RateConstraint,
-    RateConstraints,
-    Term,
-    combined,
     demographic_parity,
     equal_opportunity,
     equalized_odds,
@@ -28,6 +22,7 @@ from fairpate.fairness.rate_constraints import (
     false_positive_rate,
     named_constraints,
 )
+from fairpate.fairness.rate_constraints import Partition, Pricer, RateConstraint, RateConstraints, Term, combined
 from fairpate.fairness.rates import joint_table
 
 GENERATOR = np.random.default_rng(0)

@@ -14,14 +14,8 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import RacoDpClassifier
-from fairpate.fairness.rate_constraints import (
-    NAMED_CONSTRAINTS,
-    Partition,
-    RateConstraint,
-    RateConstraints,
-    Term,
-    demographic_parity,
-)
+from fairpate.fairness.named_constraints import NAMED_CONSTRAINTS, demographic_parity
+from fairpate.fairness.rate_constraints import Partition, RateConstraint, RateConstraints, Term
 from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.noisy_histogram import HistogramSteps
