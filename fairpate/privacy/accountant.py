@@ -89,24 +89,15 @@ def _(event: NoisyArgmaxes, orders_A: FloatArray) -> FloatArray:
 
 @event_rdp.register
 def _(event: ConfidentGnmaxQueries, orders_A: FloatArray) -> FloatArray:
-    single_A = gnmax.confident_gnmax_rdp_data_independent(
-        threshold=event.threshold,
-        threshold_stddev_votes=event.threshold_stddev_votes,
-        noise_stddev_votes=event.noise_stddev_votes,
-        orders_A=orders_A,
+    return _repeated(
+        event.count, gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
     )
-    return _repeated(event.count, single_A)
 
 
 @event_rdp.register
 def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
     return gnmax.confident_gnmax_rdp_total(
-        event.votes_QC,
-        threshold=event.threshold,
-        threshold_stddev_votes=event.threshold_stddev_votes,
-        noise_stddev_votes=event.noise_stddev_votes,
-        orders_A=orders_A,
-        tail=event.tail,
+        event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail
     )
 
 
@@ -180,14 +171,7 @@ def prices_each(event: Any) -> bool:
 
 @rdp_of_each_data_dependent.register
 def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
-    return gnmax.confident_gnmax_rdp(
-        event.votes_QC,
-        threshold=event.threshold,
-        threshold_stddev_votes=event.threshold_stddev_votes,
-        noise_stddev_votes=event.noise_stddev_votes,
-        orders_A=orders_A,
-        tail=event.tail,
-    )
+    return gnmax.confident_gnmax_rdp(event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail)
 
 
 def epsilon(
@@ -361,6 +345,15 @@ def as_in_paper_rdp(
     )
     total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
     return total_A
+
+
+def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
+    """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
+    return {
+        "threshold": event.threshold,
+        "threshold_stddev_votes": event.threshold_stddev_votes,
+        "noise_stddev_votes": event.noise_stddev_votes,
+    }
 
 
 def _repeated(count: int, single_A: FloatArray) -> FloatArray:

@@ -121,8 +121,8 @@ def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> 
     # Accept y with probability exp(-(|y| - variance / scale)^2 / (2 variance)), over one common denominator.
     shift, divisor = denominator * scale, 2 * numerator * denominator * scale * scale
     while True:
-        candidate = _sample_discrete_laplace(scale, source)
-        if _bernoulli_exp((abs(candidate) * shift - numerator) ** 2, divisor, source):
+        candidate = sample_discrete_laplace(scale, source)
+        if bernoulli_exp((abs(candidate) * shift - numerator) ** 2, divisor, source):
             return candidate
 
 
@@ -133,22 +133,25 @@ def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
     return exact**2, math.floor(exact) + 1
 
 
-def _sample_discrete_laplace(scale: int, source: RandomSource) -> int:
-    """One draw with mass proportional to exp(-|x| / scale): a remainder below ``scale`` plus geometric multiples."""
+def sample_discrete_laplace(scale: int | Fraction, source: RandomSource) -> int:
+    """One exact draw with mass proportional to exp(-|x| / ``scale``) on the integers; ``scale`` > 0."""
+    numerator, denominator = scale.numerator, scale.denominator
     while True:
-        remainder = source.randbelow(scale)
-        if not _bernoulli_exp_below_one(remainder, scale, source):
+        # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.
+        remainder = source.randbelow(numerator)
+        if not _bernoulli_exp_below_one(remainder, numerator, source):
             continue
+        # A remainder below the scale and a geometric number of scales: exp(-m / scale) falls into these two factors.
         multiple = 0
         while _bernoulli_exp_below_one(1, 1, source):
             multiple += 1
-        magnitude = remainder + scale * multiple
+        magnitude = (remainder + numerator * multiple) // denominator
         negative = source.randbelow(2)
         if magnitude or not negative:  # otherwise zero would be drawn under both signs
             return -magnitude if negative else magnitude
 
 
-def _bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> bool:
+def bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> bool:
     """True with probability exp(-numerator / denominator), for any non-negative ratio."""
     while numerator > denominator:
         if not _bernoulli_exp_below_one(1, 1, source):

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from fairpate.later import dp_accounting, pld
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import RandomSource, _bernoulli_exp, _bernoulli_exp_below_one
+from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
 from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL, LossDistribution, nothing
 from fairpate.types import IntArray, Relation, Unit
 
@@ -143,10 +143,11 @@ def release_epsilon_for(
     low = (target_epsilon - pure_epsilon(others)) / (count * len(kinds))
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
-    # The search uses a coarse grid for speed; the default one, by which runs are priced, has the last word below.
+    # The search uses a coarse grid for speed; the one by which runs are priced, which is wider for a large epsilon, has
+    # the last word below: a fine one would take minutes there.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
-    def fits(epsilon: float, interval: float = coarse) -> bool:
+    def fits(epsilon: float, interval: float | None = coarse) -> bool:
         events = (*(kind(count=count, epsilon=epsilon) for kind in kinds), *others)
         if accounting == "rdp":
             return accountant.epsilon(events, target_delta=target_delta).epsilon <= target_epsilon
@@ -158,7 +159,7 @@ def release_epsilon_for(
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    while low > least and not fits(low, DEFAULT_INTERVAL):
+    while low > least and not fits(low, None):
         low *= 1 - _TOLERANCE
     return max(low, least)
 
@@ -219,7 +220,7 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
     while True:
         place = source.randbelow(len(costs))
         exponent = slope * (costs[place] - least)
-        if _bernoulli_exp(exponent.numerator, exponent.denominator, source):
+        if bernoulli_exp(exponent.numerator, exponent.denominator, source):
             return place
 
 
@@ -228,25 +229,8 @@ def keep_probability(epsilon: float, num_values: int) -> float:
     return 1 / (1 + (num_values - 1) * math.exp(-epsilon))
 
 
-def sample_discrete_laplace(scale: Fraction, source: RandomSource) -> int:
-    """One exact draw with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
-    numerator, denominator = scale.numerator, scale.denominator
-    while True:
-        # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.
-        remainder = source.randbelow(numerator)
-        if not _bernoulli_exp_below_one(remainder, numerator, source):
-            continue
-        multiple = 0
-        while _bernoulli_exp_below_one(1, 1, source):
-            multiple += 1
-        magnitude = (remainder + numerator * multiple) // denominator
-        negative = source.randbelow(2)
-        if magnitude or not negative:  # otherwise zero would be drawn under both signs
-            return -magnitude if negative else magnitude
-
-
 def _respond(code: int, num_values: int, epsilon: Fraction, source: RandomSource) -> int:
     while True:
         candidate = source.randbelow(num_values)
-        if candidate == code or _bernoulli_exp(epsilon.numerator, epsilon.denominator, source):
+        if candidate == code or bernoulli_exp(epsilon.numerator, epsilon.denominator, source):
             return candidate

@@ -31,25 +31,22 @@ D distances 0 .. number of teachers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from fairpate.privacy import gnmax
-from fairpate.privacy.discrete_gaussian import NoiseSource, log_difference_survival_table, sample_discrete_gaussian
+from fairpate.privacy._argmax_curve import FARTHEST_STDDEVS, UNTIL_ROUNDING, ArgmaxCurve, DistinctVotes, gaps_of
+from fairpate.privacy.discrete_gaussian import NoiseSource, sample_discrete_gaussian
 from fairpate.privacy.smooth_release import PUBLISHED_DECIMALS, SanitisedRdp, SmoothRelease
-from fairpate.types import IntArray, Tail
+from fairpate.types import Tail
 
 FloatArray = npt.NDArray[np.float64]
 
-_BLOCK_ENTRIES = 2**20
-_CHECKED_POINTS, _CHECKED_STDDEVS = 20_001, 40.0  # what check_monotonicity looks at, below q0 and q1
-# Relative changes that rounding explains, and costs below which a float has no digits left.
-_UNTIL_ROUNDING, _VANISHING = 1e-9, 1e-290
+_CHECKED_POINTS = 20_001  # what check_monotonicity looks at, below q0 and q1
+_VANISHING = 1e-290  # costs below have no digits left in a float
 
 
 def sanitised_rdp(
@@ -67,7 +64,7 @@ def sanitised_rdp(
     ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
     """
     costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
-    votes = _DistinctVotes.of(votes_QC)
+    votes = DistinctVotes.of(votes_QC)
     exact, scale = float(votes.counts_U @ costs.rdp(votes)), _smooth(costs, votes, release.beta)
     log_scale = None
     if release.scale_noise_stddev < math.inf:
@@ -103,7 +100,7 @@ def smooth_sensitivity(
     for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
     """
     costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
-    return _smooth(costs, _DistinctVotes.of(votes_QC), release.beta)
+    return _smooth(costs, DistinctVotes.of(votes_QC), release.beta)
 
 
 def two_step_rdp(
@@ -116,7 +113,7 @@ def two_step_rdp(
     tail: Tail = "discrete",
 ) -> FloatArray:
     """The cost that a release publishes, per query, shape (Q,): threshold and argmax priced apart; private."""
-    votes = _DistinctVotes.of(votes_QC)
+    votes = DistinctVotes.of(votes_QC)
     costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, order, tail)
     return costs.rdp(votes)[votes.inverse_Q]
 
@@ -125,9 +122,9 @@ def argmax_sensitivity(
     votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
     """The most that one moved vote changes the argmax's cost for votes up to d moves away, shape (Q, D); private."""
-    votes = _DistinctVotes.of(votes_QC)
+    votes = DistinctVotes.of(votes_QC)
     check_monotonicity(noise_stddev_votes=noise_stddev_votes, num_classes=votes.num_classes, order=order)
-    curve = _ArgmaxCurve.of(votes, noise_stddev_votes, order, tail)
+    curve = ArgmaxCurve.of(votes, noise_stddev_votes, order, tail)
     return curve.sensitivity(curve.closest(votes))[votes.inverse_Q]
 
 
@@ -135,7 +132,7 @@ def threshold_sensitivity(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
     """The same for the threshold bit's cost, which depends on the largest count alone, shape (Q, D); private."""
-    votes = _DistinctVotes.of(votes_QC)
+    votes = DistinctVotes.of(votes_QC)
     return _threshold_sensitivity(votes, threshold, threshold_stddev_votes, order, tail)[votes.inverse_Q]
 
 
@@ -148,56 +145,18 @@ def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: fl
     if num_classes < 2:
         raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
     # Offset 0: the conditions are about q, and the tail decides only which q votes have.
-    curve = _ArgmaxCurve(noise_stddev_votes, num_classes, order, 0.0)
-    below = np.linspace(-_CHECKED_STDDEVS, 0, _CHECKED_POINTS)
+    curve = ArgmaxCurve(noise_stddev_votes, num_classes, order, 0.0)
+    below = np.linspace(-FARTHEST_STDDEVS, 0, _CHECKED_POINTS)
     cost = curve.rdp(curve.moved(curve.log_q_limit, below))
     log_q = curve.moved(curve.log_q1, below)
     growth = curve.rdp(curve.raised(log_q)) - curve.rdp(log_q)
     for what, values, end in (("cost", cost, "q0"), ("growth of the cost by one vote", growth, "q1")):
-        if np.any(np.diff(values) < -_UNTIL_ROUNDING * values[1:] - _VANISHING):
+        if np.any(np.diff(values) < -UNTIL_ROUNDING * values[1:] - _VANISHING):
             raise ValueError(
                 f"Expected the argmax's {what} to rise with q up to {end}, but at order {order} with "
                 f"noise_stddev_votes {noise_stddev_votes} and {num_classes} classes it falls: "
                 "publish at a lower order, or raise noise_stddev_votes."
             )
-
-
-@dataclass(frozen=True)
-class _DistinctVotes:
-    """Vote counts in decreasing order, once each; ``inverse_Q`` leads back to the queries."""
-
-    ranked_UC: IntArray
-    counts_U: FloatArray
-    inverse_Q: IntArray
-    num_teachers: int
-
-    @classmethod
-    def of(cls, votes_QC: npt.ArrayLike) -> _DistinctVotes:
-        votes = np.asarray(votes_QC)
-        if votes.ndim != 2 or not votes.shape[0] or votes.shape[1] < 2:
-            raise ValueError(f"Expected votes of shape (queries >= 1, classes >= 2), got {votes.shape}.")
-        if votes.dtype.kind not in "iuf" or not np.all((votes >= 0) & (votes == np.floor(votes))):
-            raise ValueError("Expected votes to be whole numbers >= 0; count whole teachers per class.")
-        num_teachers = np.unique(votes.sum(axis=1))
-        if len(num_teachers) > 1 or not 1 <= num_teachers[0] < math.inf:
-            raise ValueError(
-                f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
-                "leave out queries that lost teachers, and price them for any votes."
-            )
-        ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
-        ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
-        return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.ranked_UC.shape[1])
-
-    def blocks(self) -> Iterator[_DistinctVotes]:
-        """Few enough votes at a time for their sensitivities at every distance to fit in memory."""
-        rows = max(1, _BLOCK_ENTRIES // (self.num_teachers + 1))
-        for first in range(0, len(self.ranked_UC), rows):
-            part = slice(first, first + rows)
-            yield replace(self, ranked_UC=self.ranked_UC[part], counts_U=self.counts_U[part])
 
 
 @dataclass(frozen=True)
@@ -210,7 +169,7 @@ class _Costs:
     order: float
     tail: Tail
 
-    def rdp(self, votes: _DistinctVotes) -> FloatArray:
+    def rdp(self, votes: DistinctVotes) -> FloatArray:
         bit_UA = gnmax.threshold_rdp(
             votes.ranked_UC,
             threshold=self.threshold,
@@ -220,145 +179,22 @@ class _Costs:
         )
         if self.threshold == math.inf:
             return bit_UA[:, 0]
-        curve = _ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
-        total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(_gaps(votes)))
+        curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
+        total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(gaps_of(votes)))
         return total_U
 
-    def sensitivity(self, votes: _DistinctVotes) -> FloatArray:
+    def sensitivity(self, votes: DistinctVotes) -> FloatArray:
         """Per distinct query and distance, shape (U, D)."""
         bit_UD = _threshold_sensitivity(votes, self.threshold, self.threshold_stddev, self.order, self.tail)
         if self.threshold == math.inf:
             return bit_UD
         check_monotonicity(noise_stddev_votes=self.noise_stddev, num_classes=votes.num_classes, order=self.order)
-        curve = _ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
+        curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
         return bit_UD + curve.sensitivity(curve.closest(votes))
 
 
-@dataclass(frozen=True)
-class _ArgmaxCurve:
-    """The argmax's cost as a function of ln q, and how one moved vote moves ln q."""
-
-    noise_stddev: float
-    num_classes: int
-    order: float
-    offset_votes: float  # of the continuous tail that bounds the tail of the noise drawn
-
-    def __post_init__(self) -> None:
-        if not 0 < self.noise_stddev < math.inf:
-            raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {self.noise_stddev}.")
-
-    @classmethod
-    def of(cls, votes: _DistinctVotes, noise_stddev: float, order: float, tail: Tail) -> _ArgmaxCurve:
-        return cls(noise_stddev, votes.num_classes, order, _tail_offset(noise_stddev, votes.num_teachers, tail))
-
-    @property
-    def data_independent(self) -> float:
-        return self.order / self.noise_stddev**2
-
-    @cached_property
-    def log_q0(self) -> float:
-        """ln of the least q whose cost is the data-independent one, as is then all that is above."""
-        low, high = float(self.moved(self.log_q_limit, -_CHECKED_STDDEVS)), self.log_q_limit
-        while high - low > 1e-13 * -high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
-        # From above: at q0 the cost must be the data-independent one already.
-        return high
-
-    @property
-    def log_q_limit(self) -> float:
-        """ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
-
-        With m = sigma sqrt(-ln q) Theorem 6 asks for m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
-        sigma^2. From m = sigma + 1 on that holds, since the left side is at most 2 / (m - 1).
-        """
-        return -((max(self.noise_stddev + 1, self.order - 1) / self.noise_stddev) ** 2)
-
-    @cached_property
-    def log_q1(self) -> float:
-        """ln of the q from which one vote leads to q0, a little less lest rounding leave a gap."""
-        return float(self.lowered(np.array(self.log_q0))) * (1 + 1e-12)
-
-    def log_q(self, gaps: FloatArray) -> FloatArray:
-        """ln q of rows of gaps between the largest count and the others."""
-        log_tails = scipy.special.log_ndtr((self.offset_votes - gaps) / (math.sqrt(2) * self.noise_stddev))
-        bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / self.num_classes))
-        return bound
-
-    def rdp(self, log_q: FloatArray) -> FloatArray:
-        flat = gnmax.gnmax_rdp(log_q.ravel(), noise_stddev_votes=self.noise_stddev, orders_A=[self.order])
-        return np.where(log_q < self.log_q_limit, flat[:, 0].reshape(log_q.shape), self.data_independent)
-
-    def moved(self, log_q: float | FloatArray, by_stddevs: float | FloatArray) -> FloatArray:
-        """ln q after every gap, taken as equal, shrank by that many standard deviations of its noise."""
-        log_others = math.log(self.num_classes - 1)
-        moved = log_others + scipy.special.log_ndtr(
-            scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs
-        )
-        # A union bound may pass 1.
-        return np.minimum(moved, 0.0)
-
-    def raised(self, log_q: FloatArray) -> FloatArray:
-        return self.moved(log_q, math.sqrt(2) / self.noise_stddev)
-
-    def lowered(self, log_q: FloatArray) -> FloatArray:
-        return self.moved(log_q, -math.sqrt(2) / self.noise_stddev)
-
-    def sensitivity(self, log_q: FloatArray) -> FloatArray:
-        """The most one vote changes the cost at q, or on [q1, q0] the most it changes anywhere."""
-        at = np.where((log_q >= self.log_q1) & (log_q <= self.log_q0), self.log_q1, log_q)
-        cost = self.rdp(at)
-        either = np.maximum(self.rdp(self.raised(at)) - cost, cost - self.rdp(self.lowered(at)))
-        # One vote from just above q1 leads past q0, where the cost may jump.
-        return np.where(at == self.log_q1, self.data_independent - cost, either)
-
-    def closest(self, votes: _DistinctVotes) -> FloatArray:
-        """ln q of the votes up to d moves away that come closest to [q1, q0], shape (U, D)."""
-        gaps = _gaps(votes)
-        at_U = self.log_q(gaps)
-        widen_U = at_U > self.log_q0
-        log_q_DU = np.empty((votes.num_teachers + 1, len(at_U)))
-        for distance in range(votes.num_teachers + 1):
-            log_q_DU[distance] = at_U
-            # A gap of all teachers is unanimity: no vote is left to move.
-            can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
-            rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
-            if not len(rows):
-                log_q_DU[distance:] = at_U
-                break
-            step = np.where(widen_U[rows], 1.0, -1.0)
-            second = gaps[rows].argmin(axis=1)
-            # A vote from one of the two largest counts to the other changes their gap by 2, and every other gap by 1.
-            gaps[rows] += step[:, None]
-            gaps[rows, second] += step
-            moved = self.log_q(gaps[rows])
-            arrived = np.where(step > 0, moved <= self.log_q0, moved >= self.log_q1)
-            at_U[rows] = np.where(arrived, self.log_q1, moved)
-        return log_q_DU.T
-
-
-def _gaps(votes: _DistinctVotes) -> FloatArray:
-    gaps: FloatArray = (votes.ranked_UC[:, :1] - votes.ranked_UC[:, 1:]).astype(np.float64)
-    return gaps
-
-
-@lru_cache(maxsize=64)
-def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
-
-    Gap 0 needs no bound: q >= 1/2 there, beyond q0 under either tail.
-    """
-    if tail == "gaussian":
-        return 0.0
-    if tail != "discrete":
-        raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    quantiles = scipy.special.ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
-    offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
-    return max(offset + _UNTIL_ROUNDING, 0.0)
-
-
 def _threshold_sensitivity(
-    votes: _DistinctVotes, threshold: float, threshold_stddev: float, order: float, tail: Tail
+    votes: DistinctVotes, threshold: float, threshold_stddev: float, order: float, tail: Tail
 ) -> FloatArray:
     """Within the largest counts that these teachers can have, from an even split to unanimity, shape (U, D)."""
     least = -(-votes.num_teachers // votes.num_classes)
@@ -385,7 +221,7 @@ def _largest_within(values_V: FloatArray, centre: int, reach: int) -> FloatArray
     return np.maximum(below[np.minimum(distance, len(below) - 1)], above[np.minimum(distance, len(above) - 1)])
 
 
-def _smooth(costs: _Costs, votes: _DistinctVotes, beta: float) -> float:
+def _smooth(costs: _Costs, votes: DistinctVotes, beta: float) -> float:
     total_D = np.zeros(votes.num_teachers + 1)
     for block in votes.blocks():
         # Up to d away, and within a query before queries are added: one record moves all of them at once.

@@ -136,6 +136,13 @@ def test_releases_are_planned_within_the_target_and_waste_little_of_it(count: in
         release_epsilon_for(target_epsilon=0.2, target_delta=DELTA, count=count, others=others)
 
 
+def test_a_large_target_is_planned_on_the_grid_that_prices_it() -> None:
+    # On the grid of small targets this would have tens of millions of points.
+    target, count = PrivacyTarget(epsilon=1000, delta=DELTA), 5
+    plan = release_epsilon_for(target_epsilon=1000.0, target_delta=DELTA, count=count)
+    assert 990 < priced([LaplaceReleases(count=count, epsilon=plan)], target).epsilon <= 1000
+
+
 @pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(2), Fraction(31, 7)])
 def test_discrete_laplace_has_its_masses(scale: Fraction) -> None:
     source = SeededSource(1)
