@@ -23,9 +23,9 @@ import torch
 from fairpate.app.compare.cells import Cell, cells_of, load_sweep
 from fairpate.app.compare.run import run_cell
 from fairpate.app.compare.votes import ballot
+from fairpate.app.finished import UnprotectedRun
 from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
-from fairpate.app.run import UnprotectedRun
 from fairpate.app.rundir import (
     RunDirectory,
     checkpoint_folder,

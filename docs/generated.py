@@ -34,7 +34,7 @@ MODULES = {
     "fairness": "fairpate.fairness.rates fairpate.fairness.gaps fairpate.fairness.notions fairpate.fairness.gate "
     "fairpate.fairness.rate_constraints fairpate.fairness.named_constraints fairpate.fairness.private_population",
     "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.predict student.train "
-    "student.predict",
+    "student.card student.predict",
     "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger.ledger "
     "aggregator.ledger.budget aggregator.client",
 }

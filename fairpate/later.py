@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import matplotlib.lines
     import matplotlib.ticker
     import pyarrow.dataset as arrow_dataset
+    import safetensors.torch as safetensors_torch
     import sklearn as sklearn
     import torch as torch
     from dp_accounting.pld import pld_pmf as pld_pmf
@@ -42,10 +43,21 @@ else:
     arrow_dataset = _Later("pyarrow.dataset")
     dp_accounting = _Later("dp_accounting")
     functional = _Later("torch.nn.functional")
-    matplotlib = _Later("matplotlib", "lines", "ticker")
+    matplotlib = _Later("matplotlib", "figure", "lines", "ticker")
     pld = _Later("dp_accounting.pld.privacy_loss_distribution")
     pld_pmf = _Later("dp_accounting.pld.pld_pmf")
+    safetensors_torch = _Later("safetensors.torch")
     sklearn = _Later("sklearn")
     torch = _Later("torch")
 
-__all__ = ["arrow_dataset", "dp_accounting", "functional", "matplotlib", "pld", "pld_pmf", "sklearn", "torch"]
+__all__ = [
+    "arrow_dataset",
+    "dp_accounting",
+    "functional",
+    "matplotlib",
+    "pld",
+    "pld_pmf",
+    "safetensors_torch",
+    "sklearn",
+    "torch",
+]

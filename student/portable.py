@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from fairpate.nn.mixture import Mixture
 from fairpate.types import UserError
-from student.predict import Student, StudentCard
+from student.card import StudentCard
+from student.predict import Student
 
 FORMAT = "fairpate.portable/1"
 OPSET = 18

@@ -13,74 +13,30 @@ with it, it takes records as the data set has them.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fairpate.config import ModelConfig
 from fairpate.data.embedding import Embedding
 from fairpate.data.embedding_file import read_embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.mixture import Mixture, draw_labels, said_labels
 from fairpate.nn.models import build_architecture
 from fairpate.nn.predict import predict_probabilities
-from fairpate.types import GateRule, UserError
-
-FORMAT = "fairpate.student/1"
-_EMBEDDING = "embedding.safetensors"
-
-
-class StudentFileError(UserError):
-    """A file that is no student."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentCard:
-    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default.
-
-    ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
-    of predicting k for a member of group a where the network says j; None predicts what it says.
-    ``num_training_labels``: released labels that it was trained on; None where that was not recorded. ``embedding``: of
-    the embedding whose coordinates it takes, the SHA-256 of its file; None where it takes records as they are.
-    """
-
-    model: ModelConfig
-    input_shape: tuple[int, ...]
-    label_names: tuple[str, ...]
-    group_names: tuple[str, ...]
-    sensitive_attribute: str
-    idp3: GateRule | None = None
-    num_members: int | None = None
-    mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    num_training_labels: int | None = None
-    embedding: str | None = None
-
-    @property
-    def is_randomised(self) -> bool:
-        """Whether equal records may be predicted differently."""
-        return self.num_members is not None or self.mixing is not None
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether a prediction needs the record's group."""
-        return self.idp3 is not None or self.mixing is not None
-
-    def build_network(self) -> nn.Module:
-        """The network with initial weights."""
-
-        def one() -> nn.Module:
-            classes = len(self.label_names)
-            return build_architecture(self.model, input_shape=self.input_shape, num_classes=classes)
-
-        return one() if self.num_members is None else Mixture([one() for _ in range(self.num_members)])
+from student.card import (
+    FORMAT,
+    StudentCard,
+    content_digest,
+    embedding_beside,
+    read_student_file,
+    readable,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,69 +122,29 @@ def save_student(student: Student, path: Path) -> None:
     """Write weights and card as one safetensors file; of a weights file that it started from, the sha256 only."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
-    tensors = {name: tensor.contiguous() for name, tensor in student.network.state_dict().items()}
-    card["sha256"] = _digest(card, tensors)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
+    card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     save_file(tensors, path, metadata={"card": json.dumps(card)})  # several keys would be written in random order
     path.chmod(0o644)
 
 
 def load_student(path: Path) -> Student:
-    """Read a file of :func:`save_student`; StudentFileError if it is missing, damaged or something else.
+    """Read a file of :func:`save_student`, with the embedding that its card knows; StudentFileError unless it is whole.
 
-    The embedding that its card knows is read from ``embedding.safetensors`` beside it. Of a file that says no checksum,
-    only what cannot be read counts as damage.
+    As :func:`student.card.read_card`, and besides for weights that the network has no place for.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        values = json.loads(metadata.get("card", "{}"))
-        if (found := values.get("format", metadata.get("format"))) != FORMAT:
-            raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
-        student = _student(values, tensors)
-        return student if student.card.embedding is None else replace(student, embedding=_embedding(student.card, path))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
+    with readable(path):
+        card, weights = read_student_file(path)
+        network = build_network(card)
+        network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        embedding = None if card.embedding is None else read_embedding(embedding_beside(path))
+        return Student(card=card, network=network.eval(), embedding=embedding)
 
 
-def _student(values: dict[str, object], tensors: dict[str, Tensor]) -> Student:
-    """ValueError, KeyError, TypeError or RuntimeError for a card or weights that are not what was saved."""
-    expected = values.pop("sha256", None)
-    if expected not in (None, _digest(values, tensors)):
-        raise ValueError("its content is not that of its checksum")
-    values.pop("format")
-    card = _card(values)
-    network = card.build_network()
-    network.load_state_dict(tensors)
-    return Student(card=card, network=network.eval())
+def build_network(card: StudentCard) -> nn.Module:
+    """The network of ``card`` with initial weights."""
 
+    def one() -> nn.Module:
+        return build_architecture(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
 
-def _embedding(card: StudentCard, path: Path) -> Embedding:
-    """ValueError or OSError unless the file beside ``path`` is the one that the card knows."""
-    beside = path.parent / _EMBEDDING
-    if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
-        raise ValueError(f"{beside} is not the embedding that it was trained with")
-    return read_embedding(beside)
-
-
-def _digest(card: dict[str, object], tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of the card and of every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _card(values: dict[str, object]) -> StudentCard:
-    fields = {name: _tuples(value) for name, value in values.items()}
-    idp3 = fields.pop("idp3")
-    return StudentCard(
-        **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
-        idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
-    )
-
-
-def _tuples(value: object) -> object:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return one() if card.num_members is None else Mixture([one() for _ in range(card.num_members)])

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.api_page import HEADERS, api_page
 from fairpate.fairness.gate import DemographicParityGate
+from fairpate.later import torch
 from fairpate.types import GateRule
-from student.predict import StudentCard, load_student
+from student.card import StudentCard, read_card
+from student.predict import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
@@ -183,7 +184,7 @@ def application(arguments: dict[str, Any]) -> Any:
     from ray import serve
 
     served = ServedStudent.model_validate(arguments)
-    card = load_student(served.student).card
+    card = read_card(served.student)
     deploy = serve.deployment
     gate = None
     if card.idp3 is not None:

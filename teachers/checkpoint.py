@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fairpate import __version__
+from fairpate.later import torch
 from fairpate.storage import Location, exists, join, read, write
 from fairpate.types import UserError
 from teachers.teacher import Shard, TeacherSpec

@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-
 from fairpate.config import RayConfig
+from fairpate.later import torch
 from teachers.pool import InProcessPool, Pool, PoolError, RayPool
 
 _PACKAGES = ("fairpate", "teachers", "aggregator", "student")

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from fairpate.later import torch
 from fairpate.nn.models import build_architecture
 from fairpate.storage import Storage, join
 from fairpate.votes_config import TeachersConfig
@@ -28,6 +27,9 @@ from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, tri
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine, choose_engine, train_teachers
 from teachers.vote import Counts, VoteArray, count_block
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 if TYPE_CHECKING:  # a worker process imports this module and needs no data loaders
     from fairpate.data.dataset import Split

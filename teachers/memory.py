@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
+from fairpate.later import torch
 
 _SAFE_SHARE = 0.8  # the rest is the driver's context, libraries' workspaces, and pieces too small to use
 

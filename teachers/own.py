@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import sklearn
-import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
 
 from fairpate import __version__
+from fairpate.later import torch
 from fairpate.named_code import is_own_file, named_object
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.storage import Storage
@@ -58,6 +57,8 @@ from teachers.teacher import seed_of_training
 from teachers.vote import VoteArray, count_votes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]

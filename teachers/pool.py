@@ -23,9 +23,9 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fairpate.config import RayConfig
+from fairpate.later import torch
 from fairpate.types import UserError
 
 SharedT = TypeVar("SharedT")

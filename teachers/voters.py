@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fairpate.config import RayConfig
+from fairpate.later import torch
 from teachers.checkpoint import ArrayWeights, load_block
 from teachers.ensemble import Ensemble
 from teachers.pool import PoolError, number_of_actors

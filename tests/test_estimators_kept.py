@@ -22,7 +22,8 @@ from fairpate.estimators import (
     SgdClassifier,
     WeightedVotesClassifier,
 )
-from student.predict import StudentFileError, load_student
+from student.card import StudentFileError
+from student.predict import load_student
 
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
-from student.predict import Student, StudentCard
+from student.card import StudentCard
+from student.predict import Student
 
 
 def two_groups(count: int, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:

@@ -11,18 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from aggregator.admission import admit_queries
 from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries
-from fairpate.app.students import public_records
 from fairpate.config import StudentConfig
 from fairpate.data import Split
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.nn.predict import predict_probabilities
+from fairpate.later import torch
 from fairpate.types import GateRule, LabelledSet
 from fairpate.votes_config import AdmissionConfig
-from student.train import train_student
 
 
 def answer_admitted(
@@ -94,6 +91,11 @@ def _predict(
     seed: int,
 ) -> np.ndarray:
     """Probabilities of the candidates in ``rows``, by a student of the labels released so far."""
+    # Rounds are few runs', and all others release labels without torch.
+    from fairpate.app.students import public_records
+    from fairpate.nn.predict import predict_probabilities
+    from student.train import train_student
+
     network = train_student(
         public_records(queries, labelled),
         learning,

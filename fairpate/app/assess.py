@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from fairpate.data import Dataset
 from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.types import GateRule
-from student.predict import Student
+
+if TYPE_CHECKING:
+    from student.predict import Student
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,21 +13,18 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.decomposition import PCA
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GroupKFold, cross_val_predict
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
 from fairpate.data.dataset import Split
 from fairpate.evaluation.metrics import WithoutPrivacy
+from fairpate.later import functional, sklearn
 from fairpate.types import IntArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FOLDS = 5
 _FEWEST, _MOST = 50, 4000
@@ -48,7 +45,7 @@ def without_privacy(test: Split, answered_N: npt.NDArray[np.bool_], *, seed: int
     labels = chosen.y.numpy()
     if not (chosen.x.numel() and chosen.x.isfinite().all()):
         return None
-    folds = GroupKFold(_FOLDS, shuffle=True, random_state=seed)
+    folds = sklearn.model_selection.GroupKFold(_FOLDS, shuffle=True, random_state=seed)
     persons = np.arange(len(rows)) if chosen.person_N is None else chosen.person_N.numpy()
     if len(np.unique(persons)) < _FOLDS:
         return None
@@ -69,18 +66,19 @@ def _predicted(
     tested = np.concatenate([np.append(rows, -1) for _, rows in parts])
     key = hashlib.blake2b(b"|".join(each.tobytes() for each in (np.array(x_NF.shape), x_NF, labels_N, tested))).digest()
     if key not in _predictions:
-        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, tol=1e-2))
+        learner = sklearn.linear_model.LogisticRegression(max_iter=100, tol=1e-2)
+        model = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), learner)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # near enough for a comparison
-            _predictions[key] = cross_val_predict(model, x_NF, labels_N, cv=parts)
+            warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison
+            _predictions[key] = sklearn.model_selection.cross_val_predict(model, x_NF, labels_N, cv=parts)
     return _predictions[key]
 
 
 def _features(x: Tensor) -> npt.NDArray[np.float64]:
     """Records as rows of at most 256 numbers, which know of no label."""
     if x.ndim == 4:
-        x = adaptive_avg_pool2d(x.float(), (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE)))
+        x = functional.adaptive_avg_pool2d(x.float(), (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE)))
     rows: npt.NDArray[np.float64] = x.flatten(1).numpy().astype(np.float64)
     if rows.shape[1] > _MOST_FEATURES:
-        rows = PCA(min(_COMPONENTS, len(rows)), svd_solver="covariance_eigh").fit_transform(rows)
+        rows = sklearn.decomposition.PCA(min(_COMPONENTS, len(rows)), svd_solver="covariance_eigh").fit_transform(rows)
     return rows

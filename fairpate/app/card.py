@@ -50,7 +50,7 @@ from fairpate.privacy.event_values import event_from
 from fairpate.steps import tell
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, Unit
-from student.predict import load_student
+from student.card import read_card as read_student_card
 
 FORMAT = "fairpate.card/1"
 
@@ -96,7 +96,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             )
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
-    require_student_of(run, trained_on, load_student(run.student).card)
+    require_student_of(run, trained_on, read_student_card(run.student))
     return card_of(run, method=config["method"], data=_data(trained_on, config["data"]), use=use, made_on=run.made_on)
 
 
@@ -106,7 +106,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
     population = read_json(run.private_population) if run.private_population.is_file() else None
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
     baseline = metrics.pop("without_privacy", None)
-    student = load_student(run.student).card
+    student = read_student_card(run.student)
     return Card(
         model=CardModel(
             method=method,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from aggregator.service.about import Facts
 from aggregator.service.questions import PublicPool
@@ -15,6 +14,7 @@ from fairpate.app.rundir import RunDirectory
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declared.form import form_of
 from fairpate.data.embedding import Embedding
+from fairpate.later import torch
 from fairpate.methods.pate import VotingMethod
 from fairpate.votes_config import QueriesConfig
 

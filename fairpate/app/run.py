@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import nn
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.early_checks import check_data, check_model_files, check_queries, published_model
+from fairpate.app.finished import own_folder
 from fairpate.app.meter import Meter
 from fairpate.app.odometer import Odometer
 from fairpate.app.portable import write_portable
@@ -33,7 +34,6 @@ from fairpate.app.rundir import (
     check_run_directory,
     create_run_directory,
     determining_values,
-    open_run_directory,
     read_json,
     read_statement,
     sole_worker,
@@ -49,7 +49,7 @@ from fairpate.data.files import sha256_of
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
 from fairpate.methods.definition import Method, Training
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod, require_allowed
+from fairpate.methods.pate import Labels, VotingMethod, require_allowed
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, take_release
 from fairpate.methods.trained import Trained
 from fairpate.nn.calibrate import calibrate
@@ -59,18 +59,9 @@ from fairpate.nn.predict import predict_probabilities
 from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, RunRecord
-from student.predict import Student, StudentCard, save_student
+from student.card import StudentCard
+from student.predict import Student, save_student
 from student.train import PublicRecords, train_student
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnprotectedRun(RunDirectory):
-    """The folder of a run without any privacy: nothing of it may be published."""
-
-    @property
-    def public(self) -> Path:
-        """Everything is the operator's."""
-        return self.private
 
 
 def run_method(
@@ -181,7 +172,7 @@ def _opened(
         config = with_given_data(config, dataset)
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
-    embedded = found = _own(check_run_directory(config), config)
+    embedded = found = own_folder(check_run_directory(config), config)
     if not found.votes.exists():
         require_allowed(config, allow_code=allow_code)
     if release_of is not None:
@@ -190,7 +181,7 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
-    run = _own(create_run_directory(config), config)
+    run = own_folder(create_run_directory(config), config)
     # Two at once would each release, and leave one's model beside the other's statement. The meter is made inside:
     # before, it might not see the receipt of the run that it waits for, and count what that released once more.
     with sole_worker(run.root, command):
@@ -201,19 +192,6 @@ def _opened(
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
         yield config, dataset, run, meter
-
-
-def _own(run: RunDirectory, config: Method) -> RunDirectory:
-    """The folder as ``config`` divides it."""
-    return run if config.is_private else UnprotectedRun(root=run.root)
-
-
-def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """The run in ``root``, whose every stage that costs something is done. RunDirectoryError otherwise."""
-    run, config = open_run_directory(root)
-    run = _own(run, config)
-    run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
-    return run, config
 
 
 def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-import torch
+
+from fairpate.later import torch
 
 
 class Stream(IntEnum):

@@ -29,13 +29,13 @@ from aggregator.service.oidc import OidcConfig
 from aggregator.service.rates import RequestRate
 from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
+from fairpate.app.finished import finished_run
 from fairpate.app.ledger_copies import last_backup_s
 from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.public_pool import public_pool, public_words
 from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
-from fairpate.app.run import finished_run
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.app.votes_file import read_votes_file

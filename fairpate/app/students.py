@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.seeds import Stream, torch_generator
 from fairpate.config import ModelConfig, PublishedConfig, StudentConfig
 from fairpate.data import Dataset, Split
+from fairpate.later import torch
 from fairpate.nn.models import is_convolutional
 from fairpate.types import LabelledSet
-from student.predict import Student, StudentCard, StudentFileError, load_student
+from student.card import StudentCard, StudentFileError
+from student.predict import Student, load_student
 from student.train import PublicRecords, train_student
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _MAX_STUDENT_THREADS = 4
 

@@ -20,7 +20,7 @@ from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
 from fairpate.meaning import delta_text
 from fairpate.types import PrivacyStatement
-from student.predict import load_student
+from student.card import read_card
 
 
 def outcome(run: RunDirectory) -> Output:
@@ -39,7 +39,7 @@ def outcome(run: RunDirectory) -> Output:
         "run": run.root,
         "statement": read_json(run.statement),
         "metrics": read_json(run.metrics),
-        "training_labels": load_student(run.student).card.num_training_labels,
+        "training_labels": read_card(run.student).num_training_labels,
         "files": {name: path for name, path in files.items() if path.exists()},
     }
     return Output(facts=facts, words=summarise(run))
@@ -66,7 +66,7 @@ def summarise(run: RunDirectory) -> Group:
     if queries is not None:
         rows += [
             ("labels released", f"{queries.answered} of {queries.submitted} queries"),
-            *_trained_on(load_student(run.student).card.num_training_labels, queries.answered),
+            *_trained_on(read_card(run.student).num_training_labels, queries.answered),
         ]
     rows += [("model", str(run.student))]
     rows += [("without this package", str(run.graph))] if run.graph.exists() else []

@@ -21,7 +21,7 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import placed
 from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
 from fairpate.types import Unit
-from student.predict import StudentCard, load_student
+from student.card import StudentCard, read_card
 
 if TYPE_CHECKING:
     from fairpate.methods.definition import Method
@@ -78,7 +78,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
         _require_same_records(run, dataset)
     if found is None:
         if run.student.exists():  # of a run that an earlier version did not record
-            require_student_of(run, now, load_student(run.student).card)
+            require_student_of(run, now, read_card(run.student))
         write_json(run.data, asdict(now))
 
 

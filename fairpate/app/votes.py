@@ -26,10 +26,7 @@ from fairpate.storage import Storage
 from fairpate.types import IntArray, VoteBatch
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import open_pool
-from teachers.ensemble import collect_votes, train_ensemble
-from teachers.own import ask_own_teachers
 from teachers.pool import Pool, PoolError
-from teachers.voters import Voters
 
 
 def collect_vote_batch(
@@ -47,6 +44,10 @@ def collect_vote_batch(
 
     ``pool`` None opens one for the purpose, as ``ray`` says.
     """
+    # Teachers are networks, and who reads votes or configurations needs no torch; so below.
+    from teachers.ensemble import collect_votes, train_ensemble
+    from teachers.own import ask_own_teachers
+
     read = _reader(dataset, ray)
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
         if teachers.model.python is not None:
@@ -161,6 +162,9 @@ def standing_teachers(
     collected: Path,
 ) -> StandingVoters:
     """All teachers in actors; votes that a run ``collected`` are read from its table."""
+    from teachers.ensemble import train_ensemble
+    from teachers.voters import Voters
+
     with open_pool(ray) as pool:
         ensemble = train_ensemble(
             dataset.private,

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
-import torch
 from pydantic import Field, model_validator
 
 from fairpate.config import Count, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.files import sha256_of
+from fairpate.later import torch
 from fairpate.types import IntArray, UserError, VoteBatch
 
 _DIGEST_BYTES = 16

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.embedding import Components, Embedding
 from fairpate.data.neighbour_graph import Graph, Nearness
 from fairpate.files import write_atomically
-from fairpate.later import torch
+from fairpate.later import safetensors_torch, torch
 from fairpate.types import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +51,9 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         values |= {"edges": edges.config.model_dump(mode="json"), "scale": copies[0].scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = _digest(content)
-    write_atomically(path, lambda temporary: save_file(content, temporary, {"embedding": json.dumps(values)}))
+    write_atomically(
+        path, lambda temporary: safetensors_torch.save_file(content, temporary, {"embedding": json.dumps(values)})
+    )
     path.chmod(0o644)
 
 

@@ -32,7 +32,8 @@ from fairpate.methods.trained import Price
 from fairpate.privacy.event_values import event_from
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement
-from student.predict import Student, StudentFileError, load_student, save_student
+from student.card import StudentFileError
+from student.predict import Student, load_student, save_student
 
 if TYPE_CHECKING:
     from fairpate.estimators.classifier import FairClassifier

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from pydantic import Field
-from torch import nn
 
 from fairpate.app.meter import Meter
 from fairpate.app.progress import Reporter
@@ -31,10 +29,15 @@ from fairpate.config import (
     Terms,
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute
+from fairpate.later import torch
 from fairpate.methods.trained import Price, Trained, price, private_randomness
-from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.types import Unit
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairpate.nn.private_fit import PrivateRandomness
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,6 @@ from fairpate.app.release import ReleasePlan, check_budget, choose_queries, rele
 from fairpate.app.reporting import Spending, costs
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, write_json
 from fairpate.app.seeds import Stream
-from fairpate.app.students import fit_student
 from fairpate.app.votes import (
     StandingVoters,
     check_teachers,
@@ -46,7 +45,6 @@ from fairpate.methods.definition import Method, Training, Voting
 from fairpate.methods.preprocess import streaming_filter
 from fairpate.methods.trained import Trained
 from fairpate.named_code import REMEDY, is_allowed
-from fairpate.nn.dpfr import public_penalty
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 from fairpate.votes_config import (
     AggregatorConfig,
@@ -225,6 +223,8 @@ class VotingMethod(Method):
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
         """``labels`` with a student of those ``kept``; ``options`` as :func:`fairpate.app.students.fit_student`."""
+        from fairpate.app.students import fit_student  # torch: a configuration is read without it
+
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -391,6 +391,8 @@ class PateSIn(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """With the regulariser."""
+        from fairpate.nn.dpfr import public_penalty  # torch, as above
+
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)
         penalty = public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
         return self.taught(training, labels, labels.labelled, penalty=penalty)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
 
-from fairpate.nn.private_fit import OsRandomness, PrivateRandomness, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.events import Event
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import QueryOutcomes, Relation, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.private_fit import PrivateRandomness
 
 Progress = Callable[[int, int], None]
 NO_NOISE = "no noise: not private"
@@ -103,4 +106,6 @@ def price(
 
 def private_randomness(noise: str, seed: int) -> PrivateRandomness:
     """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
+    from fairpate.nn.private_fit import OsRandomness, SeededRandomness  # of torch: who reads a configuration draws none
+
     return SeededRandomness(seed) if noise == "seeded" else OsRandomness()

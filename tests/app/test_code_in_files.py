@@ -46,7 +46,7 @@ def test_what_is_allowed_or_typed_runs(fairpate, tmp_path):
 
 def test_an_estimator_s_folder_runs_nothing(fairpate, tmp_path):
     from fairpate import FairClassifier
-    from student.predict import StudentFileError
+    from student.card import StudentFileError
 
     model = FairClassifier("sgd", sgd={"epochs": 1}).fit([[0.0], [1.0]] * 20, [0, 1] * 20)
     model.save(tmp_path / "model")

@@ -14,8 +14,9 @@ from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
 from fairpate.app.card import write_card
+from fairpate.app.finished import finished_run
 from fairpate.app.progress import Reporter
-from fairpate.app.run import finished_run, run_method
+from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, config_digest, create_run_directory, sole_worker
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import find_entry, load_dataset

@@ -7,7 +7,8 @@ import pytest
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset
 from fairpate.data.embedding import Embedding
-from student.predict import StudentFileError, load_student
+from student.card import StudentFileError
+from student.predict import load_student
 
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding.graph_share=0")
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from small_runs import FILES, read_json, run
 
+from fairpate.app.finished import finished_run
 from fairpate.app.odometer import LimitReachedError, Odometer
-from fairpate.app.run import finished_run
 from fairpate.app.rundir import (
     RunDirectory,
     RunDirectoryError,

@@ -22,7 +22,8 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from two_groups import untrained_student
 
-from student.predict import StudentFileError, save_student
+from student.card import StudentFileError
+from student.predict import save_student
 
 Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")

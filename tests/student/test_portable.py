@@ -19,8 +19,9 @@ from fairpate.fairness.gate import filter_stream
 from fairpate.nn.mixture import Mixture
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
+from student.card import StudentCard
 from student.portable import PortableError, missing_packages, portable
-from student.predict import Student, StudentCard
+from student.predict import Student
 
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
-from student.predict import Student, StudentCard, StudentFileError, load_student, save_student
+from student.card import StudentCard, StudentFileError
+from student.predict import Student, build_network, load_student, save_student
 
 RULE = GateRule(max_disparity=0.05, min_count=4)
 
@@ -123,7 +124,7 @@ def test_a_file_without_a_checksum_is_read_as_before(tmp_path):
 def randomised(**card):
     student = make_student()
     card = replace(student.card, **card)
-    network = card.build_network()
+    network = build_network(card)
     for seed, member in enumerate(getattr(network, "members", ())):
         member.load_state_dict(
             build_model(card.model, input_shape=(5,), num_classes=2, generator_seed=seed).state_dict()

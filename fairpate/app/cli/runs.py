@@ -121,8 +121,9 @@ def compare(
 
 def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
+    from fairpate.app.finished import finished_run
     from fairpate.app.progress import Reporter, waiting
-    from fairpate.app.run import finished_run, run_method
+    from fairpate.app.run import run_method
     from fairpate.app.summary import outcome
 
     found, config = finished_run(folder)

@@ -16,7 +16,6 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from fairpate.app.backbones import with_pinned_weights
@@ -38,6 +37,7 @@ from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.fairness.notions import DEFAULT, NotionName
 from fairpate.files import write_atomically
+from fairpate.later import torch
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray

@@ -1,0 +1,131 @@
+"""What a student's file says besides its weights, read without building the network.
+
+The file's checksum covers card and weights, so that a file whose card is read is known to be whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from fairpate.config import ModelConfig
+from fairpate.types import GateRule, UserError
+
+FORMAT = "fairpate.student/1"
+Weights = Mapping[str, npt.NDArray[np.generic]]
+_UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+
+
+class StudentFileError(UserError):
+    """A file that is no student."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentCard:
+    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default.
+
+    ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
+    of predicting k for a member of group a where the network says j; None predicts what it says.
+    ``num_training_labels``: released labels that it was trained on; None where that was not recorded. ``embedding``: of
+    the embedding whose coordinates it takes, the SHA-256 of its file; None where it takes records as they are.
+    """
+
+    model: ModelConfig
+    input_shape: tuple[int, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    idp3: GateRule | None = None
+    num_members: int | None = None
+    mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    num_training_labels: int | None = None
+    embedding: str | None = None
+
+    @property
+    def is_randomised(self) -> bool:
+        """Whether equal records may be predicted differently."""
+        return self.num_members is not None or self.mixing is not None
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a prediction needs the record's group."""
+        return self.idp3 is not None or self.mixing is not None
+
+
+def read_card(path: Path) -> StudentCard:
+    """What a student's file says; StudentFileError as of :func:`read_student_file`."""
+    with readable(path):
+        return read_student_file(path)[0]
+
+
+def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
+    """Card and weights; ValueError or another of :func:`readable` where they are not what was saved.
+
+    The embedding that the card knows is looked for beside it. Of a file that says no checksum, only what cannot be read
+    counts as damage.
+    """
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata() or {}
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    values = json.loads(metadata.get("card", "{}"))
+    if (found := values.get("format", metadata.get("format"))) != FORMAT:
+        raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
+    expected = values.pop("sha256", None)
+    if expected not in (None, content_digest(values, weights)):
+        raise ValueError("its content is not that of its checksum")
+    values.pop("format")
+    card = _card(values)
+    if card.embedding is not None:
+        _require_embedding(card.embedding, embedding_beside(path))
+    return card, weights
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """StudentFileError for whatever a file raises that is missing, damaged or something else."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
+
+
+def content_digest(card: Mapping[str, object], weights: Weights) -> str:
+    """SHA-256 of the card and of every array's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
+    for name, array in sorted(weights.items()):
+        # Types are called as torch calls them, which writes these files.
+        digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def embedding_beside(path: Path) -> Path:
+    """Where the embedding of the student at ``path`` lies."""
+    return path.parent / "embedding.safetensors"
+
+
+def _require_embedding(sha256: str, path: Path) -> None:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise ValueError(f"{path} is not the embedding that it was trained with")
+
+
+def _card(values: Mapping[str, object]) -> StudentCard:
+    fields = {name: _tuples(value) for name, value in values.items()}
+    idp3 = fields.pop("idp3")
+    return StudentCard(
+        **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
+        idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
+    )
+
+
+def _tuples(value: object) -> object:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
