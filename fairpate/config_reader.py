@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -13,6 +15,7 @@ from fairpate.names import nearest
 
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000
+_SHORT = 2**16  # a longer text is not kept
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -30,7 +33,7 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     ``as_text`` leaves every value as it is written: `no`, `1.0` and `007` are text then.
     """
     try:
-        values = _load_yaml(Path(path).read_text(encoding="utf-8"), _TextLoader if as_text else _Loader)
+        values = _load_yaml(Path(path).read_text(encoding="utf-8"), as_text=as_text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML file.") from None
     except OSError as error:
@@ -88,12 +91,18 @@ class _TextLoader(_Loader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
 
 
-def _load_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
+def _load_yaml(text: str, *, as_text: bool = False) -> Any:
     """What ``text`` says. yaml.YAMLError or ValueError where it is no YAML, or says a name twice."""
     try:
-        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+        return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+
+
+# A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
+@lru_cache(maxsize=64)
+def _parsed(text: str, as_text: bool) -> Any:
+    return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
