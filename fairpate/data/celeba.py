@@ -70,19 +70,30 @@ def _attributes(request: Request) -> pa.Table:
     if file.path.endswith(".csv"):
         return read_table(content, file.path)
     # A count, the 40 names, then rows aligned with runs of spaces.
-    _count, header, *rows = content.decode().splitlines() or [""]
+    _count, header, *rows = _lines(content, file.path)
     return read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
 
 
 def _partition(request: Request) -> pa.Table:
     file, content = read_any(PARTITION, request.data_dir)
     columns = ("image_id", "partition")
-    rows = content.decode().splitlines()
+    rows = _lines(content, file.path)
     if file.path.endswith(".csv"):
         rows = rows[1:]
     table = read_table(_comma_separated(rows), file.path, columns=columns)
     codes(table, "partition", PARTITIONS, file.path)
     return table
+
+
+def _lines(content: bytes, path: str) -> list[str]:
+    """The publisher pins no checksum: what was cut off, or is another thing, shows here."""
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a readable table ({error}); restore the file, in UTF-8.") from error
+    if len(lines) < 2:
+        raise DataError(f"{path}: not a readable table (it has no row); restore the file.")
+    return lines
 
 
 def _comma_separated(rows: list[str]) -> bytes:

@@ -106,7 +106,8 @@ def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
     try:
         with Image.open(io.BytesIO(content)) as picture:
             image = picture.convert(mode)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    # A header of billions of pixels is refused too, before memory is asked for them.
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
         raise DataError(f"{where}: not a readable picture ({error}); restore the publisher's file.") from error
     if image.size != (size, size):
         edge = min(image.size)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import date
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from markupsafe import Markup
@@ -14,8 +14,9 @@ from markupsafe import Markup
 from fairpate.meaning import delta_text
 from fairpate.pages import environment
 
-# Whatever the language of the machine.
 _MAX_POINTS = 240
+_ALL_DIGITS = Context(prec=400)  # of any float, and two after its point
+# Whatever the language of the machine.
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -58,7 +59,8 @@ def epsilon_text(value: float) -> str:
     """
     if not math.isfinite(value):
         return decimal(value)
-    return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING))
+    # Rounding would fail on more digits than the usual precision has.
+    return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING, context=_ALL_DIGITS))
 
 
 def made_words(made_on: str | None, version: str) -> str:

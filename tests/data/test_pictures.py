@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,15 @@ def test_without_a_writable_cache_pictures_are_still_read(
 
 def test_an_unreadable_picture_is_named(folder: Path) -> None:
     (folder / "toy" / "faces" / "a.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"faces: a\.png: not a readable picture"):
+        decode(open_pictures(ARCHIVE, folder), ["a.png"], size=8)
+
+
+def test_a_header_of_billions_of_pixels_is_refused(folder: Path) -> None:
+    size = (60_000).to_bytes(4, "big")
+    header = b"IHDR" + size + size + bytes([8, 2, 0, 0, 0])
+    chunk = (len(header) - 4).to_bytes(4, "big") + header + zlib.crc32(header).to_bytes(4, "big")
+    (folder / "toy" / "faces" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
     with pytest.raises(DataError, match=r"faces: a\.png: not a readable picture"):
         decode(open_pictures(ARCHIVE, folder), ["a.png"], size=8)
 

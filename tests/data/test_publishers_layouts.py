@@ -168,6 +168,17 @@ class TestCelebA:
             load("celeba", folder)
 
 
+@pytest.mark.parametrize("content", [b"", b"40\n", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("name", ["list_attr_celeba", "list_eval_partition"])
+def test_a_damaged_list_of_celeba_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "celeba" / "img_align_celeba").mkdir(parents=True)
+    attributes = b"1\nSmiling Male\n000001.jpg 1 -1\n"
+    for each, whole in (("list_attr_celeba", attributes), ("list_eval_partition", b"000001.jpg 0\n000002.jpg 0\n")):
+        (tmp_path / "celeba" / f"{each}.txt").write_bytes(content if each == name else whole)
+    with pytest.raises(DataError, match=rf"celeba/{name}\.txt: not a readable table .* restore the file"):
+        load("celeba", tmp_path)
+
+
 class TestCheXpert:
     """CheXpert-v1.0-small: 60 patients with one frontal and one lateral picture each."""
 

@@ -58,6 +58,7 @@ def test_printed_numbers() -> None:
     assert epsilon_text(0.0) == "0.00"
     assert epsilon_text(math.nan) == "undefined"
     assert epsilon_text(math.inf) == "∞"
+    assert epsilon_text(1e300) == f"1{300 * '0'}.00"
     assert delta_text(1e-5) == "10⁻⁵"
     assert delta_text(2e-6) == "2·10⁻⁶"
     assert delta_text(0.00123) == "0.00123"
