@@ -87,6 +87,7 @@ class Split:
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
+        # One sequence stands for both, so that no name is kept twice.
         if self.unit_id is self.record_id:
             names.pop("unit_id", None)
         return Split(x=x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names))

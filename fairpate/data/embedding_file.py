@@ -54,6 +54,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
     write_atomically(
         path, lambda temporary: safetensors_torch.save_file(content, temporary, {"embedding": json.dumps(values)})
     )
+    # Nothing in it is private: whoever may use the model may read it.
     path.chmod(0o644)
 
 

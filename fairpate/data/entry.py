@@ -59,6 +59,7 @@ class SourceFile(Section):
     @field_validator("path", "extracted")
     @classmethod
     def _is_below_the_folder(cls, place: str | None) -> str | None:
+        # A declaration may come from anybody, and reads below the data folder alone.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
             raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
         return place

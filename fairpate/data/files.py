@@ -83,6 +83,7 @@ def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
         try:
+            # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
         except (OSError, EOFError, zlib.error) as error:

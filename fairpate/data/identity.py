@@ -26,6 +26,7 @@ FIELD_SEPARATOR = "\x1f"
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
     """``prefix-<sha256 of the row's fields>`` for each row of these columns of text."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
+    # 80 bits: two of a million different rows share a name with a probability below 1e-12.
     return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
 
 

@@ -33,6 +33,7 @@ ROWS_PER_GROUP = 4096
 def save_dataset(dataset: Dataset, folder: Path) -> None:
     """Write ``dataset`` into ``folder``, made where missing; the manifest comes last and marks it complete."""
     folder.mkdir(parents=True, exist_ok=True)
+    # First: a crash among the files then leaves none that vouches for half of them.
     (folder / MANIFEST).unlink(missing_ok=True)
     for name, split in dataset.splits.items():
         write_parquet(_to_table(split, dataset), folder / f"{name}.parquet")

@@ -147,6 +147,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         protected = whose.num_distinct if whose else len(private.x)
         sizes = Sizes(num_records=self._declared(protected), num_public=0 if public is None else len(public.x))
         config = self._configuration(sizes, seed=seed)
+        # All refusals before training: what it releases is spent, whatever fails afterwards.
         self._require_inputs(config, private, public)
         self._require_classes(config, labels)
         self._require_persons_protected(config, given=bool(whose))

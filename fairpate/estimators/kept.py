@@ -57,6 +57,7 @@ def save(estimator: FairClassifier, folder: Path) -> Path:
         files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         text = json.dumps(_described(estimator) | {"files": files}, indent=2, allow_nan=False)
         (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
+        # A temporary folder is its owner's alone; a saved model is there to be handed on.
         temporary.chmod(0o755)
         temporary.rename(folder)
     except BaseException:
@@ -122,6 +123,7 @@ def _array(values: dict[str, Any]) -> npt.NDArray[Any]:
 
 def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) -> FairClassifier:
     config = load_method(folder / _CONFIG)
+    # A folder may come from anybody: to load it must never run code that it names.
     require_allowed(config, allow_code=False)
     estimator = _unfitted(kind, config.method)
     known = parameters_of(config.method).keys() & type(config).model_fields.keys()

@@ -78,6 +78,7 @@ def configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, see
 
 def follows_from_size(method: str, given: Mapping[str, Any], sizes: Sizes) -> bool:
     """Whether the number of private records decides any setting."""
+    # Each setting moves one way with the size: where both ends agree, nothing follows from it.
     ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
     few, many = (configuration_of(method, given, end, seed=0) for end in ends)
     return few != many

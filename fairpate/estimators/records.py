@@ -33,6 +33,7 @@ from fairpate.names import nearest
 
 Values = npt.NDArray[Any]
 _MOST_DRAWN = 10**7
+# By name, so that pandas is not imported to ask for its types.
 _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
@@ -182,6 +183,7 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
+    # By the edges alone: groups that nobody is in keep their names, and no name tells who is there.
     numbers, names = values.astype(np.float64), edge_names(column)
     assert_all_finite(numbers, input_name="sensitive_feature")
     return np.array(names)[np.searchsorted(column.edges, numbers, side="right")]
@@ -311,4 +313,5 @@ def features(values: npt.ArrayLike) -> Tensor:
     """Bytes as they are, other numbers as floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
+    # torch warns of memory that it might write to.
     return torch.from_numpy(kept if kept.flags.writeable else kept.copy())

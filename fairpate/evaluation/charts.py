@@ -131,6 +131,7 @@ def _ticks(axes: Any, *, y: float, x: float | None = None, whole: bool = False) 
 def _inline(figure: matplotlib.figure.Figure, title: str) -> Markup:
     """The drawing inside a page: without the names, the style sheet and the font that a file of its own would need."""
     drawn = io.StringIO()
+    # Ids follow from the title: drawings on one page do not share them, and the same numbers give the same page.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
         figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     body = drawn.getvalue()

@@ -110,6 +110,7 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
     if not 0 < level < 1:
         raise ValueError(f"Expected 0 < level < 1, got {level}.")
     values_R = metric.values(joint_RGYC)
+    # A replicate in which too few groups have records has no value, and must not count as 0.
     defined = values_R[~np.isnan(values_R)]
     tails = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(defined, tails) if defined.size else (math.nan, math.nan)
@@ -230,6 +231,7 @@ def ermi(joint_GYC: FloatArray) -> float:
     if (share_G > 0).sum() < 2:
         return math.nan
     ratio_GC = divide(divide(counts_GC, counts_GC.sum()) ** 2, np.outer(share_G, share_C))
+    # What nobody is in, or nobody is predicted, is NaN here and adds nothing.
     return float(np.nansum(ratio_GC) - 1)
 
 
@@ -247,6 +249,7 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 
 def _worst_case(events: Events, compare: _Comparison) -> WorstCase:
     differences = compare(events.hits_EG, events.sizes_EG)
+    # A level needs records alone; a comparison another group with records as well.
     took_part_EG = events.sizes_EG > 0 if compare is level else _comparable(events.sizes_EG)
     value = float(_nan_max(differences.reshape(1, -1))[0])
     sizes = events.sizes_EG[took_part_EG]

@@ -85,6 +85,7 @@ class DemographicParityGate:
             raise IndexError(f"Expected 0 <= label < {len(self._label_sizes)}, got {label}.")
         rule, hits, size = self.rule, self._rows[group][label], self._group_sizes[group]
         rest = self._total - size
+        # With nobody to compare with a gap is undefined; refusing then would leave every group waiting for another.
         if rest == 0 or self._is_cold(group, label):
             return True
         if self._margin is None:

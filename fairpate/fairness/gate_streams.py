@@ -54,6 +54,7 @@ class _Gates:
         rows_R = self._rows_R
         hits_R, size_R = self._counts_RGC[rows_R, group_R, label_R], self._sizes_RG[rows_R, group_R]
         total_R = self._sizes_RG.sum(axis=1)
+        # Nobody else has an answer, or the cold start: accepted whatever the gap.
         accepted_R = (total_R == size_R) | self._is_cold(hits_R, size_R)
         if self._margin is not None:
             accepted_R |= self._keeps_margin(group_R, label_R, hits_R + 1, size_R + 1, total_R)

@@ -79,6 +79,7 @@ def false_discovery_rate(*, num_classes: int, bound: float, label: int | None = 
         raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
 
     def constraint(c: int) -> RateConstraint:
+        # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
         mistaken, right = _at(c, num_classes, 1 - bound), _at(c, num_classes, -bound)
         terms = (
             Term(cells=_others(c, num_classes), weights=mistaken, of_all=True),

@@ -118,6 +118,7 @@ def estimated_population(
         parts = [_of_group(table, public, rows, coarse[label], group, label) for label in range(num_labels)]
         joint_GYJ[group] = [part.joint_J for part in parts]
         influence = np.concatenate([part.influence_MJ for part in parts], axis=1)
+        # Public records are drawn independently: the squares of their influences add up.
         covariance = influence.T @ influence
         for label, part in enumerate(parts):
             block = slice(label * num_outcomes, (label + 1) * num_outcomes)
@@ -212,6 +213,7 @@ def _of_group(
     drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
     influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
     influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
+    # A noisy count may be negative, a variance may not.
     count = max(float(table.one_W @ sum_W), 0.0)
     left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
     return _Part(

@@ -238,6 +238,7 @@ class Pricer:
         """
         # A model of a few weights waits for every call made here; ``dot`` is the quickest.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
+        # Unions get the floor; for terms of all records both bounds are one constant, whatever the noise.
         sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
         if self._most_sizes_U1 is not None:
             sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)

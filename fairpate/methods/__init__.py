@@ -48,6 +48,7 @@ _ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
 def _places() -> dict[str, str]:
     """Where the class of every name is, as ``module:Class``."""
     others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
+    # Ours last: no other package takes the name of one of ours.
     return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
 
 

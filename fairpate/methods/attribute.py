@@ -18,6 +18,7 @@ def require_unseen(x: Tensor, groups: Tensor, *, method: str) -> None:
         return
     members = [x[groups == group] for group in torch.unique(groups)]
     low, high = (torch.stack([extreme(part, dim=0) for part in members]) for extreme in (torch.amin, torch.amax))
+    # Any code of the group, whatever its values; a column that is the same for all shows nothing.
     shown = (low == high).all(dim=0) & (low != low[0]).any(dim=0)
     if shown.any():
         columns = ", ".join(str(column) for column in shown.nonzero().flatten().tolist())

@@ -115,6 +115,7 @@ def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float)
 
     def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
         margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
+        # ln(1 + e^-m), which overflows for no margin.
         value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
         slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
         return float(value), slope_D + ridge * kept_D

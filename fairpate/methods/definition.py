@@ -157,6 +157,7 @@ class Method(Section):
 
     def require_unit(self, dataset: Dataset) -> None:
         """ConfigError where the data set names persons, and nothing bounds what a person's records do together."""
+        # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit != "person" or not self.is_private:
             return
         if self.protects_attribute_only:
@@ -186,12 +187,14 @@ class Method(Section):
         """What may be published of ``trained``: what the accountant says of its events, or its own larger bound."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
+        # A limit that was fixed before the first query holds also where later ones were chosen in view of answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
         """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""
         self.check()
         declared = None if self.data.declaration is None else entry_for(self.data)
+        # To such a method features are public: one that shows the attribute would publish it before any noise.
         option = option_showing_attribute(self.data.name, self.data.options, declared)
         if option is not None and self.protects_attribute_only:
             raise ConfigError(
@@ -227,6 +230,7 @@ class PrivateMethod(Method):
     @property
     def source(self) -> NoiseSource:
         """Exact discrete noise."""
+        # Whoever has the configuration can make seeded noise again, and take it off.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:

@@ -124,6 +124,7 @@ def calibrated_steps(
     def steps_of(joint: float) -> FermiSteps:
         return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
 
+    # Nothing of the groups is read then: any noise would keep the target, and none is drawn.
     if config.mode != "all" and not config.weight:
         return steps_of(1.0)
     shares = share_events(config, target.record_relation)
@@ -213,6 +214,7 @@ def _plan(config: DpFermiConfig, base: DpSgdConfig, *, num_records: int) -> Priv
     plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
     if config.mode != "sens_public_batches":
         return plan
+    # A partition visits every record once: there is no part of an epoch.
     return replace(plan, num_steps=math.ceil(base.epochs) * math.ceil(num_records / base.batch_size))
 
 
@@ -245,6 +247,7 @@ def _step_event(
     # Plain SGD on public features and labels: of the groups nothing was read.
     if not config.weight:
         return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
+    # A record is in one batch of an epoch's partition: all the batches of an epoch are one event for it.
     if config.mode == "sens_public_batches":
         return AttributeGaussians(count=math.ceil(base.epochs), attribute_noise_multiplier=joint)
     return SecretBatchAttributeGaussians(
@@ -276,6 +279,7 @@ class DpFermi(DpSgdFamily):
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N
+        # Modes that hide the attribute count records, whoever they belong to.
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected)
         cells = Cells.of(

@@ -248,6 +248,7 @@ def _composed(setting: _Setting) -> Sides:
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
         is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)
+        # The rule is public once it is answered: a round pays for counting what it says, not for the rule again.
         positives_GE = released.table(is_positive_N, norm=1.0, epsilon=round_epsilon)
         return setting.noisy_violations(positives_GE, shares_GE)
 
@@ -298,6 +299,7 @@ def _as_in_paper(setting: _Setting) -> Sides:
         exact = setting.violations(cells.rates(features @ coefficients_D < 0))
         return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
 
+    # Exact shares are used unreleased: the accountant hears that nothing is guaranteed.
     return Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
 
 

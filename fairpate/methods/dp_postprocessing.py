@@ -134,6 +134,7 @@ def train(
     return Postprocessed(
         model=model,
         events=(*base.events, counted),
+        # Of two sources the one that protects nobody decides.
         noise=source.label if base.noise == OS_ENTROPY else base.noise,
         mixing_GCC=mixing.mixing_GCC,
         remarks=(
@@ -188,6 +189,7 @@ def released_counts(
     require_codes("groups", groups, num_groups)
     exact_GYC = joint_table(predictions, groups, num_groups=num_groups, num_classes=num_classes, labels_N=labels)
     noisy_GYC = add_laplace(exact_GYC, l1_sensitivity=_MOVED_COUNTS[relation], epsilon=epsilon, source=source)
+    # Post-processing: rates and shares are made of these, and a negative count has none.
     released_GYC: FloatArray = np.maximum(noisy_GYC, 0.0)
     return released_GYC
 
@@ -254,6 +256,8 @@ def _constraints(
     for row, (event, label) in enumerate(pairs):
         parity_KGCC[row, :, :, label] = weights_GEC[:, event] / cells_GE[:, event, None]
         if config.slack:
+            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
+            # own noise.
             smaller_G = np.minimum(cells_GE[:, event], cells_GE[config.reference_group, event])
             slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
     return parity_KGCC, slack_KG

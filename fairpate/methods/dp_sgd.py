@@ -62,6 +62,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
     ValueError for an expected batch larger than that number.
     """
+    # A declared number wins: the rate and the number of steps are published, and would tell the real one.
     size = config.num_records or num_records
     if config.batch_size > size:
         raise ValueError(
@@ -118,10 +119,12 @@ def train(
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
     loss = CrossEntropy()
+    # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
     kind = ShiftedTraining if public_gradient is not None and before_clipping else PrivateTraining
     options: dict[str, Any] = {"public_gradient": public_gradient, "person_N": person_N}
     training = kind(model, x, y, loss, steps, randomness=randomness, **options)
     training.run(generator=generator, on_progress=on_progress)
+    # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
     event = PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,

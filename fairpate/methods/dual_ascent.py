@@ -55,6 +55,7 @@ class DualAscent:
 
 def _projected(values_J: FloatArray, cap: float, l1_radius: float) -> FloatArray:
     positive_J: FloatArray = np.maximum(values_J, 0.0)
+    # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
     if not math.isfinite(positive_J.dot(positive_J)):
         raise ValueError(f"Expected finite multipliers, got {values_J}; lower the dual learning rate.")
     if cap < math.inf:

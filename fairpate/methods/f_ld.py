@@ -102,6 +102,7 @@ def train_f_ld(
     for epoch in range(config.warmup_epochs + config.epochs):
         if epoch >= config.warmup_epochs:
             exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
+            # A cell that nobody is in has no mean, and its multiplier stays at 0.
             ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
         for rows, _ in descent.batches():
             outputs = model(descent.features(rows))
@@ -171,6 +172,7 @@ class Ascent:
             both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
             signed_J = both[: len(violation_J)] - both[len(violation_J) :]
         else:
+            # The direction is that of the numbers given: PF-LD gives noisy ones, whose sign is free.
             signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
@@ -203,6 +205,8 @@ class Descent:
         """The rows of every batch of an epoch, and the share of all records that it stands for."""
         size = len(self._x)
         if secret is not None:
+            # As many samples as a partition has batches; each stands for a share of the records, whatever it really
+            # holds.
             for _ in range(math.ceil(size / self._fit.batch_size)):
                 yield secret.next(), min(1.0, self._fit.batch_size / size)
             return
@@ -216,6 +220,7 @@ class Descent:
 
     def step(self, gradients: list[Tensor], epoch: int) -> None:
         """ValueError for a gradient that is not finite."""
+        # One number for all parameters: what is not finite anywhere shows in the sum of norms.
         if not math.isfinite(sum(torch._foreach_norm(gradients))):
             raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
         self._optimizer.step(gradients, epoch_learning_rate(self._fit, epoch))

@@ -86,6 +86,7 @@ def regulariser_gradient(
     # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
     batches = group_batches(public.groups, config.public_batch_size, draws)
+    # Every batch has the same number of each group at the same places, so that one contrast serves all.
     contrast_GB = contrast(public.groups[next(batches)])
     memory_format = memory_format_for(public.x)
 

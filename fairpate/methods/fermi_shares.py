@@ -102,6 +102,7 @@ def release_shares(
         # Without a weight nothing reads the shares, so nothing is released.
         return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
     # The last code is that of records in no event.
+    # A person counts one in all, however many records: a person more moves the counts by 1 in L1, so by no more in L2.
     share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
     counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
@@ -113,9 +114,11 @@ def release_shares(
             f"Expected records in every event, found none in {empty} (labels, under equalized_odds); use another "
             "constraint."
         )
+    # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
     floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
     return Shares(
+        # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them whatever the noise did.
         shares_EG=np.maximum(shares_EG, config.min_share),
         events=share_events(config, relation),
         floored=floored,

@@ -56,6 +56,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
+    # Sections of other methods too: the caller keeps what the method reads.
     values: Values = {
         "method": name,
         "student": linear,

@@ -32,6 +32,7 @@ def load_method(path: Path | str | None, overrides: Sequence[str] = (), *, metho
     values = {} if path is None else read_yaml(path)
     if {"methods", "data_sets"} & values.keys():
         raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+    # A file may come from anybody; what is said on the command line was typed by its user.
     if path is not None and method is None and "method" not in _said(overrides):
         require_trusted(values.get("method"), Path(path))
     return configured(values, overrides, method=method)

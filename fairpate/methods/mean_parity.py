@@ -106,6 +106,7 @@ class MeanParity:
         known_N = cells_N != UNKNOWN
         sums_UGK = _sums(values_NK[known_N], cells_N[known_N], num_populations * num_groups).view(self.shape)
         mean_UK = total_UK / self.population_sizes(labels_N).to(total_UK)[:, None]
+        # By sizes that are given: a sum over a private, counted size would move with two groups at once.
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:

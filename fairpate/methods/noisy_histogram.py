@@ -69,6 +69,7 @@ class HistogramSteps:
     @property
     def event(self) -> PoissonGaussianLaplaces:
         """What they release of private records."""
+        # Gradients and sizes are Gaussians of one sample, so one of less noise; with the histogram amplified once.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
             count=self.gradient.num_steps,
@@ -90,6 +91,7 @@ def plan_steps(
 
     ``noise_multiplier`` is that of gradient and sizes together: of its inverse square the sizes have ``size_share``.
     """
+    # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     of_gradient = noise_multiplier / math.sqrt(1 - config.size_share)
     gradient = dp_sgd.plan_steps(training, num_records=num_records, noise_multiplier=of_gradient)
     return HistogramSteps(

@@ -58,6 +58,7 @@ class Released:
         """Sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
         exact = self._cells.sums(values)
         totals = np.tensordot(self._inside_NE.astype(np.float64), values, axes=(0, 0))
+        # One release for all rows: what one changed z moves in them together is what its noise must hide.
         noisy = add_laplace(
             np.delete(exact, self._reference, axis=0),
             l1_sensitivity=self._moves * norm,
@@ -82,6 +83,7 @@ class Regression:
             left, lengths, right = (part[..., :num_directions] for part in _decomposed(features))
             # (X'X + ridge)^-1 X' in the basis of singular vectors.
             self.components, self._lift = left, right * lengths / (lengths**2 + ridge)
+        # L1, as Laplace noise asks: what one record moves in all sums together.
         norms_N = np.abs(self.components).sum(axis=1)
         inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
         self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])

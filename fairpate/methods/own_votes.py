@@ -95,6 +95,7 @@ class OwnVotes(VotingMethod):
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
+        # A standard deviation of 1 vote is the default's alone, and hides next to nothing.
         if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 

@@ -76,6 +76,7 @@ class Cells:
         table = np.asarray(values, dtype=np.float64)
         total = np.zeros((self.num_groups, self.num_events, *table.shape[1:]))
         inside = self.events_N != NO_EVENT
+        # Plain indexing would count a cell once, however many records it has.
         np.add.at(total, (self.groups_N[inside], self.events_N[inside]), table[inside])
         return total
 
@@ -100,6 +101,7 @@ def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
 
 def require_shares(shares: FloatArray, floor: float) -> None:
     """ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared ``floor``."""
+    # `not >=` names a share that is NaN as well.
     for cell in np.argwhere(~(shares >= floor)):
         where = f"group {cell[0]}" + (f", event {cell[1]}" if shares.ndim > 1 else "")
         raise ValueError(

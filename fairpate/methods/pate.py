@@ -142,8 +142,10 @@ class VotingMethod(Method):
                 mechanism,
                 target_epsilon=target.epsilon,
                 target_delta=target.delta,
+                # A public number of public records: noise that is scaled to it tells nothing.
                 num_queries=settings.num_queries or len(choose_queries(dataset, settings)),
             )
+            # The target limits the ledger as well: a service that goes on after the run may not pass it.
             budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
         return ReleasePlan(
             settings=settings,
@@ -365,6 +367,7 @@ class PateSPre(PateFamily):
     def learn(self, training: Training, labels: Labels) -> Trained:
         """From what the filter keeps."""
         dataset, labelled = training.dataset, labels.labelled
+        # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
         kept_N = streaming_filter(
             labelled.labels,
             labelled.groups,

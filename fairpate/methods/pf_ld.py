@@ -125,6 +125,7 @@ def train_pf_ld(
         model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals
     )
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
+    # Of sizes that are public by now; the paper's noise is scaled by private ones and so tells of them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
     for epoch in range(config.warmup_epochs + config.epochs):
         constrained = epoch >= config.warmup_epochs
@@ -137,6 +138,7 @@ def train_pf_ld(
             # The gradient's noise follows the multipliers: these come from noisy violations alone.
             gradients.follow(ascent.multipliers_UGK)
             on_release(Released(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
+        # Epochs before constraints read no group: their batches may be known, and are not among the events.
         for rows, share in descent.batches(secret if constrained else None):
             descent.step(gradients.of(descent.features(rows), rows, share), epoch)
         on_progress(epoch + 1, config.warmup_epochs + config.epochs)
@@ -146,6 +148,7 @@ def train_pf_ld(
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
     """What training with ``config`` releases: no gradients without multipliers, and nothing without a dual step."""
     num_duals = config.epochs if config.dual_step else 0
+    # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
     num_primals = num_duals if config.max_multiplier else 0
     num_sizes = 1 if num_duals and config.group_sizes is None else 0
     gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
@@ -172,6 +175,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
     def noise_at(scale: float) -> PfLdNoise:
         epochs, sizes = max(config.epochs, 1), config.size_share if config.group_sizes is None else 0.0
         rest = 1 - config.dual_share - sizes
+        # epochs / multiplier^2 = rest / scale^2: every release has its part of the sum of inverse squares.
         return PfLdNoise(
             gradient=scale * math.sqrt(epochs / rest),
             violation=scale * math.sqrt(epochs / config.dual_share),
@@ -245,6 +249,7 @@ class _NoisyGradients:
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         self._is_silent = not multipliers_UGK.any()
         self._lengths_J, self._directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
         self._noise_stddev = 0.0
         if self._noise_multiplier:
             self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
@@ -285,6 +290,7 @@ def _public_sizes(
     sizes_UG = parity.group_sizes(cells)
     # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
     normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
+    # A noisy size near 0 would blow up slopes and noise alike. Populations follow from labels, which are public.
     return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
 
 

@@ -65,6 +65,7 @@ def train_as_in_paper(
     sizes_UG = parity.group_sizes(cells)
     require_members(sizes_UG - 1)
     normals, descent = GaussianNoise(randomness), Descent(model, x, y, config, generator)
+    # As printed: multipliers only rise, whatever form this package prefers.
     ascent = Ascent(parity, config.model_copy(update={"multipliers": "absolute", "tolerance": 0.0}))
     clipper = GradientClipper(model, ValueAlong(parity), clip_norm=config.clip_norm)
     spread = noise.violation * math.sqrt(2) * config.clip_value / (float(sizes_UG.min()) - 1)
@@ -86,6 +87,7 @@ def train_as_in_paper(
             exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
             distances_UGK = exact.abs()
             normals.add_to([distances_UGK], spread)
+            # Noise can make a distance negative, which none is.
             ascent.step(distances_UGK.clamp(min=0))
         on_progress(epoch + 1, config.warmup_epochs + config.epochs)
     return Trained(

@@ -48,6 +48,7 @@ class Places:
     def __call__(self, x: Tensor) -> Coordinates:
         """Coordinates (N, D or E) of records (N, ...)."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
+        # A private record may lie far outside the pool, where sums of squares would no longer be exact.
         whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
         return whole.astype(np.int32)
 

@@ -75,6 +75,8 @@ def sorted_filter(
         smaller = min(len(rows) for rows in members)
         limit = smaller + math.floor(share * smaller)
         for rows in members:
+            # The first of a fixed order: one record more changes at most K that are kept, where a running count has no
+            # bound.
             kept[rows[np.argsort(order[rows])][:limit]] = True
     return kept
 

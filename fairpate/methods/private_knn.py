@@ -151,6 +151,8 @@ class PrivateKnn(VotingMethod):
         """ConfigError besides for noise so small that a loss distribution would be too long to compose."""
         super().check_data(dataset)
         event = self.plan(dataset).worst_case(self.num_fitting(dataset))
+        # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could
+        # refuse.
         price = accountant.epsilon([event], target_delta=self.target.delta).epsilon
         if price > _LARGEST_CONFIGURED:
             raise ConfigError(
@@ -216,6 +218,7 @@ class PrivateKnn(VotingMethod):
         plan, settings = super().plan(dataset), self.aggregator
         if settings.budget is not None:
             return plan
+        # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.
         num_queries = settings.num_queries or len(choose_queries(dataset, settings))
         return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=num_queries))
 

@@ -51,6 +51,7 @@ class Prototypes:
                 f"record_votes.num_prototypes: {count} of {different} places of public records; lower it, or raise "
                 "data.num_public."
             )
+        # From a public seed and public records: a run that is resumed finds the same prototypes.
         clusters = KMeans(count, n_init=1, random_state=seed).fit(embedded)
         return cls(
             embed=embed,

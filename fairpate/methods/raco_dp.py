@@ -108,6 +108,7 @@ class RacoTrained(Trained):
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
     """The constraints that ``config`` states or names. ValueError for those of other data or of no sense."""
     if (own := config.constraints) is not None:
+        # A partition of one label, or of one group, does not distinguish them.
         sizes = (("classes", own.num_classes, {num_classes}), ("groups", own.partition.num_groups, {1, num_groups}))
         labels = ("labels", own.partition.num_labels, {1, num_classes})
         for words, found, fitting in (*sizes, labels):
@@ -158,6 +159,7 @@ def train(
         person_N=person_N,
         on_progress=on_progress,
     )
+    # A person's average row sums to 1 as a record's does: the same event holds for persons.
     event = steps.event if person_N is None else replace(steps.event, unit="person")
     return RacoTrained(model=model, events=(event,), noise=randomness.label, report=lagrangian.report())
 
@@ -184,6 +186,8 @@ class Lagrangian:
 
     def __call__(self, noisy_histogram_QC: FloatArray) -> FloatArray:
         """Prices (Q, C) at the scale of sums over the expected batch."""
+        # Prices first, of the multipliers that earlier steps released: the gradient and the dual step read one
+        # histogram.
         values_J, prices_QC = self._pricer(noisy_histogram_QC, self.dual.multipliers_J)
         self.dual.step(values_J - self._constraints.bounds_J)
         if self._num_seen >= self._first_kept:
@@ -257,6 +261,7 @@ class RacoDp(DpSgdFamily):
                 ),
                 constraints=constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups),
                 randomness=self.randomness(),
+                # Apart from the gradient's, so that multipliers of 0 leave DP-SGD as it is, bit for bit.
                 histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
                 on_progress=advance,
             )

@@ -96,6 +96,7 @@ def train(
     require_codes("labels", y.numpy(), num_classes)
     two_step = config.form == "two_step"
     inverse_GG = recovery(epsilon, num_groups) if two_step else None
+    # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
     reported = torch.from_numpy(
         randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
     )
@@ -146,6 +147,7 @@ def shrinkage(epsilon: float, num_groups: int) -> float:
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
     """Counts over true groups: unbiased, then clipped at 0 and scaled back to each (label, prediction)'s total."""
+    # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
     scale_YC = np.divide(total_YC, found_YC, out=np.zeros_like(total_YC), where=found_YC > 0)

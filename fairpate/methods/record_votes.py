@@ -111,6 +111,7 @@ def noisy_votes(
     cell_N = prototype_N * shape[1] + labels_N
     cells, votes = shortened_by_person(np.full((len(cell_N), 1), UNITS), cell_N, person_N, norm=UNITS)
     np.add.at(votes_KC.reshape(-1), cells, votes[:, 0])
+    # In units as the votes are: the event is priced for a norm of U of them.
     return with_noise(votes_KC, stddev=stddev * UNITS, source=source, row="prototype")
 
 
@@ -250,6 +251,7 @@ def chances_of_line(
     found = np.unique(label_R)
     if len(found) < 2:
         return np.tile(np.isin(np.arange(votes_KC.shape[1]), found).astype(np.float64), (len(prototype_M), 1))
+    # One scale for all coordinates, so that the ridge means the same in any embedding.
     spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
     line = LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)

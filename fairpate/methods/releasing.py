@@ -106,6 +106,7 @@ def take_release(run: RunDirectory, source: Path) -> None:
     """Let ``run`` go on from the release of the run in ``source``. RunDirectoryError where it has another already."""
     content = RunDirectory(root=source).released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
+    # The same release again is no second one: a run that was interrupted may be called again.
     if has_started and not (run.released.exists() and run.released.read_bytes() == content):
         raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))

@@ -141,6 +141,7 @@ class SfPate(PateFamily):
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """One teacher's labels of the queries, (Q,)."""
+        # Of its number alone: a teacher may depend on no draw that another one's records decided.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
             self.teachers.model,
@@ -148,6 +149,7 @@ class SfPate(PateFamily):
             num_classes=dataset.num_classes,
             generator_seed=int(torch.randint(2**62, (), generator=generator)),
         )
+        # Without records a teacher votes as its first weights say, which depend on nobody.
         if len(shard):
             train_f_ld(
                 model,
@@ -179,6 +181,8 @@ def attribute_questions(dataset: Dataset) -> Dataset:
     """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group."""
     private = dataset.private
     split = Split(
+        # Names and units stay those of (x, y): were the attribute in them, a change of it would move two teachers, not
+        # one.
         x=with_labels(private.x, private.y, dataset.num_classes),
         y=private.z,
         z=torch.zeros_like(private.z),

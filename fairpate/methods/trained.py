@@ -94,6 +94,7 @@ def price(
         raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
+    # Both bounds hold for any data, so that taking the smaller one tells nothing.
     composed = accountant.epsilon_of(events, target_delta=delta, accounting=accounting)
     return Price(
         epsilon=min(composed, pure_epsilon(events)),

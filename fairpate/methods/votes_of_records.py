@@ -112,6 +112,7 @@ class VotesOfRecords(ReleasingMethod):
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, npt.NDArray[np.float64]]:
         """A released table in two, for students and for what is estimated of them; always the same two."""
+        # A new generator at each call, from one seed: student and estimate need the two halves of the same draw.
         return thinned(table_G, stddev=stddev, generator=self._generator(Stream.THINNING))
 
     def _generator(self, stream: Stream) -> np.random.Generator:
@@ -231,5 +232,6 @@ def surest(said: PoolLabels, settings: TaughtConfig, training: Training) -> Labe
 
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
     """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
+    # Cells without a vote as well: where no noise is, nobody is.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)

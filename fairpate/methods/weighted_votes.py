@@ -87,6 +87,7 @@ class Ballot:
     def votes(self, x: Tensor) -> IntArray:
         """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
         embedded = x if self.embedding is None else self.embedding(x)
+        # One number that is none would spoil the sums of everybody, and so tell that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
         constant = np.full((len(x), 1), _CONSTANT)
@@ -98,6 +99,7 @@ class Ballot:
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
         """S (C, W), exactly."""
         parts = []
+        # Whole persons in every part: what a person adds is shortened as one.
         for records in _parts(len(x), person_N):
             votes, rows = self.votes(x[records]), labels_N[records]
             if person_N is not None:
@@ -149,6 +151,7 @@ class WeightedVotes(VotesOfRecords):
         """A ballot, and one noisy table."""
         dataset = training.dataset
         noise = self.least_noise(_event)
+        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
         event = of_unit(_event(noise), dataset.unit)
         with training.reporter.stage("votes"):
             ballot = Ballot.of(dataset, self.weighted_votes.embedding)
@@ -198,6 +201,7 @@ def _event(noise: float) -> VoteSums:
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
     """What the rule that fits the released sums says of the pool, whose votes are ``pool_MW``."""
+    # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
     # The sum over C classes carries C independent noises.

@@ -45,6 +45,7 @@ def calibrate(
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
             loss = config.weight * dpfr(batch_logits, groups[batch], config)
+            # Towards what the model said before, not towards labels: public records have none.
             loss = loss + config.anchor * functional.cross_entropy(batch_logits, before_NC[batch])
             torch.autograd.backward(loss)
             optimizer.step_from_backward(config.learning_rate)

@@ -29,6 +29,7 @@ class _Activation:
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
+# Each derivative from the value alone, so that what went in need not be kept.
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
     nn.ReLU: _Activation(
         forward=torch.relu, backward=lambda gradient, value: torch.ops.aten.threshold_backward(gradient, value, 0)

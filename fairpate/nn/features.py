@@ -29,6 +29,7 @@ def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> T
 
 @lru_cache(maxsize=1)
 def _headless(config: ModelConfig, input_shape: tuple[int, ...], device: str) -> nn.Module:
+    # The head is taken off again, so that neither classes nor seed decide anything.
     model = build_model(config, input_shape=input_shape, num_classes=2, generator_seed=0)
     setattr(model.get_submodule("1"), HEAD_OF[config.name], nn.Identity())
     return model.to(torch.device(device))

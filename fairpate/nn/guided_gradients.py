@@ -75,6 +75,7 @@ class _WeightedClipper(GradientClipper):
         return self.sum(x, targets)
 
     def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+        # After clipping: weights are public, and the noise is scaled to them.
         return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:

@@ -73,6 +73,7 @@ class FrozenBatchNorm(nn.Module):
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
         self._eps = norm.eps
+        # Buffers: saved with the state, and no optimiser moves them.
         for name in ("weight", "bias", "running_mean", "running_var"):
             self.register_buffer(name, getattr(norm, name).detach().clone())
 
@@ -258,6 +259,7 @@ def _backbone(
         _adapt_input_channels(backbone, input_shape[0])
     if config.trainable == "head":
         backbone.requires_grad_(requires_grad=False)
+    # The head is new, and trained in any case.
     setattr(backbone, head, nn.Sequential(*_dropout(config), getattr(backbone, head).requires_grad_()))
     return nn.Sequential(ScaleBytes() if config.weights is None else ImageNetScale(), backbone)
 

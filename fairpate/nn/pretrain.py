@@ -35,6 +35,7 @@ def pretrain_by_rotations(
     )
     fit(classifier, turned, turns, config, generator=generator)
     learned = dict(classifier.named_parameters())
+    # The last layer tells turns apart, and no classes.
     head = list(learned)[-1].rpartition(".")[0]
     with torch.no_grad():
         for name, parameter in model.named_parameters():

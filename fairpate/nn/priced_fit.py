@@ -238,6 +238,7 @@ class PricedTraining(PrivateTraining):
         noisy_QK = exact_QK + self._laplace.take(exact_QK.size).reshape(exact_QK.shape)
         laplace_scale, size_noise = self._scales
         if size_noise is not None:
+            # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
             sizes_Q = exact_QK.sum(axis=1, dtype=np.float64) + size_noise * self._sizes.take(len(exact_QK)).numpy()
             noisy_QK = refined(noisy_QK, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
         return self._pricing(noisy_QK)
@@ -248,6 +249,7 @@ def refined(histogram_QK: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
     variance = 2 * laplace_scale**2
     if not variance:
         return histogram_QK
+    # An entry's covariance with the row's misfit over the misfit's variance, K entries and the size's own noise.
     weight = variance / (histogram_QK.shape[1] * variance + size_noise**2)
     nearest_QK: FloatArray = histogram_QK + weight * (sizes_Q - histogram_QK.sum(axis=1))[:, None]
     return nearest_QK

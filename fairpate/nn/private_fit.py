@@ -196,6 +196,7 @@ class PrivateTraining:
             with torch.enable_grad():
                 public = list(self._public_gradient(self._model))
             torch._foreach_add_(sums, public, alpha=steps.expected_batch_size)
+        # Past sums have their noise already: momentum is post-processing.
         if steps.momentum:
             torch._foreach_mul_(self._velocities, steps.momentum)
             torch._foreach_add_(self._velocities, sums)
@@ -231,6 +232,7 @@ class PoissonBatches:
 
     def _toss(self) -> None:
         """Decide coins up to and including some further heads; positions count from the next batch's first coin."""
+        # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
         gaps = _log_uniform(self._randomness.words(self._gaps_at_once).double()).div_(self._log_tails).floor_().long()
         heads = gaps.add_(1).cumsum(0).add_(self._num_decided - 1)
         self._heads = torch.cat([self._heads, heads])
@@ -291,6 +293,7 @@ class GaussianNoise:
         """Normals that nobody has seen, shape (size,)."""
         if len(self._left) < size:
             self._left = _standard_normals(max(size, _DRAWN_AT_ONCE), self._randomness)
+        # Each normal is handed out once: noise that two sums share would cancel in their difference.
         taken, self._left = self._left[:size], self._left[size:]
         return taken
 
@@ -307,6 +310,7 @@ class LaplaceNoise:
         start = self._num_taken
         if start + size > len(self._values):
             first, second = self._randomness.words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)
+            # -ln u is exponential, and the difference of two exponentials is a Laplace variable.
             self._values, start = (_log_uniform(first) - _log_uniform(second)).numpy() * self._scale, 0
         self._num_taken = start + size
         return self._values[start : start + size]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fairpate.nn.layer_gradients import supports
 from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, seeded_torch
 
+# By name: torchvision is not imported for a model that has none of it.
 _CONTAINERS = frozenset(
     {
         "torch.nn.modules.container.Sequential",
@@ -115,6 +116,7 @@ def _is_known(module: nn.Module) -> bool:
     if _is_altered(module) or not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
         return False
     if type(module) is nn.Flatten:
+        # From axis 0 on it would join the records into one.
         return module.start_dim >= 1
     if type(module) is nn.Unflatten:
         return isinstance(module.dim, int) and module.dim >= 1

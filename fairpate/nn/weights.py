@@ -111,6 +111,7 @@ def _tensors(path: Path, sha256: str) -> dict[str, Tensor]:
 
 
 def _unpickled_safely(content: bytes) -> object:
+    # Tensors alone: any other pickle would run code of whoever wrote the file.
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 

@@ -369,6 +369,7 @@ def _checked_price(event: Event, rdp_A: FloatArray) -> FloatArray:
 
 def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:
     _require_known(events)
+    # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
     if len(guarantees) > 1:
         raise ValueError(f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart.")

@@ -15,6 +15,7 @@ from fairpate.types import Unit
 
 def event_json(event: Event) -> dict[str, Any]:
     """An event as plain values, with its kind and noun. ValueError for one that depends on private values."""
+    # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
     return {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]

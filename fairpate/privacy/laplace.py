@@ -200,6 +200,7 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
         raise ValueError(f"Expected codes from 0 to {num_values - 1}, got {np.unique(codes)}.")
     if math.isinf(epsilon):
         return codes.astype(np.int64)
+    # The float's exact value, so that no rounding decides who answers what.
     exponent = Fraction(epsilon)
     return np.array([_respond(int(code), num_values, exponent, source) for code in codes], dtype=np.int64)
 

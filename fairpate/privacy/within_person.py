@@ -50,5 +50,6 @@ def of_a_record(event: Any) -> Any:
     """
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return of_unit(event, "record")
+    # Called for its TypeError: what is priced for persons alone has no price for a record.
     of_unit(event, "record")
     return RecordWithinPerson(by_person=event)

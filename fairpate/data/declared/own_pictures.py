@@ -58,6 +58,7 @@ def folder_table(folder: Path, below: Path) -> pa.Table:
 
 def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: Faults) -> None:
     """A fault for each path that is no file below ``folder``."""
+    # A table's paths lead to no file outside the data folder either.
     wrong = [path for path in paths if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()]
     remedy = "correct the path, which begins in the data folder, or put the picture there"
     faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))

@@ -121,6 +121,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
             persons.add(rows, names, faults)
     if persons:
         persons.require_whole(faults)
+    # All at once: who corrects files should not meet their faults one by one.
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
     pixels = None
@@ -333,6 +334,7 @@ class _Persons:
         lack = pc.equal(persons, "")
         if self.are_protected:
             self._require(faults, rows.file, "a person", "give each row its person", pc.sum(lack).as_py() or 0)
+            # Numbers in the place of names: they are kept until the last file is read.
             named = Names.of(persons.filter(pc.invert(lack)))
             self._met.append(("records" if self.is_pooled else rows.part, rows.file, named.codes()))
         prefix, dash = (pa.scalar(text, pa.large_string()) for text in (self.person.prefix, "-"))

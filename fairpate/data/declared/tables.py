@@ -120,6 +120,7 @@ def _text_batches(
             pa.PythonFile(stream, mode="r"),
             read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            # An empty field stays empty text: what it means is for the declaration to say.
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
             ),
@@ -209,6 +210,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
         return
     beside = path.with_name(path.name.partition(".")[0] + ".npy")
     try:
+        # A pickle would run code of whoever wrote the file.
         array = np.load(beside, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{beside.name}: no readable array beside {name} ({error}); put it there.") from error
