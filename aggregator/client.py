@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -97,7 +98,7 @@ class AggregatorClient:
 
     def reply(self, key: str) -> Reply:
         """The stored reply of a query. QueryError with status 404 if there is none."""
-        return self._request("GET", f"/v1/queries/{key}", Reply)
+        return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
         """What these questions, or ``count`` new ones, would cost; nothing is asked."""
@@ -141,7 +142,7 @@ class AggregatorClient:
             is_last = attempt == attempts - 1
             try:
                 response = self._http.request(method, path, json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:  # also a body that is not encoded as it says
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
                     raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
             else:

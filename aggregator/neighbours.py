@@ -70,6 +70,7 @@ class NearestRecords(Mechanism):
             count=num_queries,
             noise_stddev_votes=self.noise_stddev_votes,
             sampling_rate=self.sampling_rate,
+            # A check that every count passes reads none.
             threshold_stddev_votes=None if self.threshold == -math.inf else self.threshold_stddev_votes,
         )
 

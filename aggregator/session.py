@@ -171,6 +171,7 @@ class AggregatorSession:
             epsilon_submitted=epsilon_data_independent(
                 terms, num_queries=submitted, num_publications=len(self._ledger.publications)
             ),
+            # Whether one more would have room behind them.
             closed=filter_.room(num_new_queries + 1) <= num_new_queries,
         )
 
@@ -190,6 +191,7 @@ class AggregatorSession:
         was asked, or the budget has no room for it.
         """
         with self._at_ledger:
+            # Under the lock from this look on: two that publish at once would draw two noises over one price.
             stored = self.published()
             if stored is not None:
                 return stored
@@ -212,6 +214,7 @@ class AggregatorSession:
             price = terms.mechanism.publish(
                 np.array(touched, dtype=np.int64),
                 release=release,
+                # Of a seed, the same noise on two prices would tell their difference.
                 source=self._source.derive("publication", self._ledger.num_reservations),
             )
             self._ledger.publish(price)
@@ -283,6 +286,7 @@ class AggregatorSession:
         if not queries:
             return
         keys, groups = [query.key for query in queries], [query.group for query in queries]
+        # Charged first: what a crash leaves from here on is a charge without an answer, never the reverse.
         reserved = self._ledger.reserve(keys, groups, votes_QC, charged)
         outcomes = self._ledger.terms.mechanism.answer(
             votes_QC, groups=groups, keys=keys, gate=self._gate, source=self._source

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from fairpate.config import ConfigError, Section
+from fairpate.faults import expected
 from fairpate.names import nearest
 
 _ECHO_LENGTH = 120
@@ -139,9 +140,8 @@ def _describe(fault: Any, schema: type[Section]) -> str:
         return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
     if fault["type"] in ("missing", "missing_keyword_only_argument"):
         return f"{path}: missing; add it."
-    if fault["type"] == "value_error":  # ours, which says what was wrong
-        return f"{path}: {fault['msg'].removeprefix('Value error, ').rstrip('.')}."
-    return f"{path}: {fault['msg']} (got {_echo(fault['input'])})."
+    got = "" if fault["type"] == "value_error" else f", got {_echo(fault['input'])}"  # ours say it themselves
+    return f"{path}: {expected(fault)}{got}."
 
 
 def _echo(value: Any) -> str:

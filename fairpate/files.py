@@ -61,23 +61,34 @@ def _check_place(path: Path, option: str) -> None:
         raise PlaceError(f"{option}: {str(path)!r} cannot be written ({reason}); give another path.") from error
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it to ``path``.
+def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then rename it to ``path``; ``private``: for its owner only.
 
     Whatever ``write`` raises passes through, with ``path`` as it was before and nothing left behind.
     """
     # Processes on several nodes may write the same name at once: a process id would not tell them apart.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        if private:  # rights before content: nobody may open it in between
+            temporary.touch(mode=0o600)
         write(temporary)
-        _sync(temporary)
+        # Before the rename: no loss of power leaves the name with half of the content.
+        sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def private_folder(path: Path) -> None:
+    """Make a folder for its owner alone, or make one that is there such a folder."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    # The mode says nothing of a folder that was there already.
+    path.chmod(0o700)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

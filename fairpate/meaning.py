@@ -61,6 +61,12 @@ def one_unit(unit: Unit) -> str:
     return f"one {unit}"
 
 
+def exact_text(value: float) -> str:
+    """A number in as few digits as say it exactly: what is typed in a command must mean the same again."""
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
+
+
 def delta_text(value: float) -> str:
     """A delta in powers of ten, as people write it; on pages, in remarks and on a terminal alike."""
     rounded = f"{value:.0e}"

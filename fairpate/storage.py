@@ -79,12 +79,7 @@ def write(location: Location, content: bytes) -> None:
             stream.write(content)
         return
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def fill(temporary: Path) -> None:
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(content)
-
-    write_atomically(place, fill)
+    write_atomically(place, lambda temporary: temporary.write_bytes(content), private=True)
 
 
 def read(location: Location) -> bytes:

@@ -68,6 +68,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     groups = None
     if student.card.mixing is not None:
         groups = torch.arange(len(records)) % len(student.card.group_names)
+    # Two records: of one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
     codes = None if groups is None else groups.numpy()
     _check(graph, student.card, records.numpy(), codes, student.probabilities(records, codes))
@@ -164,6 +165,7 @@ def _check(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    # Also by itself: a graph may have kept the number of records that it was made with.
     for count in (1, len(records)):
         given = {"records": records[:count]} | ({} if groups is None else {"groups": groups[:count]})
         (found,) = session.run(["probabilities"], given)

@@ -251,6 +251,7 @@ def _shards_of(block: Block, given: Any, lessons: _Lessons) -> list[Shard]:
         # Copied, because arrays out of Ray's store are read-only.
         return [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     shards = read_shards(lessons.read, given)
+    # What it is called follows from the records: by other ones it would be stored as what it is not.
     if block_path("", shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
         raise other_records()
     return shards

@@ -285,7 +285,11 @@ def _constant(y: npt.NDArray[Any], num_classes: int, teacher: int) -> int:
 
 def _classes(said: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
     """Codes of classes (Q,). OwnTeacherError for anything else, which is the code's fault and not the shard's."""
-    values, expected = np.asarray(said), (len(lesson.queries),)
+    try:
+        values = np.asarray(said)
+    except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: whatever it is, it is no array
+        values = np.asarray(None)
+    expected = (len(lesson.queries),)
     codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
     right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
     if values.shape != expected or not right.all():

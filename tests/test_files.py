@@ -49,3 +49,14 @@ def test_the_content_is_on_the_disk_before_its_name_and_the_name_before_the_retu
     monkeypatch.setattr(os, "fsync", record)
     write_atomically(path, lambda temporary: temporary.write_text("content"))
     assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+def test_what_is_private_is_for_its_owner_from_its_first_byte_on(tmp_path: Path) -> None:
+    modes = []
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("votes")
+        modes.append(temporary.stat().st_mode & 0o777)
+
+    write_atomically(tmp_path / "votes", write, private=True)
+    assert [*modes, (tmp_path / "votes").stat().st_mode & 0o777] == [0o600, 0o600]

@@ -20,6 +20,7 @@ from typing import Protocol
 from aggregator.ledger.chain import HEAD_BYTES, Head, head_text, parse_head
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.stores import Place, StoreError, is_database, shown
+from fairpate.files import sync
 
 _LOCK_S = 5.0
 
@@ -84,11 +85,7 @@ class FileAnchor:
             finally:
                 os.close(descriptor)
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(self._path.parent)
         except OSError as error:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 

@@ -106,8 +106,7 @@ def export(place: Place, out: Path) -> None:
     terms, state, _ = _read(place)
     found = [asdict(_row(charge)) for charge in state.charges(terms.num_classes)]
     write = _write_json if out.suffix == ".json" else _write_parquet
-    write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found))
-    out.chmod(0o600)
+    write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found), private=True)
 
 
 def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState, Head]:

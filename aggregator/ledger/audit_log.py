@@ -21,6 +21,8 @@ from aggregator.ledger.files import LedgerError
 from aggregator.ledger.stores import Place, reading, shown
 
 START = Head(0, "")
+_BEGINS = b'{"entry": '
+"""Every line of a log, as :func:`_line` writes it."""
 
 
 def lines_after(place: Place, last: Head) -> Iterator[tuple[Head, str]]:
@@ -47,20 +49,26 @@ def follow(place: Place, last: Head, *, pause_s: float = 1.0) -> Iterator[tuple[
 
 
 def last_of(log: Path) -> Head:
-    """The entry that the last whole line of a log is of; what a crash left of another line is cut off."""
+    """The entry that the last whole line of a log is of; what a crash left of another line is cut off.
+
+    LedgerError for a file that is something else, which stays as it is.
+    """
     if not log.exists():
         return START
     content = log.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) != len(content):
-        os.truncate(log, len(whole))
-    if not whole:
-        return START
+    rest = content[len(whole) :]
     try:
-        values = json.loads(whole.rstrip(b"\n").rpartition(b"\n")[2])
-        return Head(values["entry"], values["digest"])
+        if not (rest.startswith(_BEGINS) or _BEGINS.startswith(rest)):
+            raise ValueError("its end is no part of a line")  # noqa: TRY301 - one answer for all
+        values = json.loads(whole.rstrip(b"\n").rpartition(b"\n")[2]) if whole else None
+        last = START if values is None else Head(values["entry"], values["digest"])
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{log}: is no audit log, or damaged; give another file.") from error
+    # After the look at what it is: of a file that was named by mistake nothing is cut off.
+    if rest:
+        os.truncate(log, len(whole))
+    return last
 
 
 def _line(number: int, digest: str, kind: EntryKind, payload: dict[str, Any]) -> str:

@@ -104,15 +104,18 @@ class PriceFilter:
         self._per_publication = math.inf
         if ledger.terms.publication is not None:
             self._per_publication = float(accountant.rdp([ledger.terms.publication], [order])[0])
-        # No number of publications is looked at yet: each new one lowers the limit on queries.
-        self._publications, self._limit = -1, 0
+        # For which number of publications, and how many queries then: each new one lowers the limit on queries.
+        self._limit = (-1, 0)
 
     def room(self, wanted: int) -> int:
         """Queries up to the limit."""
-        if self._publications != len(self._ledger.publications):
-            self._publications = len(self._ledger.publications)
-            self._limit = self._most_queries(self._published)
-        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
+        publications, most = self._limit
+        if publications != len(self._ledger.publications):
+            publications = len(self._ledger.publications)
+            most = self._most_queries(self._published(publications))
+            # Both at once: a thread that asks meanwhile must not take the limit of before for that of now.
+            self._limit = (publications, most)
+        return max(0, min(wanted, most - self._ledger.num_reservations))
 
     def admit(self, votes_QC: IntArray) -> int:
         """The same; votes do not matter."""
@@ -120,12 +123,10 @@ class PriceFilter:
 
     def admit_publication(self) -> bool:
         """Whether one more fits beside what is there."""
-        queries = self._ledger.num_reservations * self._per_query
-        return self._renyi.admits([queries + self._published], [self._per_publication])
+        spent = self._ledger.num_reservations * self._per_query + self._published(len(self._ledger.publications))
+        return self._renyi.admits([spent], [self._per_publication])
 
-    @property
-    def _published(self) -> float:
-        number = len(self._ledger.publications)
+    def _published(self, number: int) -> float:
         # 0 times inf is NaN.
         return number * self._per_publication if number else 0.0
 
@@ -218,6 +219,7 @@ def publication_fits(terms: LedgerTerms, *, num_queries: int) -> bool:
     if terms.publication is None or terms.budget.kind != "data_independent":
         return True
     renyi, per_query_A = _renyi(terms.budget), accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)
+    # At the one order at which the ledger will count: another might have room where that has none.
     order = renyi.best_order(per_query_A) == _ORDERS_A
     left = (renyi.limit_A - num_queries * per_query_A)[order]
     return bool(np.all(accountant.rdp([terms.publication], _ORDERS_A[order]) <= left))

@@ -153,13 +153,7 @@ def head_text(head: Head) -> bytes:
 
 def write_head(path: Path, head: Head) -> None:
     """Put the head beside a new ledger at ``path``, whole or not at all."""
-
-    def write(unfinished: Path) -> None:
-        # Rights before content.
-        unfinished.touch(mode=0o600)
-        unfinished.write_bytes(head_text(head))
-
-    write_atomically(head_path(path), write)
+    write_atomically(head_path(path), lambda unfinished: unfinished.write_bytes(head_text(head)), private=True)
 
 
 def parse_head(path: Path, text: str) -> Head:

@@ -35,6 +35,7 @@ class OpenFiles:
     def __init__(self, path: Path, head_file: int) -> None:
         self._paths = (path, beside(path, "-wal"), beside(path, "-shm"), head_path(path))
         self._seen = tuple(self._look(file) for file in self._paths)
+        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
         held = os.fstat(head_file)
         if self._seen[-1][:2] != (held.st_dev, held.st_ino):
             raise LedgerError(f"{head_path(path)}: was replaced while it was opened; open the ledger again.")
@@ -125,6 +126,7 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
+        # On the folder: the files that are made, or brought to another schema, come and go under this lock.
         descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error

@@ -59,6 +59,7 @@ def payers(ledger: Ledger, queries: Sequence[HasAskers], quota: QuotaRoom = no_q
     Room is what both the caller's limit and its ``quota`` leave. For the ledger's writer: what it says holds until the
     next charge.
     """
+    # Counted down here: the ledger hears of these charges only when their block is reserved.
     left: dict[str, float] = {}
     return [_payer(ledger, query.askers, left, quota) for query in queries]
 

@@ -213,6 +213,7 @@ def start_service(
         num_cpus=0,
         resources=resources or {},
         max_restarts=-1,
+        # A call that finds the actor dead waits for the process that takes its place.
         max_task_retries=-1,
         name=name,
         namespace=NAMESPACE,

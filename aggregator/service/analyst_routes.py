@@ -53,6 +53,7 @@ def _add_queries(
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return json_response({"replies": rows, "budget_crossed_at": crossed})
 
+    # FastAPI reads the type of a body from here, and this one is known when the pool is.
     submit.__annotations__["body"] = bodies.queries
     failures: dict[int | str, dict[str, Any]] = {status: {"model": wire.Faults} for status in (429, 503)}
     app.post("/v1/queries", response_model=wire.Replies, responses=failures)(submit)
@@ -81,6 +82,7 @@ def _add_queries(
     async def answers(wanted: wire.AnswersWanted) -> Response:
         """Stored replies as a file, a row per key; nothing is asked."""
         outcomes = [batcher.stored(key) for key in wanted.keys]
+        # In a thread: the loop answers others while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
         headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
         return Response(content, media_type=MEDIA_TYPES[wanted.format], headers=headers)

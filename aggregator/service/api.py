@@ -91,6 +91,7 @@ class TlsFiles:
 
 
 def _no_password() -> str:
+    # Without a function that refuses, OpenSSL would ask on the terminal and wait there.
     raise ValueError("the key has a password")
 
 
@@ -140,6 +141,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
 
     ``tracer`` makes a span of every request; None: there are none.
     """
+    # Not at the first question, which would wait for the hashes of all records.
     backend.pool.hash_all()
     counters, tokens = metrics.ServiceMetrics(), LiveTokens(settings.tokens)
     writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
@@ -170,6 +172,7 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     add_error_bodies(app)
     _declare_tokens(app)
     _add_documentation(app)
+    # The last that is added stands outside: what Auth refuses is counted, logged and traced too.
     max_bytes = max_body_bytes(backend.pool)
     app.add_middleware(Auth, tokens=tokens, max_body_bytes=max_bytes, rate=settings.rate, strangers=settings.strangers)
     app.add_middleware(metrics.CountRequests, counters=counters)

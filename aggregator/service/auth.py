@@ -98,6 +98,7 @@ class Auth:
     def _body_bytes(self, headers: dict[bytes, str]) -> int:
         """The declared length of the body. FaultError if it may not be read."""
         length = declared_length(headers, self._max_body_bytes)
+        # Refused before it is read: those that wait for their turn lie in memory.
         if length > _LARGE_BODY_BYTES and self._num_large >= _MAX_LARGE_BODIES:
             remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
             raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})

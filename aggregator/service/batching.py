@@ -154,6 +154,7 @@ class Batcher:
         keys = {question.query.key for question in request.questions}
         new = [key for key in keys if key not in taken and self.stored(key) is None]
         if request.caller.role != "operator":
+            # What the caller asks beside it in this group is charged at the same moment.
             wanted = len(new) + Counter(taken.values())[caller]
             refusal = self._quotas.refusal(self._writer.books.ledger, caller, wanted, now_s=time.time())
             if refusal is not None:

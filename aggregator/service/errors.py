@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from fairpate.faults import expected
+
 _MAX_VALUE_CHARACTERS = 80
 _MAX_FAULTS = 10
 
@@ -60,5 +62,5 @@ def _remedy(error: Mapping[str, Any]) -> str:
         return "Unknown field; leave it out."
     if error["type"] == "missing":
         return "Required; add this field."
-    message = str(error["msg"])
-    return message.replace("Input should be", "Expected", 1).replace("Input should have", "Expected", 1) + "."
+    said = expected(error)
+    return f"{said[:1].upper()}{said[1:]}."

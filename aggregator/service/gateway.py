@@ -29,6 +29,7 @@ PREFIX = "/v1/runs/"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_BODY_BYTES = 64 * 2**20
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "proxy-authorization"}
+# Voters take their time and live events do not end: only the way to a service has a limit.
 _TIMEOUTS = httpx.Timeout(None, connect=5.0, pool=30.0)
 _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64)
 _LOOPBACK = "127.0.0.1"

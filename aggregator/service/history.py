@@ -55,6 +55,7 @@ class History:
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
         """Take in the first ``num_charges`` charges as they are now."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self._open]
+        # Open ones were counted as such; those among them that have an outcome now count as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _) in rows)
         rows += enumerate(ledger.charged(self._seen, num_charges), self._seen)
         self._counts.update(_kind(group, outcome) for _, (_, group, outcome) in rows)

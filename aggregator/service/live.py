@@ -75,6 +75,7 @@ class Streams:
         began_s = said_s = loop.time()
         last = ""
         while not self._is_closing and loop.time() - began_s < _LONGEST_S:
+            # Asked for each time, and the same for all: a listener costs no computation of its own.
             text = json.dumps(await state(), separators=(",", ":"), allow_nan=False)
             if not is_admitted():
                 return

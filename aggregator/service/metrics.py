@@ -139,6 +139,7 @@ class CountRequests:
 
         async def counted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # A caller may send any word, and each would be a counter for ever.
                 method = scope["method"] if scope["method"] in _METHODS else "other"
                 route = getattr(scope.get("route"), "path", "none")
                 self._counters.count_request(method, route, message["status"], time.perf_counter() - began_s)

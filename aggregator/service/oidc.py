@@ -102,6 +102,7 @@ class Keys:
         self._tried_s = self._clock()
         try:
             found = _get_json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
+            # Else one issuer could hand out the keys of another (OpenID Connect Discovery 1.0, 4.3).
             if found.get("issuer") != self._issuer:
                 raise ValueError("it says that it is another issuer")  # noqa: TRY301 - one answer for all
             require_private_way(found["jwks_uri"])

@@ -83,6 +83,7 @@ class Overview:
             chain=str(self._chain["fault"]),
             num_open=history.num_open,
         )
+        # In this order: costs are those of the charges that the price has just priced.
         price = await asyncio.to_thread(snapshot.books.price.epsilon, snapshot.books.ledger, snapshot.num_charges)
         costs = await asyncio.to_thread(costs_of, snapshot.books, snapshot.num_charges, self._pool)
         return {

@@ -41,6 +41,7 @@ class Buckets:
         rule = self._rule
         if math.isinf(rule.per_s):
             return 0.0
+        # Taken out and put back behind all others, so that the first is the one not heard of for longest.
         level, filled_s = self._levels.pop(name, (rule.burst, now_s))
         level = min(rule.burst, level + (now_s - filled_s) * rule.per_s)
         taken = level >= 1

@@ -36,6 +36,7 @@ from aggregator.service.tokens import (
     read_private,
     token_digest,
 )
+from fairpate.faults import expected
 from fairpate.files import write_atomically
 
 if TYPE_CHECKING:
@@ -188,8 +189,8 @@ def read_store(path: Path) -> TokenStore:
 def _damage(error: ValueError) -> str:
     """What is wrong, without what the file holds."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {expected(first)}"
     return str(error)
 
 
@@ -203,7 +204,7 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
         # Before the store: a crash in between asks for tokens that nobody has, and never for none.
         _make_mark(path)
         store, result = function(before.without_ended(time.time()))
-        write_atomically(path, lambda unfinished: _write(unfinished, store))
+        write_atomically(path, lambda unfinished: _write(unfinished, store), private=True)
     return result
 
 
@@ -219,7 +220,6 @@ def _write(path: Path, store: TokenStore) -> None:
         "tokens": [asdict(token) for token in store.tokens],
         "limits": {name: asdict(limit) for name, limit in store.limits.items()},
     }
-    path.touch(mode=0o600)  # rights before content
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 

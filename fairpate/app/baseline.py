@@ -45,6 +45,7 @@ def without_privacy(test: Split, answered_N: npt.NDArray[np.bool_], *, seed: int
     labels = chosen.y.numpy()
     if not (chosen.x.numel() and chosen.x.isfinite().all()):
         return None
+    # By person: of somebody it learned from, a model predicts other records too well.
     folds = sklearn.model_selection.GroupKFold(_FOLDS, shuffle=True, random_state=seed)
     persons = np.arange(len(rows)) if chosen.person_N is None else chosen.person_N.numpy()
     if len(np.unique(persons)) < _FOLDS:

@@ -165,6 +165,7 @@ def _write_zip(path: Path, parts: Mapping[str, bytes | Path], steps: _Steps) -> 
         for name in sorted(parts):
             part = parts[name]
             entry = zipfile.ZipInfo(name, _FIXED_TIME)
+            # As on Unix, whatever the machine: equal runs give equal bytes.
             entry.create_system, entry.external_attr = 3, _READABLE
             if isinstance(part, bytes):
                 bundle.writestr(entry, part)

@@ -23,6 +23,7 @@ from aggregator.gnmax import ConfidentGnmax
 from fairpate.app.plan import AGREEMENT, SPREAD, assumed_profile, worth_of
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
 from fairpate.data import Dataset, entry_for, load_dataset
+from fairpate.meaning import exact_text
 from fairpate.methods.fitted import count_protected, fitted
 from fairpate.methods.load import configured
 from fairpate.steps import stepwise
@@ -91,8 +92,8 @@ def _candidate(
     agreement: float,
     spread: float,
 ) -> Candidate:
-    at = "" if delta == PrivacyTarget.model_fields["delta"].default else f" --delta {delta:g}"
-    command = f"fairpate run --data {said} --epsilon {epsilon:g}{at} --method {method}"
+    at = "" if delta == PrivacyTarget.model_fields["delta"].default else f" --delta {exact_text(delta)}"
+    command = f"fairpate run --data {said} --epsilon {exact_text(epsilon)}{at} --method {method}"
     known: dict[str, Any] = {"method": method, "voters": VOTERS[method], "command": command}
     try:
         values = fitted(data, method) | {"target": {"epsilon": epsilon, "delta": delta}}

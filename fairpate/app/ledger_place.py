@@ -40,8 +40,7 @@ def place_of(run: RunDirectory) -> LedgerPlace:
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
     """Put the note there: from then on the ledger of ``run`` is this one."""
     values = {name: str(value) for name, value in asdict(place).items() if value is not None and value != run.ledger}
-    write_json(run.ledger_place, values)
-    run.ledger_place.chmod(0o600)
+    write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
 def has_ledger(run: RunDirectory) -> bool:

@@ -56,6 +56,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
     try:
         _require_nothing_at(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk: there a rename is one step.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
             made = Path(scratch) / "project"
             made.mkdir()

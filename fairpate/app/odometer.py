@@ -101,6 +101,7 @@ class Odometer:
             self._check(database, release, _rows(database, data=release.data))
 
     def _check(self, database: sqlite3.Connection, release: Release, rows: Sequence[Release]) -> None:
+        # It adds to no sum, so that no limit speaks of it; it is listed all the same.
         if not release.is_private:
             return
         others = [row for row in rows if row.run != release.run and row.is_private]
@@ -159,6 +160,7 @@ class Odometer:
             with closing(self._connect()) as database:
                 # Taken for writing before anything is read: two processes must not find the same room.
                 database.execute("BEGIN IMMEDIATE")
+                # What is raised inside leaves no trace: the connection closes before its COMMIT.
                 yield database
                 database.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
@@ -250,6 +252,7 @@ def _require_room(release: Release, same: Sequence[Release], *, limit: float, de
             f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
         )
     spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
+    # In this form NaN is refused too.
     if not total <= limit:
         raise LimitReachedError(
             f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta_text(delta)}, this one would "

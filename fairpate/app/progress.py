@@ -122,6 +122,7 @@ def _later(bars: Progress, patience_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        # One that had just begun would start the bars after they were stopped.
         timer.join()
         bars.stop()
 

@@ -92,13 +92,7 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(f"Expected rows that may be published, got data-dependent prices of {', '.join(secret)}.")
-
-    def write(temporary: Path) -> None:
-        if private:
-            temporary.touch(mode=0o600)
-        pq.write_table(table, temporary)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=private)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -129,6 +123,7 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     Prices that depend on votes are left out, and without ``unprotected`` every row of a run without privacy guarantee,
     failed ones included. Rows that are left tell neither how long a run took nor why it failed.
     """
+    # Tables of earlier versions do not say it, but for an epsilon that is infinite.
     has_guarantee = pc.and_(pc.fill_null(table["has_guarantee"], True), _is_finite(table["epsilon"]))
     may_be_seen = pc.or_(has_guarantee, unprotected)
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))

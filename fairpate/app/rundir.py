@@ -28,7 +28,7 @@ import yaml
 from fairpate import __version__
 from fairpate.config import ConfigError
 from fairpate.config_reader import read_yaml
-from fairpate.files import check_output_folder, write_atomically
+from fairpate.files import check_output_folder, private_folder, write_atomically
 from fairpate.storage import Storage, open_storage
 from fairpate.types import PrivacyStatement, UsageError, UserError
 
@@ -302,9 +302,7 @@ def create_run_directory(config: Method) -> RunDirectory:
         write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     if config.is_private:  # what has no privacy has nothing to publish
         run.public.mkdir(exist_ok=True)
-    run.private.mkdir(mode=0o700, exist_ok=True)
-    # mkdir's mode says nothing of a folder that was there already.
-    run.private.chmod(0o700)
+    private_folder(run.private)
     if not run.environment.exists():
         write_json(run.environment, environment())
     return run
@@ -374,14 +372,14 @@ def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` atomically, as UTF-8."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write ``text`` atomically, as UTF-8; ``private``: for its owner only."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write strict JSON atomically: a NaN must have become null before."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -420,7 +418,10 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():  # git would answer for any repository that the installed package lies in
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):

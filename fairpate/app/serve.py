@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -127,11 +127,13 @@ def serve_aggregators(
         check_exposure(_with_tokens_of(RunDirectory(root=root.absolute()), settings))
     runs = _runs_by_name(roots)
     alone = len(runs) == 1
-    # Behind a gateway each service is on this node's loopback, and so is the gateway.
-    listen = _with_tokens_of if alone else _behind_gateway
-    behind = {name: listen(run, settings) for name, (run, _) in runs.items()}
     services: list[Service] = []
-    with _ray(next(iter(runs.values()))[1].ray, detach=detach):
+    with _ray(next(iter(runs.values()))[1].ray, detach=detach), ExitStack() as held:
+        # Behind a gateway each service is on this node's loopback, and so is the gateway.
+        behind = {
+            name: _with_tokens_of(run, settings) if alone else _behind_gateway(run, settings, held)
+            for name, (run, _) in runs.items()
+        }
         try:
             start = partial(start_service, detached=detach)
             for name, (run, config) in runs.items():
@@ -318,11 +320,14 @@ def gateway_name(runs: Mapping[str, tuple[RunDirectory, VotingMethod]]) -> str:
     return f"gateway-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
 
 
-def _behind_gateway(run: RunDirectory, settings: ServiceSettings) -> ServiceSettings:
+def _behind_gateway(run: RunDirectory, settings: ServiceSettings, held: ExitStack) -> ServiceSettings:
     """The same on a free port of loopback, where no TLS is needed, and with the token store of the run."""
-    with socket.create_server((_LOOPBACK, 0)) as probe:
-        port = probe.getsockname()[1]
-    return replace(_with_tokens_of(run, settings), host=_LOOPBACK, port=port, tls=None)
+    place = held.enter_context(socket.socket())
+    # Bound, and not listened on, until the service listens: the system gives the port to nobody who asks for any, and
+    # to the service, which asks for this one. Teachers take their time, and Ray takes many ports meanwhile.
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind((_LOOPBACK, 0))
+    return replace(_with_tokens_of(run, settings), host=_LOOPBACK, port=place.getsockname()[1], tls=None)
 
 
 def _with_tokens_of(run: RunDirectory, settings: ServiceSettings) -> ServiceSettings:

@@ -19,8 +19,7 @@ def write_votes(batch: VoteBatch, path: Path) -> None:
     """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
-    path.chmod(0o600)
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
 
 
 def read_votes(path: Path) -> VoteBatch:

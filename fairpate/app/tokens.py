@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from aggregator.ledger.audit import stored_limits
@@ -114,13 +114,14 @@ def _limit_words(own: OwnLimit) -> list[str]:
 
 def moment(text: str) -> float:
     """Seconds since 1970 of `30d`, `12h`, `90m` or `0s` from now, or of a date such as 2027-01-31 (UTC)."""
-    if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
-        return time.time() + int(found[1]) * _SECONDS[found[2]]
     try:
-        date = datetime.fromisoformat(text)
-    except ValueError as error:
+        if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
+            date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        else:
+            date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
         raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def _change(root: Path, function: Callable[[TokenStore], TokenStore]) -> None:

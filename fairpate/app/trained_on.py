@@ -171,8 +171,7 @@ def _require_same(run: RunDirectory, found: DataRecord, now: DataRecord) -> None
 def _require_same_records(run: RunDirectory, dataset: Dataset) -> None:
     digest, path = _digest(dataset), run.private / "data.sha256"
     if not path.exists():
-        write_text(path, digest + "\n")
-        path.chmod(0o600)
+        write_text(path, digest + "\n", private=True)
     elif path.read_text(encoding="utf-8").strip() != digest:
         raise RunDirectoryError(
             f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."

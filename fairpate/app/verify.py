@@ -189,6 +189,7 @@ class _Check:
     def claim(self) -> str:
         """The statement is one, of a private run, and what the head says it is."""
         statement = read_statement(self.bundle)
+        # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
         for name in CLAIM:
             stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
@@ -324,6 +325,10 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
     if path.is_dir():
         if not (path / HEAD).is_file():
             raise BundleError(f"{path}: no bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
+        for entry in path.iterdir():
+            # A link may lead to any file of this machine, and a pipe or a device has no end.
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise BundleError(f"{entry}: a bundle holds plain files alone; remove it, or give the zip file.")
         yield Unpacked(root=path)
         return
     with tempfile.TemporaryDirectory() as folder:

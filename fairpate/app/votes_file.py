@@ -96,6 +96,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
     test = _test(config, names, group_names, faults)
+    # After all files were looked at: one message lists what is to be corrected.
     faults.require_none()
     return VotesFile(
         dataset=_dataset(config, names.tolist(), x, codes_Q, tuple(group_names), test),

@@ -117,10 +117,10 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
 @pytest.mark.parametrize(
     ("body", "field", "value", "remedy"),
     [
-        ({"queries": [{"id": 300}]}, "queries.0.id", "300", "less than 300"),
-        ({"queries": [{"id": -1}]}, "queries.0.id", "-1", "greater than or equal to 0"),
-        ({"queries": [{"id": "3"}]}, "queries.0.id", "3", "valid integer"),
-        ({"queries": [{"id": True}]}, "queries.0.id", "true", "valid integer"),
+        ({"queries": [{"id": 300}]}, "queries.0.id", "300", "Expected < 300"),
+        ({"queries": [{"id": -1}]}, "queries.0.id", "-1", "Expected >= 0"),
+        ({"queries": [{"id": "3"}]}, "queries.0.id", "3", "Expected a whole number"),
+        ({"queries": [{"id": True}]}, "queries.0.id", "true", "Expected a whole number"),
         ({"queries": [{"id": 1}, {"id": 2, "votes": 1}]}, "queries.1.votes", "1", "Unknown field"),
         ({"queries": [{"id": 1}], "noise": 0}, "noise", "0", "Unknown field"),
         ({"queries": []}, "queries", "[]", "at least 1"),
@@ -136,8 +136,13 @@ def test_nothing_an_analyst_can_read_depends_on_votes_beyond_labels(tmp_path):
             "x",
             "number",
         ),
-        ({"queries": [{"features": [[1, 2, 1e39], [1, 2, 3]], "group": "red"}]}, "features.0.2", "1e+39", "less than"),
-        ({"queries": [{"features": 5, "group": "red"}]}, "queries.0.features", "5", "valid list"),
+        (
+            {"queries": [{"features": [[1, 2, 1e39], [1, 2, 3]], "group": "red"}]},
+            "features.0.2",
+            "1e+39",
+            "Expected <=",
+        ),
+        ({"queries": [{"features": 5, "group": "red"}]}, "queries.0.features", "5", "Expected a list"),
     ],
 )
 def test_bad_input_names_field_value_and_remedy(refusing, body, field, value, remedy):

@@ -83,6 +83,14 @@ def test_a_log_goes_on_where_it_ends_also_after_a_line_was_cut(place, tmp_path):
         assert log.read_text().splitlines() + rest == whole
 
 
+@pytest.mark.parametrize("text", ["notes of mine", "notes\nand more", "{}", '{"entry": 1}\nnotes', "\n\n"])
+def test_of_a_file_that_is_no_log_nothing_is_cut_off(tmp_path, text):
+    (tmp_path / "notes.txt").write_text(text)
+    with pytest.raises(LedgerError, match="is no audit log"):
+        last_of(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == text
+
+
 def test_a_log_of_what_the_ledger_lacks_is_a_witness(tmp_path):
     path, other = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
     use(path)

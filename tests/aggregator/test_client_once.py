@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import socket
 import threading
+from urllib.parse import quote
 
 import pytest
 
 from aggregator.client import AggregatorClient, QueryError, RetryRule
+
+
+@pytest.mark.parametrize("key", ["\x01", "../budget", "a b?c#d", "é"])
+def test_a_key_that_is_none_is_asked_for_as_it_is_and_never_ends_a_shell(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                heard.append(connection.recv(65536).split(b" ")[1])
+                connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with AggregatorClient(url) as client, pytest.raises(QueryError, match="status 404"):
+            client.reply(key)
+        thread.join(5)
+    assert heard == [f"/v1/queries/{quote(key, safe='')}".encode()]
 
 
 @pytest.mark.parametrize(("ask", "times"), [("publish", 1), ("budget", 3)])

@@ -6,7 +6,7 @@ import http.client
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import httpx
 import pytest
@@ -14,11 +14,13 @@ from browser import Browser, barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
 from aggregator.client import AggregatorClient
-from aggregator.service.actor import HttpServer
+from aggregator.service.actor import HttpServer, bind
 from aggregator.service.api import ServiceSettings
 from aggregator.service.gateway import Runs
 from aggregator.service.rates import RequestRate
 from aggregator.service.tokens import read_tokens
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.serve import _behind_gateway
 
 OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
@@ -45,6 +47,18 @@ def gateway(tmp_path):
     server.stop()
     for backend in backends:
         backend.close()
+
+
+def test_the_port_of_a_run_is_kept_for_its_service_until_that_listens(tmp_path):
+    run = RunDirectory(root=tmp_path)
+    with ExitStack() as held:
+        ports = [_behind_gateway(run, ServiceSettings(), held).port for _ in range(3)]
+        assert len(set(ports)) == 3
+        for port in ports:
+            with closing(socket.socket()) as stranger, pytest.raises(OSError, match="in use"):
+                stranger.bind(("127.0.0.1", port))
+            with closing(bind("127.0.0.1", port, timeout_s=0)) as listening, closing(socket.socket()) as caller:
+                caller.connect(listening.getsockname())
 
 
 def test_each_run_answers_under_its_own_path_as_it_does_by_itself(gateway):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.budget import epsilon_fixed_beforehand
+from aggregator.ledger.budget import epsilon_fixed_beforehand, open_filter
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
@@ -304,6 +304,21 @@ def test_publishing_takes_its_room_from_the_budget_or_is_refused(batch, path):
         assert spent <= ledger.terms.budget.epsilon
         with pytest.raises(PublicationError, match="no room"):
             asked.publish()
+
+
+def test_a_thread_that_asks_while_another_computes_the_limit_gets_the_same_one(path):
+    with Ledger(path, within(Budget(kind="data_independent", delta=1e-5, epsilon=price(40) * 1.0001))) as ledger:
+        filter_ = open_filter(ledger)
+        compute, heard = filter_._most_queries, []
+
+        def interrupted(spent):
+            if not heard:
+                heard.append(None)
+                heard.append(filter_.room(1000))
+            return compute(spent)
+
+        filter_._most_queries = interrupted
+        assert filter_.room(1000) == heard[-1] == 40
 
 
 def gaussian_epsilon(rho, delta):

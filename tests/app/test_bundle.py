@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import warnings
 import zipfile
@@ -16,7 +17,7 @@ from fairpate.app.bundle import HEAD, head_of, write_bundle
 from fairpate.app.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.app.verify import Unpacked, Verdict, verify_bundle
+from fairpate.app.verify import BundleError, Unpacked, Verdict, verify_bundle
 from fairpate.data.files import sha256_of
 from fairpate.methods.load import configured
 from fairpate.steps import heard_by
@@ -269,6 +270,16 @@ def test_files_that_make_no_sense_are_refused_without_a_traceback(text: str, unp
         (folder / name).write_text(text)
         assert not verify_bundle(folder).holds
         (folder / name).write_bytes(whole)
+
+
+def test_a_folder_that_leads_elsewhere_or_has_no_end_is_no_bundle(unpacked: dict[str, Path]) -> None:
+    labels = unpacked["trained"] / "metrics.json"
+    labels.unlink()
+    for make in (lambda: labels.symlink_to("/dev/zero"), lambda: os.mkfifo(labels)):
+        make()
+        with pytest.raises(BundleError, match=r"metrics\.json: a bundle holds plain files alone"):
+            verify_bundle(unpacked["trained"])
+        labels.unlink()
 
 
 def test_a_head_that_was_made_again_is_not_the_published_one(

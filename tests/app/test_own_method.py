@@ -46,7 +46,7 @@ def test_its_fields_are_shown_and_checked(fairpate, monkeypatch):
     assert "Dwork, McSherry, Nissim and Smith 2006" in output
     assert "class_means.min_count" in output
     for setting, words in (
-        ("class_means.min_count=0", "class_means.min_count: Input should be greater than 0"),
+        ("class_means.min_count=0", "class_means.min_count: expected > 0, got 0."),
         ("class_means.min=1", "class_means.min: unknown field"),
         ("target.relation=replace one", "target.relation: expected add or remove one"),
         ("teachers.num_teachers=9", f"teachers.num_teachers: {NAME} does not read it"),

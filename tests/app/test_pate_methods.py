@@ -219,9 +219,9 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
         (["target.epsilon=null", "aggregator.budget={kind: data_dependent, epsilon: 3}"], "accept_leak: true"),
         ([*BY_VOTES, COUNTS], "aggregator: Expected another budget.kind with release: counts, got data_"),
         ([COUNTS, PUBLICATION], "aggregator: Expected no publication with release: counts, got one: .* or set release"),
-        (["aggregator.release=all"], r"aggregator\.release: Input should be 'label' or 'counts' \(got 'all'\)"),
+        (["aggregator.release=all"], r"aggregator\.release: expected 'label' or 'counts', got 'all'\."),
         (["target.epsilon=1.0e-9"], "raise it"),
-        (["target.epsilon=0"], r"target\.epsilon: .*greater than 0"),
+        (["target.epsilon=0"], r"target\.epsilon: .*expected > 0"),
     ],
 )
 def test_a_target_that_votes_cannot_keep_is_refused(settings: list[str], message: str, tmp_path: Path) -> None:

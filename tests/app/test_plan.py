@@ -162,7 +162,7 @@ def test_the_command_plans_from_assumptions_and_from_a_run(
             ["--epsilon", "2", "--votes", str(tmp_path), "--teachers", "50", "--agreement", "0.75", "--spread", "0.2"],
             ["--teachers, --agreement, --spread", "--votes"],
         ),
-        (["--epsilon", "0"], ["epsilon", "greater than 0"]),
+        (["--epsilon", "0"], ["epsilon", "expected > 0"]),
         (["--epsilon", "2", "--agreement", "1.5"], ["agreement", "1.5"]),
     ):
         code, output, errors = fairpate(*arguments)

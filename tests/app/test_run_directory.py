@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 import stat
+import subprocess
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from small_runs import FILES, read_json, run
 
+from fairpate.app import rundir
 from fairpate.app.finished import finished_run
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.rundir import (
@@ -33,6 +35,15 @@ def test_the_run_directory_holds_what_it_promises(finished):
     assert yaml.safe_load(folder.config.read_text())["teachers"]["num_teachers"] == 12
     assert read_json(folder.environment)["libraries"]["torch"].startswith("2.")
     assert not list(folder.root.rglob("*.tmp"))
+
+
+def test_the_revision_is_that_of_this_project_and_of_no_repository_around_it(tmp_path, monkeypatch):
+    for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "-", "--allow-empty"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)  # noqa: S603, S607
+    installed = tmp_path / "lib" / "site-packages"
+    (installed / "fairpate" / "app").mkdir(parents=True)
+    monkeypatch.setattr(rundir, "__file__", str(installed / "fairpate" / "app" / "rundir.py"))
+    assert rundir.environment()["revision"] is None
 
 
 def test_the_statement_prices_every_query_that_was_submitted(finished):

@@ -101,6 +101,7 @@ def test_a_subject_of_an_issuer_has_a_limit_without_a_token_here(fairpate, run):
         (["add", "RUN", "oidc-alice"], "give another name"),
         (["add", "RUN", "alice", "--epsilon", "-1"], "0 < epsilon"),
         (["add", "RUN", "alice", "--expires", "soon"], "30d or 12h"),
+        (["add", "RUN", "alice", "--expires", "999999999d"], "30d or 12h"),
         (["add", "RUN", "alice", "--role", "root"], "analyst"),
         (["revoke", "RUN", "bob"], "bob: has no token here"),
         (["add", "nowhere", "alice"], "holds no run"),

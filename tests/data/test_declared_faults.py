@@ -46,7 +46,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (YAML, "task:", "tsk:", ("tsk: unknown field; did you mean task?",)),
     (YAML, "features:", "columns:", ("columns: unknown field", "features: missing; add it")),
     (YAML, "name: hospital\n", "name: hospital\nrows: many\n", ("rows", "got 'many'")),
-    (YAML, "name: hospital\n", "name: hospital\nrows: 0\n", ("rows", "greater than 0", "got '0'")),
+    (YAML, "name: hospital\n", "name: hospital\nrows: 0\n", ("rows", "expected > 0", "got '0'")),
     (YAML, "name: hospital\n", "name: hospital\nseparator: ';;'\n", ("separator", "got ';;'")),
     # Files.
     (YAML, FILE_LIST, "patients.csv", ("files: Expected `records:`", "got 'patients.csv'")),

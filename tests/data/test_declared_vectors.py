@@ -118,7 +118,7 @@ def test_an_array_that_does_not_fit_is_refused(array: Any, message: str, tmp_pat
             "vector: 4",
             r"column embedding: expected a list of 4 numbers, got 'a list of 3' in 7 rows; correct `vector`",
         ),
-        ("vector: 3", "vector: 0", r"features\.embedding\.vector: .*\(got '0'\)"),
+        ("vector: 3", "vector: 0", r"features\.embedding\.vector: .*got '0'\."),
         ("vector: 3", "vector: 3, missing: 0", r"features\.embedding: Expected no missing value of a vector"),
         ("age: {", "age: {array: true, ", r"features\.age: Expected array with vector only"),
         ("embedding: {vector: 3}, ", "", r"features: expected a vector with kind: embeddings"),

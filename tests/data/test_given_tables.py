@@ -94,7 +94,7 @@ def test_records_that_are_given_are_divided() -> None:
         ),
         (DECLARED, PARTS | {"public": {}}, r"public: expected rows, got none"),
         (DECLARED, PARTS | {"public": {"age": []}}, r"public: expected rows, got none"),
-        (DECLARED | {"label": 3}, dict(PARTS), r"declaration: label: Input should be"),
+        (DECLARED | {"label": 3}, dict(PARTS), r"declaration: label: expected "),
         (3, dict(PARTS), r"declaration: expected the path of a YAML file or a dictionary, got int"),
         ("gone.yaml", dict(PARTS), r"gone\.yaml: no such file"),
     ],

@@ -47,12 +47,12 @@ def test_all_faults_are_told_at_once_whoever_reads_the_field() -> None:
     }
     told = faults_of(values, "sgd.epoch=3", method="sgd")
     for start, words in (
-        ("dp_sgd.epochs: ", "valid number"),
+        ("dp_sgd.epochs: ", "expected a number"),
         ("dp_sgd.epoch: ", "did you mean epochs"),
-        ("pf_ld.clip_norm: ", "greater than 0"),
+        ("pf_ld.clip_norm: ", "expected > 0"),
         ("aggregatr: ", "did you mean aggregator"),
         ("teachers.num_teachers: ", "unknown field"),
-        ("seed: ", "greater than or equal to 0"),
+        ("seed: ", "expected >= 0"),
         ("student.model.name: ", "unknown field"),
         ("sgd.epoch: ", "did you mean epochs"),
     ):

@@ -215,6 +215,7 @@ def saying(values):
         (lambda x: np.full(len(x), 3), "a class in 0..2"),
         (lambda x: np.full(len(x), -1), "a class in 0..2"),
         (lambda x: np.full(len(x), np.nan), "others, as float64"),
+        (lambda x: [[0], *([0] for _ in x[2:]), [0, 1]], "predicted shape"),
         (lambda x: np.full(len(x), 0.5), "others, as float64"),
         (lambda x: np.full(len(x), "yes"), "others, as <U3"),
         (lambda x: np.zeros((len(x), 3)), r"shape \(40, 3\)"),

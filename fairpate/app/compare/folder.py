@@ -37,6 +37,7 @@ from fairpate.app.records_table import (
 )
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, sole_worker, write_text
 from fairpate.compare_config import SweepConfig
+from fairpate.files import private_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +156,7 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     if root.exists() and any(root.iterdir()) and not (folder.parts.is_dir() or (root / "parts").is_dir()):
         raise RunDirectoryError(f"{root}: not empty and no sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
-    folder.private.mkdir(mode=0o700, exist_ok=True)
-    folder.private.chmod(0o700)
+    private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):
         path.mkdir(exist_ok=True)
     _take_back_parts(folder)

@@ -55,6 +55,7 @@ def collect_shared_releases(
         reporter.note("release", f"for {cell.method} on {cell.data}, seed {cell.config.seed}")
         try:
             content, release = ray.get(reference)
+            # Before the file is there that cells go on from: a crash in between counts it again, under the same id.
             count_cell(release)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, partial(Path.write_bytes, data=content))
