@@ -11,9 +11,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # As pip would, but on every core, and without the tests that packages bring.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib >/dev/null || true
 # More than cores: many tests wait, for a browser, a service or a cluster.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
+test: .venv/.installed-dev ## install, then run every test but the slow campaigns, four files at a time
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed-dev ## the same with the campaigns
