@@ -246,13 +246,14 @@ def config_digest(config: Method) -> str:
 
 
 def determining_values(config: Method) -> dict[str, Any]:
-    """What ``config`` computes, as plain values: without the places where it happens."""
-    return _without_places(config.model_dump(mode="json"))
+    """What ``config`` computes, as plain values: without the places where it happens, and what it does not read."""
+    return _determining(config.model_dump(mode="json"), config)
 
 
-def _without_places(values: dict[str, Any]) -> dict[str, Any]:
+def _determining(values: dict[str, Any], config: Method) -> dict[str, Any]:
+    """``values`` of the method of ``config`` without what decides nothing there."""
     kept = copy.deepcopy(values)
-    for place in _PLACES:
+    for place in (*_PLACES, *config.unread):
         *parents, field = place.split(".")
         section: Any = kept
         for name in parents:
@@ -337,7 +338,7 @@ def run_at(root: Path) -> RunDirectory:
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:
-    before, now = (flat_values(_without_places(c)) for c in (_stored(run), config.model_dump(mode="json")))
+    before, now = flat_values(_determining(_stored(run), config)), flat_values(determining_values(config))
     names = sorted(before.keys() | now.keys())
     if before.get("method", now["method"]) != now["method"]:
         names = ["method"]  # the sections of another method are others too

@@ -135,6 +135,11 @@ class Method(Section):
         return getattr(self, "noise", None) == "seeded"
 
     @property
+    def unread(self) -> tuple[str, ...]:
+        """Dotted fields and sections that other settings leave unread: they decide nothing, nor the run's digest."""
+        return ()
+
+    @property
     def declared_size(self) -> int | None:
         """The public number of private records that a sampling rate was set for, where one was declared."""
         return None

@@ -317,6 +317,11 @@ class Postprocessing(DpSgdFamily):
         """Unless the base is private too."""
         return self.dp_postprocessing.base == "sgd"
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What trains the other base."""
+        return ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
+
     def check(self) -> None:
         """ConfigError for what would undo the mixing, and for a target under another relation."""
         self.require_as_released()

@@ -206,6 +206,16 @@ class RandomisedResponse(AttributeMethod):
     randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()
     f_ld: FldConfig = FldConfig()
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What the other learner reads, and with one step what the second would."""
+        by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
+        game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
+        mixing = ("mixing_gap", "min_share") if one_step else ()
+        both = ("constraint", "reference_group") if one_step and by_f_ld else ()
+        others = () if by_f_ld else ("f_ld",)
+        return (*others, *(f"randomised_response.{field}" for field in (*game, *mixing, *both)))
+
     def check(self) -> None:
         """ConfigError for another relation, and for a published model that the learner does not make."""
         settings = self.randomised_response

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from fairpate.app.progress import Reporter
 from fairpate.app.seeds import Stream, stream_seed
-from fairpate.config import ConfigError, Section
+from fairpate.config import ConfigError, LearningConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
@@ -83,6 +83,13 @@ class SfPate(PateFamily):
             raise ConfigError(
                 "aggregator.release: counts teach no student of sf_s, which learns from attributes; set label."
             )
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """F-LD is what learns: the student of SF_S, or the teachers of SF_T, each from its whole shard."""
+        if self.sf_pate.variant == "sf_s":
+            return tuple(f"student.{field}" for field in LearningConfig.model_fields)
+        return ("teachers.fit", "teachers.standardize", "teachers.max_shard_size")
 
     @property
     def reads_public(self) -> bool:
@@ -166,7 +173,7 @@ class SfPate(PateFamily):
     def _digest(self, private: Split) -> str:
         """Sixteen hexadecimal digits that change with the teachers' records, settings or seed."""
         told = (
-            self.teachers.model_dump(mode="json"),
+            self.teachers.model_dump(mode="json", include={"num_teachers", "model"}),
             self.f_ld.model_dump(mode="json"),
             self.seed,
             list(private.record_id),

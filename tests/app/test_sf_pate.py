@@ -13,7 +13,7 @@ from fairpate.app import serve
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunFolderError
+from fairpate.app.rundir import RunDirectory, RunFolderError, config_digest, create_run_directory
 from fairpate.app.tables import read_labels
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split, load_dataset
@@ -162,3 +162,21 @@ def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch:
     settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):
         serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=print)
+
+
+@pytest.mark.parametrize(
+    ("variant", "unread", "read"),
+    [
+        ("sf_s", "student.fit.epochs=7", "teachers.fit.epochs=7"),
+        ("sf_t", "teachers.fit.epochs=7", "student.fit.epochs=7"),
+    ],
+)
+def test_what_a_variant_does_not_read_changes_no_digest(tmp_path: Path, variant: str, unread: str, read: str) -> None:
+    plain, other, changed = (
+        configured(tmp_path / "run", f"sf_pate.variant={variant}", *more) for more in ((), (unread,), (read,))
+    )
+    assert config_digest(other) == config_digest(plain) != config_digest(changed)
+    create_run_directory(plain)
+    create_run_directory(other)  # the same run
+    with pytest.raises(RunFolderError, match=read.partition("=")[0]):
+        create_run_directory(changed)
