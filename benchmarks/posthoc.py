@@ -32,6 +32,7 @@ from fairpate.evaluation.metrics import evaluate
 from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
+from fairpate.methods.game_regret import nu_before_play
 from fairpate.methods.oracle_releases import GroupRules
 from fairpate.methods.parity import Cells
 from fairpate.methods.parity_game import GameRules, guarantee
@@ -114,7 +115,7 @@ def communities(seeds: int) -> None:
         for name, form in ORACLES.items():
             if constraint == "equalized_odds" or name != "as_in_paper":
                 learnt = [learned(datasets[seed], epsilon, seed, settings | form) for seed in range(seeds)]
-                bounds = ("nu", "error_bound", "odds_bound") if name == "by_group" else ()
+                bounds = ("nu", "nu_before", "error_bound", "odds_bound") if name == "by_group" else ()
                 keep(f"oracle_{name}/{said}", learnt, (*COLUMNS, "epsilon", *bounds))
 
 
@@ -182,16 +183,37 @@ def learned(dataset: Dataset, epsilon: float, seed: int, settings: dict[str, Any
     return [
         *measure(mixed(trained, dataset.test), dataset.test),
         price(trained.events, delta=target.delta, relation=target.relation, accounting=target.accounting).epsilon,
-        *(bounds_of_game(trained, private, config, dataset.num_groups) if config.rules == "by_group" else ()),
+        *(bounds_of_game(trained, private, config, target, dataset.num_groups) if config.rules == "by_group" else ()),
     ]
 
 
-def bounds_of_game(trained: Any, private: Split, config: DpOracleLearnerConfig, num_groups: int) -> list[float]:
-    """nu of the play, and what Theorems 4.4 and 4.5 then allow of error and discrepancy on the records learned from."""
+def bounds_of_game(
+    trained: Any, private: Split, config: DpOracleLearnerConfig, target: PrivacyTarget, num_groups: int
+) -> list[float]:
+    """nu of the play, the bound on it before, and what Theorems 4.4 and 4.5 then allow of error and discrepancy.
+
+    On the records learned from, from the nu of the play.
+    """
     labels, groups = private.y.numpy(), private.z.numpy()
     said_NC = said_labels(trained.model, private.x)
     cells = Cells.of(labels, groups, num_groups=num_groups, constraint=config.constraint)
-    rules = GameRules(num_rounds=1, dual_bound=config.dual_bound, learning_rate=1.0, max_gap=config.max_gap)
+    assert config.num_rounds is not None and config.learning_rate is not None, "the defaults, which are numbers"
+    rules = GameRules(
+        num_rounds=config.num_rounds,
+        dual_bound=config.dual_bound,
+        learning_rate=config.learning_rate,
+        max_gap=config.max_gap,
+    )
+    before = nu_before_play(
+        rules,
+        num_records=len(labels),
+        num_groups=num_groups,
+        num_events=cells.num_events,
+        smallest_share=float(trained.shares_GE.min()),
+        round_epsilon=trained.round_epsilon,
+        size_epsilon=config.frequency_share * target.epsilon,
+        failure_probability=config.failure_probability,
+    )
     play = GroupRules(cells, said_NC.argmax(axis=1))
     nu = play.distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
     promise = guarantee(
@@ -205,7 +227,7 @@ def bounds_of_game(trained: Any, private: Split, config: DpOracleLearnerConfig, 
     )
     whole = DpPostprocessingConfig(constraint=config.constraint, max_gap=config.max_gap)
     best = dp_postprocessing.fair_mixing(counts_GYC, whole, epsilon=math.inf).error
-    return [nu, best + promise.error_excess, config.max_gap + promise.gap_excess]
+    return [nu, before, best + promise.error_excess, config.max_gap + promise.gap_excess]
 
 
 def response(seeds: int) -> None:

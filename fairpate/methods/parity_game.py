@@ -95,8 +95,8 @@ def guarantee(nu: float, *, dual_bound: float, num_groups: int, has_indicators: 
     """Theorem 4.4 of Jagielski et al. 2019: what play within ``nu`` of an equilibrium bounds.
 
     ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
-    ``dual_bound`` exceeds G - 1; inf where it does not. The paper bounds nu before play, by an expression whose
-    constants it hides; of a play that is over nu can be computed (:meth:`.oracle_releases.GroupRules.distance`).
+    ``dual_bound`` exceeds G - 1; inf where it does not. Before play :func:`.game_regret.nu_before_play` bounds nu; of a
+    play that is over it can be computed (:meth:`.oracle_releases.GroupRules.distance`).
     """
     if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
         raise ValueError(
