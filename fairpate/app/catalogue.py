@@ -13,10 +13,11 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
+from fairpate.app.kept import kept
 from fairpate.app.output import Output
 from fairpate.app.terminal import listing
 from fairpate.config import ConfigError, Section
-from fairpate.methods import find_method, method_names
+from fairpate.methods import find_method, method_names, own_names
 
 _PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
 _CODEBOOKS = Path(__file__).parents[1] / "data/codebooks"
@@ -30,7 +31,8 @@ def data_set_names() -> list[str]:
 
 def list_methods() -> Output:
     """One line per registered method, under its default configuration."""
-    found = [_method_facts(name) for name in method_names()]
+    ours = kept("all", lambda: {name: _method_facts(name) for name in own_names()})
+    found = [ours.get(name) or _method_facts(name) for name in method_names()]
     table = listing("name", "method", "protects", "source")
     for each in found:
         if "broken" in each:

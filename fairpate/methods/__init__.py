@@ -57,6 +57,11 @@ def method_names() -> Iterator[str]:
     return iter(_places())
 
 
+def own_names() -> Iterator[str]:
+    """Those of this package."""
+    return iter(_OURS)
+
+
 def class_names() -> dict[str, str]:
     """What the class of every registered name is called; imports none of them."""
     return {name: place.partition(":")[2] for name, place in _places().items()}

@@ -6,18 +6,16 @@ method: those are kept beside other caches until the sources change.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
 import typer
 
-from fairpate import __version__
+from fairpate.app.kept import kept
 from fairpate.config_reader import read_yaml
-from fairpate.files import cache_dir, write_atomically
 from fairpate.types import UserError
 
 _PACKAGE = Path(__file__).parents[2]
@@ -70,7 +68,7 @@ def fields(ctx: typer.Context, incomplete: str) -> list[str]:
 
         return _beginning(incomplete, (f"{name}=" for name in SweepConfig.model_fields))
     method = "own_votes" if ctx.info_name == "aggregate" else _method(ctx)
-    return [] if ":" in method else _beginning(incomplete, _kept(method, lambda: _fields_of(method)))
+    return [] if ":" in method else _beginning(incomplete, kept(f"fields_{method}", lambda: _fields_of(method)))
 
 
 def _method(ctx: typer.Context) -> str:
@@ -95,23 +93,6 @@ def _fields_of(method: str) -> list[str]:
             if "set" in each
         ]
     return []
-
-
-def _kept(method: str, make: Callable[[], list[str]]) -> list[str]:
-    """As it was made from the same sources, which takes seconds; a cache that cannot be used is no reason to fail."""
-    sources = [_PACKAGE / "config.py", *(_PACKAGE / "methods").glob("*.py")]
-    version = f"{__version__} {max(path.stat().st_mtime_ns for path in sources)}"
-    path = cache_dir() / "completion" / f"{re.sub(r'[^a-z0-9_]', '', method)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["version"] == version:
-            return list(kept["fields"])
-    found = make()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({"version": version, "fields": found})
-        write_atomically(path, lambda partial: partial.write_text(content, encoding="utf-8"))
-    return found
 
 
 def _paths(incomplete: str, pattern: str) -> list[Path]:
