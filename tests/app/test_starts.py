@@ -1,0 +1,105 @@
+"""Which libraries a command does not import: a second each, for a command that trains, draws and prices nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from small_runs import run
+
+from fairpate.app.catalogue import list_methods
+
+LIBRARIES = ("torch", "torchvision", "sklearn", "scipy.stats", "pandas", "matplotlib", "dp_accounting", "ray", "onnx")
+WATCHED = """
+import importlib, json, os, sys
+from fairpate.app.cli import main
+
+def ended(words):
+    if words[0] == "import":
+        return importlib.import_module(words[1]) and 0
+    sys.argv = ["fairpate", *words]
+    try:
+        main()
+    except SystemExit as leaving:
+        return leaving.code
+    return 0
+
+def watched(words):
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = None
+        try:
+            code = ended(words)
+        finally:
+            seen = [name for name in LIBRARIES if name in sys.modules]
+            os.write(sending, json.dumps([code, *seen]).encode())
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving) as stream:
+        told = stream.read()
+    os.waitpid(child, 0)
+    return json.loads(told)
+
+LIBRARIES, commands = json.loads(sys.argv[1])
+print(json.dumps({" ".join(words): watched(words) for words in commands}))
+"""
+PRICES = {"dp_accounting", "scipy.stats"}
+RUNS = {
+    "--help": set(),
+    "methods": set(),
+    "new project": set(),
+    "data list": set(),
+    "card RUN": set(),
+    "bundle RUN": set(),
+    "verify RUN/bundle.zip": {"torch", "scipy.stats", "pandas"},  # builds the model; pyarrow looks for pandas
+    "tokens add RUN ada": set(),
+    "tokens list RUN": set(),
+    "ledger audit RUN": set(),
+    "ledger backup RUN copy.sqlite": set(),
+    "ledger show RUN": PRICES,
+}
+REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
+MODULES = (
+    *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.load"),
+    *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.actor", "aggregator.service.gateway"),
+)
+
+
+@pytest.fixture(scope="module")
+def started(small_config, tmp_path_factory):
+    """Code and libraries of each command, all run by one process that divides itself."""
+    root = tmp_path_factory.mktemp("starts")
+    list_methods()  # kept from here on
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FAIRPATE_STATE", str(root / "state"))
+        run(small_config(root / "run", "noise=os_entropy"))
+    words = [[word.replace("RUN", "run") for word in each.split()] for each in (*RUNS, *REFUSED)]
+    words += [["import", module] for module in MODULES]
+    ended = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", WATCHED, json.dumps([LIBRARIES, words])],
+        cwd=root,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "FAIRPATE_STATE": str(root / "state")},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip((*RUNS, *REFUSED, *MODULES), json.loads(ended.stdout).values(), strict=True)), ended.stderr
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_a_command_imports_only_what_it_uses(started, command):
+    code, *libraries = started[0][command]
+    assert code == 0, started[1]
+    assert set(libraries) <= RUNS[command]
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *MODULES])
+def test_a_client_a_service_and_a_configuration_start_without_them(started, name):
+    code, *libraries = started[0][name]
+    assert code == (2 if name in REFUSED else 0), started[1]
+    assert not libraries
