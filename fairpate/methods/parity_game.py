@@ -22,9 +22,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import clone
-from sklearn.dummy import DummyClassifier
 
+from fairpate.later import sklearn
 from fairpate.methods.parity import NO_EVENT, Cells, FloatArray
 
 Rule = TypeVar("Rule")
@@ -162,7 +161,7 @@ def fit_mixture(x: npt.ArrayLike, cells: Cells, estimator: Any, rules: GameRules
         target, weight = (differences < 0).astype(np.int64), np.abs(differences)
         # An estimator refuses a single class, of which the cheapest rule is constant.
         constant = len(np.unique(target[weight > 0])) < 2
-        member = DummyClassifier(strategy="most_frequent") if constant else clone(estimator)
+        member = sklearn.dummy.DummyClassifier(strategy="most_frequent") if constant else sklearn.base.clone(estimator)
         # Weights of mean one, so that the estimator's own regularisation weighs as it does without any.
         return member.fit(features, target, sample_weight=weight * len(weight) / weight.sum())
 

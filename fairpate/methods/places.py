@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from fairpate.config import ConfigError, EmbeddingConfig
 from fairpate.data.embedding import Components
 from fairpate.data.neighbour_graph import Embed, Graph
+from fairpate.later import sklearn
 from fairpate.methods.prototypes import EmbeddingName
 from fairpate.types import IntArray
 from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates
@@ -69,7 +69,7 @@ class Clusters:
                 f"aggregator.num_queries: {count} clusters of public records that lie in {places} places; lower it, or "
                 "raise data.num_public."
             )
-        found = KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
+        found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
         cluster_M = found.labels_.astype(np.int64)
         squared_M = np.square(coordinates_MD - found.cluster_centers_[cluster_M]).sum(axis=1)
         # Among a cluster's own: another's may lie nearer to its centre.

@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from fairpate.config import ConfigError, EmbeddingConfig
 from fairpate.data.embedding import Components
 from fairpate.data.neighbour_graph import Embed, Floats, Graph, Nearness, largest_norm
+from fairpate.later import sklearn
 from fairpate.types import IntArray
 
 EmbeddingName = Literal["components", "graph"]
@@ -52,7 +52,7 @@ class Prototypes:
                 "data.num_public."
             )
         # From a public seed and public records: a run that is resumed finds the same prototypes.
-        clusters = KMeans(count, n_init=1, random_state=seed).fit(embedded)
+        clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
         return cls(
             embed=embed,
             centres=clusters.cluster_centers_,

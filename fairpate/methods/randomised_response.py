@@ -31,12 +31,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from fairpate.app.seeds import Stream
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
+from fairpate.later import sklearn
 from fairpate.methods.definition import AttributeMethod, Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
@@ -172,7 +172,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
         )
         cells = Cells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
-        mixture = fit_mixture(features, cells, LogisticRegression(solver="liblinear"), rules)
+        mixture = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
         coefficients = [_coefficients(member, features.shape[1]) for member in mixture.members]
         return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
@@ -181,7 +181,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
 
 def _coefficients(member: Any, num_features: int) -> FloatArray:
     """Of a fitted logistic regression, or of a rule that always says the same."""
-    if isinstance(member, LogisticRegression):
+    if isinstance(member, sklearn.linear_model.LogisticRegression):
         linear: FloatArray = np.append(member.coef_[0], member.intercept_[0])
         return linear
     return np.append(np.zeros(num_features), 1.0 if member.classes_[0] == 1 else -1.0)

@@ -29,7 +29,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from sklearn.linear_model import LogisticRegression
 
 from fairpate.app.released import Released
 from fairpate.app.seeds import Stream, stream_seed
@@ -38,6 +37,7 @@ from fairpate.data import Dataset
 from fairpate.data.neighbour_graph import Floats
 from fairpate.data.persons import shortened_by_person
 from fairpate.fairness.private_population import KEPT_NOISE, TableByGroup
+from fairpate.later import sklearn
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.prototypes import EmbeddingName, Prototypes
 from fairpate.methods.trained import Trained
@@ -254,7 +254,7 @@ def chances_of_line(
     # One scale for all coordinates, so that the ridge means the same in any embedding.
     spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
-    line = LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
+    line = sklearn.linear_model.LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
     line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
     chance_MF = line.predict_proba(coordinates_MD / spread)
     chances_MC: FloatArray = np.zeros(weights_MC.shape, dtype=chance_MF.dtype)
