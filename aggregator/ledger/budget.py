@@ -233,7 +233,17 @@ def mechanism_within(
     Whatever the votes. A loss distribution prices queries that have one, and then no more than ``num_queries`` may be
     submitted. ValueError for a target that no noise reaches.
     """
+    arguments = (mechanism, target_epsilon, target_delta, num_queries)
+    try:
+        factor = _factor_within(*arguments)
+    except TypeError:  # a parameter of one's own that cannot be looked up
+        factor = _factor_within.__wrapped__(*arguments)
+    return mechanism.scaled(factor)
 
+
+# A run plans its release before it works, while it works and when it reports.
+@lru_cache
+def _factor_within(mechanism: Mechanism, target_epsilon: float, target_delta: float, num_queries: int) -> float:
     def events(factor: float) -> list[Event]:
         return [mechanism.scaled(factor).worst_case(num_queries)]
 
@@ -250,7 +260,7 @@ def mechanism_within(
             accounting="pld",
             largest_noise=factor,
         )
-    return mechanism.scaled(factor)
+    return factor
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_publications: int = 0) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -413,13 +414,17 @@ def environment() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "libraries": {name: metadata.version(name) for name in LIBRARIES},
-        "revision": _revision(),
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "revision": _revision(Path(__file__).parents[2]),
     }
 
 
-def _revision() -> str | None:
-    checkout = Path(__file__).parents[2]
+_version = lru_cache(metadata.version)
+
+
+# Once, as libraries' versions: a process goes on with the code that it began with, and a sweep makes many folders.
+@lru_cache
+def _revision(checkout: Path) -> str | None:
     if not (checkout / ".git").exists():  # git would answer for any repository that the installed package lies in
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
