@@ -192,6 +192,7 @@ class Card:
             limits.append(f"The sampling rate tells the number of {units}, or the one declared: it is public.")
         if not privacy.tuning_accounted:
             limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
+        # To the front: what is not protected outweighs all other limits.
         if privacy.noise != "os_entropy":
             limits.insert(0, f"Noise: {privacy.noise}. This model is not private; ε is what fresh noise would give.")
         if privacy.not_protected is not None:

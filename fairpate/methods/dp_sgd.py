@@ -148,6 +148,7 @@ class DpSgdFamily(PrivateMethod):
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """What :func:`train` takes, but for progress."""
         private = training.dataset.private
+        # Persons where these are protected: the rate is that of what is sampled.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
         given = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
         return arguments(training) | given | {"person_N": private.person_N}

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
-from aggregator.mechanism import Mechanism
-from aggregator.mechanisms import mechanism_of
 from aggregator.session import Ballot
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.votes import StandingVoters
@@ -26,9 +24,9 @@ from fairpate.app.votes_file import VotesConfig, read_votes_file
 from fairpate.config import ConfigError
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
-from fairpate.methods.pate import NO_GATE, Labels, VotingMethod
+from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
 from fairpate.types import GateRule, MechanismParameters, Unit
-from fairpate.votes_config import GatedAggregatorConfig, PublicationConfig
+from fairpate.votes_config import GatedAggregatorConfig
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
 
@@ -40,7 +38,7 @@ class OwnAggregatorConfig(GatedAggregatorConfig):
     gate: GateRule = NO_GATE
 
 
-class OwnVotes(VotingMethod):
+class OwnVotes(GnmaxMethod):
     """Labels from votes in a file."""
 
     title: ClassVar[str] = "Votes made elsewhere"
@@ -74,16 +72,6 @@ class OwnVotes(VotingMethod):
     def num_voters(self) -> int:
         """As the file's header, or the operator, says."""
         return self.votes.num_voters or 0
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """Confident-GNMax as configured."""
-        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
-
-    @property
-    def publication(self) -> PublicationConfig | None:
-        """As configured."""
-        return self.aggregator.publication
 
     @property
     def gate(self) -> GateRule:

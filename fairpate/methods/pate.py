@@ -234,7 +234,23 @@ class VotingMethod(Method):
         return replace(labels, model=network, num_training_labels=len(kept.labels))
 
 
-class PateFamily(VotingMethod):
+class GnmaxMethod(VotingMethod):
+    """Those whose voters have one vote each, and whose labels Confident-GNMax releases."""
+
+    aggregator: AggregatorConfig = AggregatorConfig()
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Confident-GNMax as configured."""
+        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """As configured."""
+        return self.aggregator.publication
+
+
+class PateFamily(GnmaxMethod):
     """Those whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
@@ -246,7 +262,6 @@ class PateFamily(VotingMethod):
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
     teachers: TeachersConfig = TeachersConfig()
-    aggregator: AggregatorConfig = AggregatorConfig()
 
     @field_validator("storage")
     @classmethod
@@ -269,16 +284,6 @@ class PateFamily(VotingMethod):
         """All teachers."""
         return self.teachers.num_teachers
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """Confident-GNMax as configured."""
-        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
-
-    @property
-    def publication(self) -> PublicationConfig | None:
-        """As configured."""
-        return self.aggregator.publication
-
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError besides for more teachers than records."""
         check_teachers(dataset, self.teachers.num_teachers)
@@ -287,6 +292,7 @@ class PateFamily(VotingMethod):
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
         """The votes of all teachers, which are kept: they are asked once."""
+        # What was voted is what is charged: trained again on another machine, teachers may vote otherwise.
         votes = stored_votes(training.run, queries)
         if votes is None:
             votes = self.ask(dataset, queries, training)

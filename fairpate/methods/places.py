@@ -9,13 +9,16 @@ Shapes: N records, M public ones, D or E coordinates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairpate.config import ConfigError, EmbeddingConfig
+from fairpate.data import Split
 from fairpate.data.embedding import Components
 from fairpate.data.neighbour_graph import Embed, Graph
 from fairpate.later import sklearn
@@ -76,3 +79,30 @@ class Clusters:
         nearest_first = np.lexsort((squared_M, cluster_M))
         _, first_K = np.unique(cluster_M[nearest_first], return_index=True)
         return cls(typical_K=nearest_first[first_K], cluster_M=cluster_M)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Public records, equal in any order: as queries they are another order than the data set has."""
+
+    digest: bytes
+    x: Tensor = field(compare=False)
+
+    @classmethod
+    def of(cls, public: Split) -> Pool:
+        """Of the public records."""
+        in_order = np.argsort(np.array(public.record_id))
+        return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
+
+
+# A pool of thousands takes a minute to embed, and a run asks for it at each stage.
+@lru_cache(maxsize=1)
+def places_of(pool: Pool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+    """As :meth:`Places.of`, once for a pool."""
+    return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
+
+
+@lru_cache(maxsize=1)
+def clusters_of(pool: Pool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
+    """By row of the pool, in the order that ``rows`` is a digest of."""
+    return Clusters.of(places(pool.x), count, seed=seed)

@@ -25,8 +25,8 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -48,7 +48,7 @@ from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.pate import Labels, VotingMethod
-from fairpate.methods.places import Clusters, Places
+from fairpate.methods.places import Clusters, Places, Pool, clusters_of, places_of
 from fairpate.methods.prototypes import EmbeddingName
 from fairpate.methods.trained import Trained
 from fairpate.privacy import accountant
@@ -211,7 +211,9 @@ class PrivateKnn(VotingMethod):
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
-        return _clusters(_Pool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed)
+        return clusters_of(
+            Pool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
+        )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """The number of queries is fixed, unless a budget is configured."""
@@ -271,7 +273,7 @@ class PrivateKnn(VotingMethod):
 
     def _places(self, public: Split) -> Places:
         settings = self.private_knn
-        return _places(_Pool.of(public), settings.embedding, settings.num_components, self._training_seed)
+        return places_of(Pool.of(public), settings.embedding, settings.num_components, self._training_seed)
 
     @property
     def _training_seed(self) -> int:
@@ -312,31 +314,6 @@ class PrivateKnn(VotingMethod):
         for values in (private.x, private.y):
             digest.update(values.numpy().tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Public records, equal in any order: as queries they are another order than the data set has."""
-
-    digest: bytes
-    x: Tensor = field(compare=False)
-
-    @classmethod
-    def of(cls, public: Split) -> _Pool:
-        in_order = np.argsort(np.array(public.record_id))
-        return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
-
-
-# A pool of thousands takes a minute to embed, and a run asks for it at each stage.
-@lru_cache(maxsize=1)
-def _places(pool: _Pool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-    return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
-
-
-@lru_cache(maxsize=1)
-def _clusters(pool: _Pool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
-    """By row of the pool, in the order that ``rows`` is a digest of."""
-    return Clusters.of(places(pool.x), count, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

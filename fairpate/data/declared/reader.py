@@ -172,6 +172,7 @@ def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntAr
 
 
 def _count_public(table: Declaration, request: Request) -> int:
+    # Of public files alone: settings follow from this number, and a private one would tell.
     return sum(len(rows.table) for rows in _read(table, request, {"public": table.files.public}))
 
 
