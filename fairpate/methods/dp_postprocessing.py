@@ -113,11 +113,7 @@ def train(
     :func:`fair_mixing`, and for a target that the base cannot keep.
     """
     learning: dict[str, Any] = {"generator": generator, "on_progress": on_progress}
-    if config.base == "sgd":
-        sgd.train(model, x, y, sgd_config, **learning)
-        base = Trained(model=model, events=(), noise=OS_ENTROPY)
-    else:
-        base = _private_base(model, x, y, config, target, dp_sgd_config, randomness=randomness, **learning)
+    base = _base(model, x, y, config, target, sgd_config, dp_sgd_config, randomness, **learning)
     counted = _counted(config, target)
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(
@@ -146,19 +142,24 @@ def train(
     )
 
 
-def _private_base(
+def _base(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     config: DpPostprocessingConfig,
     target: PrivacyTarget,
+    sgd_config: FitConfig,
     dp_sgd_config: DpSgdConfig,
-    **options: Any,
+    randomness: PrivateRandomness,
+    **learning: Any,
 ) -> Trained:
+    if config.base == "sgd":
+        sgd.train(model, x, y, sgd_config, **learning)
+        return Trained(model=model, events=(), noise=OS_ENTROPY)
     # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
     rest = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
     steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
-    return dp_sgd.train(model, x, y, steps, relation=target.record_relation, **options)
+    return dp_sgd.train(model, x, y, steps, relation=target.record_relation, randomness=randomness, **learning)
 
 
 def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:

@@ -59,11 +59,8 @@ def train_as_in_paper(
 
     ValueError for more classes and for a group of fewer than two records.
     """
-    if parity.num_values != 1:
-        raise ValueError(f"Expected 2 classes in the paper's form, got {parity.num_classes}; use form: corrected.")
     cells = parity.cells(y, groups)
-    sizes_UG = parity.group_sizes(cells)
-    require_members(sizes_UG - 1)
+    sizes_UG = _sizes(parity, cells)
     normals, descent = GaussianNoise(randomness), Descent(model, x, y, config, generator)
     # As printed: multipliers only rise, whatever form this package prefers.
     ascent = Ascent(parity, config.model_copy(update={"multipliers": "absolute", "tolerance": 0.0}))
@@ -85,10 +82,7 @@ def train_as_in_paper(
         if epoch >= config.warmup_epochs:
             clip = config.clip_value
             exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
-            distances_UGK = exact.abs()
-            normals.add_to([distances_UGK], spread)
-            # Noise can make a distance negative, which none is.
-            ascent.step(distances_UGK.clamp(min=0))
+            _ascend(ascent, exact, normals, spread)
         on_progress(epoch + 1, config.warmup_epochs + config.epochs)
     return Trained(
         model=model.eval(),
@@ -97,6 +91,22 @@ def train_as_in_paper(
         remarks=("PF-LD as in the paper: sensitivities and sampling are wrong, so nothing is guaranteed.",),
         epsilon_as_in_paper=epsilon_as_in_paper(config, noise, num_records=len(x), target_delta=target.delta),
     )
+
+
+def _sizes(parity: MeanParity, cells: Tensor) -> Tensor:
+    if parity.num_values != 1:
+        raise ValueError(f"Expected 2 classes in the paper's form, got {parity.num_classes}; use form: corrected.")
+    sizes_UG = parity.group_sizes(cells)
+    # Sensitivities are divided by members less one.
+    require_members(sizes_UG - 1)
+    return sizes_UG
+
+
+def _ascend(ascent: Ascent, violations_UGK: Tensor, normals: GaussianNoise, spread: float) -> None:
+    distances_UGK = violations_UGK.abs()
+    normals.add_to([distances_UGK], spread)
+    # Noise can make a distance negative, which none is.
+    ascent.step(distances_UGK.clamp(min=0))
 
 
 def epsilon_as_in_paper(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:

@@ -124,9 +124,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     # All at once: who corrects files should not meet their faults one by one.
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
-    pixels = None
-    if table.pictures:
-        pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures)
+    pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
     x = pixels.x if pixels else seen.x.tensor()
     return Records(
         kind="image" if pixels else "tabular",
