@@ -15,16 +15,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from aggregator.service.wire import (
-    MAX_QUERIES_PER_REQUEST,
-    Budget,
-    Estimate,
-    LedgerPage,
-    Publication,
-    Replies,
-    Reply,
-    Statement,
-)
+from aggregator.service.operator_wire import LedgerPage, Publication
+from aggregator.service.wire import MAX_QUERIES_PER_REQUEST, Budget, Estimate, Replies, Reply, Statement
 from fairpate.types import UserError
 
 DEFAULT_URL = "http://127.0.0.1:8517"

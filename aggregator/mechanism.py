@@ -175,6 +175,7 @@ def _gated(gate: DemographicParityGate, group: int, label: int) -> Outcome:
 
 def check_votes(votes_QC: IntArray, *, num_teachers: int) -> bool:
     """Whether every teacher voted on every query. ValueError unless these are counts for at least two classes."""
+    # Signed whole numbers alone: noise is negative too, and others would wrap around or be rounded.
     if votes_QC.ndim != 2 or votes_QC.shape[1] < 2 or votes_QC.dtype.kind != "i":
         raise ValueError(f"Expected integer votes for at least two classes, got {votes_QC.dtype} of {votes_QC.shape}.")
     if votes_QC.size and votes_QC.min() < 0:

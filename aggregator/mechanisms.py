@@ -17,6 +17,7 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 def register(kind: KindT) -> KindT:
     """Make a mechanism known by its name; also as a decorator. ValueError for a name that another one has."""
+    # A ledger knows its mechanism by this name: another class under it would price the same entries otherwise.
     if _KINDS.setdefault(kind.name, kind) is not kind:
         raise ValueError(f"{kind.name}: names another mechanism already; give {kind.__qualname__} a name of its own.")
     return kind

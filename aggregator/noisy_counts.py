@@ -58,6 +58,7 @@ class ConfidentCounts(ConfidentVotes):
         words = source.words(keys, 1 + votes_QC.shape[1])
         confident, noisy_QC = self.noisy_counts(votes_QC, words, source)
         outcomes = gated(labels_of(noisy_QC, confident, keys=keys, source=source), groups, gate)
+        # After the gate: the counts behind a label that it refused are not released.
         for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
             if outcomes[query].label is not None:
                 outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))

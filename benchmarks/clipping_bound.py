@@ -24,7 +24,7 @@ import numpy as np
 import papers
 import torch
 
-from fairpate.app.run import initial_model
+from fairpate.app.model import initial_model
 from fairpate.config_reader import merge, read_yaml
 from fairpate.data import load_dataset
 from fairpate.methods.f_ld import parity_of, train_f_ld

@@ -353,7 +353,8 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     from fairpate.votes_config import TeachersConfig
     from teachers.cluster import start_ray
     from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.pool import InProcessPool, RayPool
+    from teachers.pool import InProcessPool
+    from teachers.ray_pool import RayPool
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 20 * STORE_BYTES // 4 // 4 // 320, generator=generator)

@@ -31,8 +31,8 @@ import ray
 import torch
 from ray.util.actor_pool import ActorPool
 
+from fairpate.app.model import initial_model
 from fairpate.app.progress import Reporter
-from fairpate.app.run import initial_model
 from fairpate.app.rundir import RunDirectory
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, load_dataset

@@ -11,13 +11,13 @@ round is printed.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor, nn
+from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
@@ -32,7 +32,6 @@ from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
 NUM_FEATURES, NUM_CLASSES, NUM_GROUPS, BATCHES_PER_EPOCH = 102, 2, 2, 40
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER = 0.05, 1.0, 1.0
 BATCH_SIZES = (512, 1024)
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +131,6 @@ CONTENDERS: dict[str, Callable[[Case], Step]] = {
     "RaCO-DP, odds": raco_dp_step("equalized_odds"),
     "RaCO-DP, FNR": raco_dp_step("false_negative_rate"),
 }
-
-
-def seconds_by_round(steps: dict[str, Step], repeats: int) -> list[dict[str, float]]:
-    """Processor seconds of one step of each contender, round after round of turns of a twentieth of a second."""
-    rounds = [{name: _seconds_of_a_turn(step) for name, step in steps.items()} for _ in range(repeats + 1)]
-    return rounds[1:]
-
-
-def _seconds_of_a_turn(step: Step) -> float:
-    start = time.process_time()
-    count = 0
-    while time.process_time() - start < 0.05:
-        step()
-        count += 1
-    return (time.process_time() - start) / count
 
 
 def main() -> None:

@@ -20,8 +20,9 @@ import papers
 import torch
 from torch.nn import functional
 
-from fairpate.app.compare.cells import Cell, cells_of, load_sweep
-from fairpate.app.run import initial_model
+from fairpate.app.compare.cells import Cell, cells_of
+from fairpate.app.compare.reading import load_sweep
+from fairpate.app.model import initial_model
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.metrics import evaluate
 from fairpate.methods.f_ld import parity_of, train_f_ld

@@ -13,9 +13,7 @@ in processor time. Ratios are taken within a round and the median round is print
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -23,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods.fair_dp_sgd import FairDpSgdConfig, regulariser_gradient
@@ -33,7 +32,6 @@ from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, PrivateSteps, PrivateTraining, PublicGradient
 
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER, BATCHES_PER_EPOCH = 0.05, 1.0, 1.0, 40
-Step = Callable[[], None]
 COLUMNS = (
     ("DP-SGD", "plain"),
     ("DP-SGD", "by hand"),
@@ -226,23 +224,6 @@ def with_faster_of(name: str, contenders: tuple[str, str], rounds: list[dict[str
     return [one | {name: one[faster]} for one in rounds]
 
 
-def seconds_by_round(steps: dict[str, Step], repeats: int) -> list[dict[str, float]]:
-    """Processor seconds of one step of each contender, round after round of turns of a twentieth of a second."""
-    rounds = []
-    for _ in range(repeats + 1):
-        rounds.append({name: _seconds_of_a_turn(step) for name, step in steps.items()})
-    return with_faster_of("Opacus", ("hooks", "ghost"), rounds[1:])
-
-
-def _seconds_of_a_turn(step: Step) -> float:
-    start = time.process_time()
-    count = 0
-    while time.process_time() - start < 0.05:
-        step()
-        count += 1
-    return (time.process_time() - start) / count
-
-
 def ratio(rounds: list[dict[str, float]], above: str, below: str) -> str:
     """The median over rounds, or a dash where a contender did not run."""
     if above not in rounds[0] or below not in rounds[0]:
@@ -258,7 +239,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(" | ".join(["model", "batch", "plain ms", *(f"{above} / {below}" for above, below in COLUMNS)]))
     for case in CASES:
-        rounds = seconds_by_round(contenders(case), options.repeats)
+        rounds = with_faster_of("Opacus", ("hooks", "ghost"), seconds_by_round(contenders(case), options.repeats))
         cells = [case.name, str(case.batch_size), f"{1e3 * median(each['plain'] for each in rounds):.3f}"]
         print(" | ".join(cells + [ratio(rounds, above, below) for above, below in COLUMNS]), flush=True)
 

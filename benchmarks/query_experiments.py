@@ -22,7 +22,7 @@ import papers
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.mechanism import NOT_CONFIDENT
 from fairpate.app.compare.cells import Cell
-from fairpate.app.rundir import config_digest
+from fairpate.app.identity import config_digest
 from fairpate.config import RayConfig
 from fairpate.config_reader import merge, read_yaml
 from fairpate.fairness.gaps import dp_one_vs_rest

@@ -38,7 +38,7 @@ from fairpate.storage import open_storage
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import Ensemble, collect_votes, train_ensemble
-from teachers.pool import RayPool
+from teachers.ray_pool import RayPool
 from teachers.shard import assign_teachers, shard_key, shard_rows
 
 NUM_FEATURES, NUM_CLASSES, RECORDS_PER_TEACHER = 16, 2, 8

@@ -31,7 +31,7 @@ from fairpate.nn.models import build_model
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import RayPool
+from teachers.ray_pool import RayPool
 from teachers.shard import assign_teachers, shard_key, shard_rows
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import train_teachers

@@ -78,6 +78,7 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
         return counted[id(node)]
+    # Nought while its parts are counted: who meets it meanwhile is inside of it.
     counted[id(node)] = 0
     parts: list[Any] = [] if isinstance(node, yaml.ScalarNode) else node.value
     if isinstance(node, yaml.MappingNode):

@@ -12,10 +12,23 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fairpate.types import UsageError
 
 CACHE_VARIABLE = "FAIRPATE_CACHE"
+
+
+class PathIn:
+    """A path in a folder of folders: of an object that has the folder ``of``, the entry ``name`` in that."""
+
+    def __init__(self, of: str, name: str) -> None:
+        self._of, self._name = of, name
+
+    def __get__(self, holder: Any, _: type | None = None) -> Path:
+        # Asked of the object: another kind of it may have that folder elsewhere.
+        folder: Path = getattr(holder, self._of)
+        return folder / self._name
 
 
 class PlaceError(UsageError, OSError):

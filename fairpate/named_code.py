@@ -54,6 +54,7 @@ def named_object(place: str) -> Any:
     """
     module, _, attribute = place.partition(":")
     found = getattr(_import(module), attribute)
+    # Its code has run in this process, so that a file that names it changes nothing.
     _imported.add(place)
     return found
 

@@ -48,6 +48,7 @@ class Storage:
 
 def open_storage(uri: str) -> Storage:
     """The storage at ``uri``, after writing and reading there. StorageError where that fails."""
+    # Kept where it is there, and written again all the same: writing is what is tried.
     identity = _identity(uri) or secrets.token_hex(16)
     marker = join(uri, _MARKER)
     try:

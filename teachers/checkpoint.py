@@ -72,6 +72,7 @@ def keyed_name(name: str, key: str) -> str:
 
 def save_block(location: Location, weights: ArrayWeights) -> None:
     """Write ``weights`` so that ``location`` holds all of them or does not exist; a new local folder gets mode 0700."""
+    # Of a view safetensors would write the memory behind it.
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     write(location, save(arrays, metadata={_DIGEST: _digest(arrays)}))
 

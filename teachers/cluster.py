@@ -22,7 +22,8 @@ from typing import Any
 
 from fairpate.config import RayConfig
 from fairpate.later import torch
-from teachers.pool import InProcessPool, Pool, PoolError, RayPool
+from teachers.pool import InProcessPool, Pool, PoolError
+from teachers.ray_pool import RayPool
 
 _PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2

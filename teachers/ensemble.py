@@ -7,10 +7,10 @@ does. Nothing here prices privacy: votes stay private until the aggregator relea
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +19,19 @@ import numpy.typing as npt
 
 from fairpate.later import torch
 from fairpate.nn.models import build_architecture
-from fairpate.storage import Storage, join
+from fairpate.storage import Storage
 from fairpate.votes_config import TeachersConfig
-from teachers.checkpoint import ArrayWeights, block_path, is_intact, keyed_name, load_block, save_block
+from teachers.blocks import (
+    Block,
+    Given,
+    Progress,
+    TeacherCounter,
+    blocks_in,
+    computed,
+    digest_of,
+    split_blocks,
+)
+from teachers.checkpoint import ArrayWeights, block_path, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
 from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards
 from teachers.teacher import Shard, TeacherSpec
@@ -34,22 +44,12 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # a worker process imports this module and needs no data loaders
     from fairpate.data.dataset import Split
 
-Progress = Callable[[int, int], None]
 # Teachers per block, whatever the number of workers, so that a checkpoint is found again with more or fewer of them. A
 # stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together. Large
 # teachers come in small blocks: a block is what a lost worker costs.
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
 _MAX_BLOCK_BYTES = 2**29
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Teachers that are trained and stored together. ``content`` names what determines them; private, as shards are."""
-
-    teacher_indices: tuple[int, ...]
-    content: str
-    checkpoint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,7 @@ class Ensemble:
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
-        names = "\n".join(block.content for block in self.blocks)
-        return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+        return digest_of(self.blocks)
 
     def sources(self) -> Iterator[str | ArrayWeights]:
         """Per block, what a worker reads its weights from: their place in the storage, or else the weights."""
@@ -104,11 +103,6 @@ class _TrainedBlock(NamedTuple):
 
     weights: ArrayWeights | None
     num_diverged: int
-
-
-ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
-Given = list[ArrayShard] | list[IntArray]
-"""Of a block's teachers: their records, or the rows of them in what a worker reads itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,36 +163,16 @@ def train_ensemble(
     return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
-def blocks_in(
-    checkpoint_dir: Path | Storage, teachers: Iterable[tuple[int, ...]], content_of: Callable[[tuple[int, ...]], str]
-) -> tuple[tuple[Block, ...], Storage | None]:
-    """Blocks of these teachers with the places of their checkpoints, named by what determines them."""
-    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
-    folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
-
-    def block(indices: tuple[int, ...]) -> Block:
-        content = content_of(indices)
-        # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
-        name = content if storage is None else keyed_name(content, storage.identity)
-        return Block(teacher_indices=indices, content=content, checkpoint=join(folder, name))
-
-    return tuple(map(block, teachers)), storage
-
-
 def _train_missing(
     blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: Pool, report: TeacherCounter
 ) -> None:
     """Train and store the blocks that have no checkpoint yet; a warning says how many teachers diverged."""
-    missing = missing_blocks(blocks, lessons.storage, workers)
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
-    # A generator: a shard is copied when a worker asks for it, not all shards at once.
-    items = ((blocks[i], shards.given(blocks[i].teacher_indices, as_rows=lessons.read is not None)) for i in missing)
+    given = partial(shards.given, as_rows=lessons.read is not None)
     num_diverged = 0
-    for number, done in workers.run(_train_block, lessons, items):
+    for block, done in computed(_train_block, lessons, blocks, lessons.storage, given, workers, report):
         if done.weights is not None:
-            save_block(blocks[missing[number]].checkpoint, done.weights)
+            save_block(block.checkpoint, done.weights)
         num_diverged += done.num_diverged
-        report.add(missing[number])
     if num_diverged:
         _log.warning(
             "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
@@ -300,19 +274,6 @@ def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Co
     return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
 
 
-def missing_blocks(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
-    """The blocks that are to be trained. What writes checkpoints also reads them, to see which are intact."""
-    readers = InProcessPool() if storage is None else workers
-    found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
-    return [position for position in range(len(blocks)) if not found[position]]
-
-
-def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
-    if storage is not None:
-        storage.require_here()
-    return is_intact(checkpoint)
-
-
 def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:
     stacked = _STACKED_BLOCK if device == "cpu" else _ACCELERATED_BLOCK
     if spec.model.trainable == "head":  # what is stored is small, and every block computes features of all queries
@@ -322,27 +283,6 @@ def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tup
     return max(1, min(stacked if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
 
 
-def split_blocks(num_teachers: int, size: int) -> list[tuple[int, ...]]:
-    """Teachers by blocks of ``size``."""
-    teachers = range(num_teachers)
-    return [tuple(teachers[start : start + size]) for start in range(0, num_teachers, size)]
-
-
 def _check_labels(y: Tensor, num_classes: int) -> None:
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
         raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
-
-
-class TeacherCounter:
-    """Tells a progress callback how many teachers are done; a block that is done again counts once."""
-
-    def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
-        self._sizes = [len(block.teacher_indices) for block in blocks]
-        self._done: set[int] = set()
-        self._on_progress = on_progress
-
-    def add(self, *positions: int) -> None:
-        """These blocks are done."""
-        self._done.update(positions)
-        if self._on_progress is not None and positions:
-            self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from fairpate.config import RayConfig
 from teachers.neighbours import Coordinates, Nearest, Sampler, Voters, merged, nearest_of_samples
-from teachers.pool import PoolError, number_of_actors
+from teachers.pool import PoolError
+from teachers.ray_pool import number_of_actors
 from teachers.voters import BESIDE_WORK, VoterWatch
 
 _TIMEOUT_S = 300.0

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,25 +32,23 @@ from threadpoolctl import threadpool_limits
 
 from fairpate import __version__
 from fairpate.later import torch
-from fairpate.named_code import is_own_file, named_object
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.storage import Storage
-from fairpate.types import UserError
 from fairpate.votes_config import TeachersConfig
-from teachers.checkpoint import ArrayWeights, load_block, save_block
-from teachers.ensemble import (
+from teachers.blocks import (
     ArrayShard,
     Block,
     Given,
     Progress,
     TeacherCounter,
     blocks_in,
-    missing_blocks,
-    other_records,
-    read_shards,
-    rows_of_teachers,
+    computed,
+    digest_of,
     split_blocks,
 )
+from teachers.checkpoint import ArrayWeights, load_block, save_block
+from teachers.ensemble import other_records, read_shards, rows_of_teachers
+from teachers.own_code import Factory, OwnTeacherError, load_factory, made, own_modules, require_apart
 from teachers.pool import InProcessPool, Pool
 from teachers.teacher import seed_of_training
 from teachers.vote import VoteArray, count_votes
@@ -61,15 +58,10 @@ if TYPE_CHECKING:
 
     from fairpate.data.dataset import Split
 
-Factory = Callable[..., Any]
 _BLOCK = 4
 _DEFINITION = 1  # raised whenever the same inputs give other votes
 _PREDICTIONS, _FAILED = "predictions", "failed"
 _log = logging.getLogger(__name__)
-
-
-class OwnTeacherError(UserError, ValueError):
-    """Code of the user's that cannot vote; the message names it, what was wrong and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +110,7 @@ def ask_own_teachers(
     queries = _table(queries_x)
     told = _told(factory, queries, settings)
     lesson = _Lesson(factory=factory, queries=queries, told=told, read=read, **settings)
-    for module in _own_modules(factory):
+    for module in own_modules(factory):
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
 
@@ -133,106 +125,17 @@ def ask_own_teachers(
 
     parts = split_blocks(config.num_teachers, config.block_size or _BLOCK)
     blocks, storage = blocks_in(checkpoint_dir, parts, content_of)
-    missing = missing_blocks(blocks, storage, workers)
-    failures = _ask_missing(blocks, missing, given, lesson, workers, TeacherCounter(blocks, on_progress))
+    failures = []
+    report = TeacherCounter(blocks, on_progress)
+    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, given, workers, report):
+        save_block(block.checkpoint, asked)
+        failures += [] if failure is None else [failure]
     stored = [load_block(each.checkpoint) for each in blocks]
     _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), config.num_teachers, place, failures)
-    names = "\n".join(each.content for each in blocks)
     return OwnVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
-        digest=hashlib.blake2b(names.encode(), digest_size=8).hexdigest(),
+        digest=digest_of(blocks),
     )
-
-
-def _ask_missing(
-    blocks: Sequence[Block],
-    missing: Sequence[int],
-    given: Callable[[Sequence[int]], Given],
-    lesson: _Lesson,
-    workers: Pool,
-    report: TeacherCounter,
-) -> list[str]:
-    """Store what the blocks say that have not said it yet; why some failed."""
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
-    items = ((blocks[i], given(blocks[i].teacher_indices)) for i in missing)
-    failures = []
-    for number, (asked, failure) in workers.run(_ask_block, lesson, items):
-        save_block(blocks[missing[number]].checkpoint, asked)
-        failures += [] if failure is None else [failure]
-        report.add(missing[number])
-    return failures
-
-
-def load_factory(place: str) -> Factory:
-    """The factory, after it made two teachers that share nothing. OwnTeacherError otherwise."""
-    try:
-        factory: Factory = named_object(place)
-        first, second = (_made(factory, 0) for _ in range(2))
-    except Exception as error:  # whatever the user's module raises
-        raise OwnTeacherError(
-            f"teachers.model.python: {place} makes no teacher ({type(error).__name__}: {error}); give module:factory, "
-            "its folder in PYTHONPATH or as the working directory."
-        ) from error
-    lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
-    if lacking:
-        raise OwnTeacherError(
-            f"teachers.model.python: {place} makes a {type(first).__name__} without {' and '.join(lacking)}; give a "
-            "factory of models that have both."
-        )
-    _require_apart(place, first, [second])
-    return factory
-
-
-def _own_modules(factory: Factory) -> list[ModuleType]:
-    """The factory's module, and what it uses of other modules in the working directory, in any depth."""
-    found: dict[str, ModuleType] = {}
-    waiting = [getattr(factory, "__module__", "")]
-    while waiting:
-        module = sys.modules.get(waiting.pop())
-        if module is None or module.__name__ in found or not is_own_file(module):
-            continue
-        found[module.__name__] = module
-        held = vars(module).values()
-        waiting += [v.__name__ if isinstance(v, ModuleType) else getattr(v, "__module__", None) or "" for v in held]
-    return list(found.values())
-
-
-def _made(factory: Factory, seed: int) -> Any:
-    """A new teacher; ``random_state`` is given to a factory that takes one."""
-    parameters = inspect.signature(factory).parameters.values()
-    takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    return factory(random_state=seed) if takes else factory()
-
-
-def _require_apart(place: str, teacher: Any, others: Sequence[Any]) -> None:
-    """OwnTeacherError where two teachers are, or hold, the same object: a second fit would change the first."""
-    own = {id(part) for part in _parts(teacher)}
-    if any(id(part) in own for other in others for part in _parts(other)):
-        raise OwnTeacherError(
-            f"teachers.model.python: {place} gives the same object twice, so that one record could touch several "
-            "votes; make a new one at each call."
-        )
-
-
-def _parts(teacher: Any) -> list[Any]:
-    """A teacher with the models in it, whether parameters or attributes, in any depth."""
-    found, waiting = {id(teacher): teacher}, [teacher]
-    while waiting:
-        for value in _held(waiting.pop()):
-            if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
-                found[id(value)] = value
-                waiting.append(value)
-    return list(found.values())
-
-
-def _held(model: Any) -> Iterator[Any]:
-    """What parameters and attributes hold, and what is in their lists."""
-    parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
-    for value in (*parameters.values(), *getattr(model, "__dict__", {}).values()):
-        yield value
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        for item in inner:
-            yield from item if isinstance(item, tuple) else (item,)
 
 
 def _shards_of(block: Block, given: Any, lesson: _Lesson) -> list[ArrayShard]:
@@ -253,8 +156,8 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[Arra
     predictions, failures = [], []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
         with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
-            model = _made(lesson.factory, seed)
-            _require_apart(lesson.place, model, kept)
+            model = made(lesson.factory, seed)
+            require_apart(lesson.place, model, kept)
             kept.append(model)
             # Copies: code that writes into what it is given must not change what the next teacher sees.
             said, failure = _said(model, x.copy(), y.copy(), lesson.queries.copy())

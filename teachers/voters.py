@@ -21,7 +21,8 @@ from fairpate.config import RayConfig
 from fairpate.later import torch
 from teachers.checkpoint import ArrayWeights, load_block
 from teachers.ensemble import Ensemble
-from teachers.pool import PoolError, number_of_actors
+from teachers.pool import PoolError
+from teachers.ray_pool import number_of_actors
 from teachers.teacher import TeacherSpec
 from teachers.vote import VoteArray, count_block
 

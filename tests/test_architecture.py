@@ -63,6 +63,7 @@ ALLOWED = {
     "aggregator.mechanism": LIBRARY,
     "aggregator.ledger": LIBRARY | {"aggregator.mechanism", "aggregator.mechanisms", "aggregator.gnmax"},
     "aggregator.session": LIBRARY | {"aggregator.mechanism", "aggregator.ledger"},
+    "aggregator.labelling": LIBRARY | {"aggregator.mechanism", "aggregator.ledger", "aggregator.session"},
     "student": LIBRARY,
     "fairpate.evaluation": {
         "fairpate",
@@ -178,7 +179,7 @@ def test_ray_is_imported_by_the_shell_only():
         "student/replicas.py",
         "teachers/cluster.py",
         "teachers/neighbourhood.py",
-        "teachers/pool.py",
+        "teachers/ray_pool.py",
         "teachers/voters.py",
     }
 

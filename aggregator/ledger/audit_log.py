@@ -30,6 +30,7 @@ def lines_after(place: Place, last: Head) -> Iterator[tuple[Head, str]]:
     with reading(place, after=last.number) as found:
         start = found.header.chain.start(found.header.terms)
         before = start if last == START else last
+        # What is noted as last: a log that goes beyond it saw entries that the ledger lacks now.
         end = found.noted[0]
         if end.number < before.number or (end.number == before.number and end != before):
             raise LedgerError(

@@ -55,6 +55,20 @@ class BudgetStatus:
     closed: bool
 
 
+def budget_status(terms: LedgerTerms, *, num_queries: int, num_publications: int, closed: bool) -> BudgetStatus:
+    """The budget of ``terms`` with so many queries and publications."""
+    budget = terms.budget
+    return BudgetStatus(
+        kind=budget.kind,
+        epsilon_limit=budget.epsilon,
+        delta=budget.delta,
+        max_queries=budget.max_queries,
+        queries_submitted=num_queries,
+        epsilon_submitted=epsilon_data_independent(terms, num_queries=num_queries, num_publications=num_publications),
+        closed=closed,
+    )
+
+
 class BudgetFilter(Protocol):
     """Decides how many of some new queries still fit."""
 

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,10 +143,11 @@ class LedgerState:
             self.asked.append(Asked(first, count, Asker(caller, request), at_s))
             self.charged_to[caller] += count
             first += count
-        self.keys += keys
         self.groups += groups
         self.votes.append(votes)
         self.outcomes += [None] * len(keys)
+        # Last: by their number other threads know how many reservations are there, and each must be whole.
+        self.keys += keys
 
     def settle(self, first: int, outcomes: Sequence[Outcome]) -> None:
         """The reservations from number ``first`` on have their outcomes."""
@@ -169,9 +170,10 @@ class LedgerState:
 
     def charges(self, num_classes: int) -> tuple[Charge, ...]:
         """Every reservation and what became of it."""
-        votes = self.votes_QC(num_classes).tolist()
-        asked = ((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries))
-        columns = zip(self.keys, self.groups, votes, asked, self.outcomes, strict=True)
+        count = len(self.keys)  # the writer may be adding to the other columns
+        votes = self.votes_QC(num_classes)[:count].tolist()
+        asked = islice(((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries)), count)
+        columns = zip(self.keys[:count], self.groups[:count], votes, asked, self.outcomes[:count], strict=True)
         return tuple(
             Charge(
                 reservation=Reservation(

@@ -144,6 +144,7 @@ class Quotas:
         rule, free = self._rule_and_room(ledger, caller, now_s)
         if num_queries <= free:
             return None
+        # More than the bucket holds at all comes through at no time.
         wait_s = math.inf
         if num_queries <= rule.max_queries:
             wait_s = (num_queries - free) * rule.period_s / rule.max_queries

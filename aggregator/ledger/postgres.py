@@ -40,9 +40,12 @@ _SESSION: tuple[LiteralString, ...] = (
     "SET tcp_keepalives_idle = 4",
     "SET tcp_keepalives_interval = 2",
     "SET tcp_keepalives_count = 3",
+    # In a stricter one, an append that waited for a lock would fail where it should look again.
     "SET default_transaction_isolation = 'read committed'",
+    # The warning of a commit that did not wait must be heard.
     "SET client_min_messages = 'warning'",
 )
+# `local`, `remote_write` and `off` return before the disk here, or that of a standby, has the commit.
 _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit": ("on", "remote_apply")}
 
 

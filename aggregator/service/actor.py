@@ -48,6 +48,7 @@ class HttpServer:
         """``tracer`` takes the place of the one that the settings ask for."""
         import uvicorn
 
+        # Before anything else runs: a port that is taken ends the start.
         listening = bind(settings.host, settings.port)
         if settings.log_file is not None:
             log_json_lines(settings.log_file)
@@ -175,6 +176,7 @@ class Service:
         try:
             ray.get(self.actor.stop.remote(), timeout=2 * _STOP_TIMEOUT_S)
         except ray.exceptions.RayError as error:
+            # Ended all the same: a ledger outlives its writer at any instant.
             _log.warning("The aggregator did not stop by itself: %s", error)
         self.kill()
 

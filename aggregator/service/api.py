@@ -222,6 +222,7 @@ def _declare_tokens(app: FastAPI) -> None:
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
+        # FastAPI keeps the document that it made: what is added to it here stays.
         if app.openapi_schema is None:
             document = describe()
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

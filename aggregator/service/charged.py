@@ -16,7 +16,7 @@ _NUM_BINS = 20
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """A :class:`aggregator.service.wire.Costs` of the first charges, which the running price has priced already."""
+    """A :class:`aggregator.service.operator_wire.Costs` of the first charges; the running price has priced them."""
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
     of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))

@@ -28,6 +28,7 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     """A :class:`aggregator.service.wire.Fault`; of a long value no more is written than is shown."""
     text = value if isinstance(value, str) else _start_of(value)
     cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
+    # JSON may bring half of a pair of UTF-16, which cannot leave as UTF-8.
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
 
 

@@ -123,6 +123,7 @@ async def _pass_on(client: httpx.AsyncClient, port: int, name: str, request: Req
         remedy = "Its service does not answer now; it may be starting. Ask again: nothing is drawn or charged twice."
         raise FaultError(503, "run", name, remedy, {"Retry-After": "2"}) from error
     passed = StreamingResponse(_pieces(answer), status_code=answer.status_code)
+    # As they came: a dictionary would keep one of two headers of the same name.
     passed.raw_headers = _kept(answer.headers.raw)
     return passed
 

@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aggregator.service.observing import method_of, route_of
 from aggregator.session import BudgetStatus
 from fairpate.strict_json import strict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_METHODS = ("GET", "HEAD", "POST")
 _QUERIES = "/v1/queries"
 _LAST = 1000
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -62,7 +62,7 @@ class ServiceMetrics:
         self._groups.inc()
 
     def latency(self) -> dict[str, float | int | None]:
-        """A :class:`aggregator.service.wire.Latency`. For the operator."""
+        """A :class:`aggregator.service.operator_wire.Latency`. For the operator."""
         ordered = sorted(self._last_s)
         found = {f"p{p}_ms": 1000 * ordered[(len(ordered) - 1) * p // 100] if ordered else None for p in (50, 90, 99)}
         return {"count": len(ordered), **found}
@@ -139,10 +139,8 @@ class CountRequests:
 
         async def counted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # A caller may send any word, and each would be a counter for ever.
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                route = getattr(scope.get("route"), "path", "none")
-                self._counters.count_request(method, route, message["status"], time.perf_counter() - began_s)
+                seconds = time.perf_counter() - began_s
+                self._counters.count_request(method_of(scope), route_of(scope), message["status"], seconds)
             await send(message)
 
         await self._app(scope, receive, counted_send)

@@ -120,12 +120,26 @@ class Observed:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(headers)
-        name = scope["method"] if scope["method"] in _METHODS else "other"
         # An exception's text may be anything: it is in the log, and no part of a span.
         with self._tracer.start_as_current_span(
-            name, context=parent, kind=SpanKind.SERVER, record_exception=False, set_status_on_exception=False
+            method_of(scope),
+            context=parent,
+            kind=SpanKind.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             yield span
+
+
+def method_of(scope: Scope) -> str:
+    """The method of a request: a caller may send any word, and few are told apart."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "other"
+
+
+def route_of(scope: Scope) -> str:
+    """The route that a request was for, without what it named; ``none`` for no route."""
+    return getattr(scope.get("route"), "path", "none")
 
 
 def _facts(scope: Scope, status: int) -> dict[str, Any]:
@@ -133,8 +147,8 @@ def _facts(scope: Scope, status: int) -> dict[str, Any]:
     state, client = scope["state"], scope.get("client")
     caller = state.get("caller")
     return {
-        "method": scope["method"] if scope["method"] in _METHODS else "other",
-        "route": getattr(scope.get("route"), "path", "none"),
+        "method": method_of(scope),
+        "route": route_of(scope),
         "status": status,
         "caller": None if caller is None else caller.name,
         "address": client[0] if caller is None and client else None,

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Query, Response
 
 from aggregator.ledger.entries import Asked
 from aggregator.mechanism import Outcome
-from aggregator.service import wire
+from aggregator.service import operator_wire, wire
 from aggregator.service.errors import FaultError
 from aggregator.service.overview import Overview
 from aggregator.service.questions import PublicPool
@@ -23,8 +23,8 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
     """Add the routes to ``app``."""
     target_delta = writer.books.ledger.terms.budget.delta
 
-    @app.get("/v1/operator/ledger", response_model=wire.LedgerPage)
-    async def ledger(page: Annotated[wire.PageOfLedger, Query()]) -> Response:
+    @app.get("/v1/operator/ledger", response_model=operator_wire.LedgerPage)
+    async def ledger(page: Annotated[operator_wire.PageOfLedger, Query()]) -> Response:
         """Charges with the step that refused, and the data-dependent price of all of them. Do not publish."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
@@ -37,12 +37,14 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
-    @app.post("/v1/operator/verification", response_model=wire.Chain)
+    @app.post("/v1/operator/verification", response_model=operator_wire.Chain)
     async def verification() -> Response:
         """Verify every entry of the ledger now, while the service goes on."""
         return json_response(await overview.verify())
 
-    @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": wire.Faults}})
+    @app.post(
+        "/v1/operator/publication", response_model=operator_wire.Publication, responses={409: {"model": wire.Faults}}
+    )
     async def publication() -> Response:
         """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
         try:

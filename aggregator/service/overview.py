@@ -68,7 +68,7 @@ class Overview:
         return {"budget": budget_json(status), "queries_left": left, "health": self._health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
-        """A :class:`aggregator.service.wire.Overview`."""
+        """A :class:`aggregator.service.operator_wire.Overview`."""
         self._note()
         now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
         status = snapshot.budget_status()
@@ -109,7 +109,7 @@ class Overview:
         }
 
     async def verify(self) -> dict[str, Any]:
-        """Verify every entry of the ledger now; a :class:`aggregator.service.wire.Chain`."""
+        """Verify every entry of the ledger now; a :class:`aggregator.service.operator_wire.Chain`."""
         fault, entries = "", 0
         try:
             entries = (await asyncio.to_thread(audit.verify, self._writer.books.ledger.place)).entries

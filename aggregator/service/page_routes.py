@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 
-from aggregator.service import metrics, wire
+from aggregator.service import metrics, operator_wire, wire
 from aggregator.service.about import Facts, about_json
 from aggregator.service.live import Latest, Streams
 from aggregator.service.overview import Overview
@@ -45,7 +45,7 @@ def add_page_routes(
 
     @app.get("/v1/events", response_class=Response, responses=_EVENTS)  # type: ignore[arg-type]
     async def events(request: Request) -> Response:
-        """Server-sent events: a `wire.State` each, whenever it has changed."""
+        """Server-sent events: a `State` each, whenever it has changed."""
         return streams.response(request, state)
 
     return streams
@@ -57,14 +57,14 @@ def add_overview_routes(
     """Add the operator's routes to ``app``."""
     latest = Latest(overview.for_operator, max_age_s=_OPERATORS_AGE_S)
 
-    @app.get("/v1/operator/overview", response_model=wire.Overview)
+    @app.get("/v1/operator/overview", response_model=operator_wire.Overview)
     async def now() -> Response:
         """Health, what to do, budget with a forecast, outcomes over time by group and class. Private."""
         return json_response(await latest())
 
     @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)  # type: ignore[arg-type]
     async def events(request: Request) -> Response:
-        """Server-sent events: a `wire.Overview` each. Private."""
+        """Server-sent events: an `Overview` each. Private."""
         return streams.response(request, latest)
 
     @app.get("/v1/operator/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -280,16 +280,19 @@ class LiveTokens:
         self._look_again_s = now_s + _LOOK_EVERY_S
         try:
             found = path.stat()
+            # Any of these: a store may be replaced within a tick of the clock, in its old size, or opened to others.
             seen = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)
             if seen == self._seen:
                 return
             self._need_token()
+            # Tokens were asked for just above: a store that is damaged, too, lets in nobody without one.
             self._seen = seen
             self._take(read_store(path))
         except FileNotFoundError:
             self._seen = None
             self._take(replace(self._stored, tokens=()))
         except Exception as error:  # noqa: BLE001 - whatever it is, what was good before may be so no more
+            # The limits stay: nobody may spend more because a file cannot be read.
             _log.error("Nobody is admitted by the token store: %s", error)
             self._take(replace(self._stored, tokens=()))
 

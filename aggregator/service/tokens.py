@@ -137,6 +137,7 @@ def check_name(name: str, source: str) -> None:
 
 def token_digest(token: str) -> bytes:
     """What is kept of a token."""
+    # A token of bytes that are no text is nobody's, and no error.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger.budget import BudgetStatus, epsilon_data_independent, queries_that_fit
+from aggregator.ledger.budget import BudgetStatus, budget_status, queries_that_fit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
@@ -133,16 +133,10 @@ class Snapshot:
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """The budget as it would be after that many new queries, whether or not all of them have room."""
-        budget, submitted = self.terms.budget, self.num_charges + num_new_queries
-        return BudgetStatus(
-            kind=budget.kind,
-            epsilon_limit=budget.epsilon,
-            delta=budget.delta,
-            max_queries=budget.max_queries,
-            queries_submitted=submitted,
-            epsilon_submitted=epsilon_data_independent(
-                self.terms, num_queries=submitted, num_publications=self.num_publications
-            ),
+        return budget_status(
+            self.terms,
+            num_queries=self.num_charges + num_new_queries,
+            num_publications=self.num_publications,
             closed=self.room <= num_new_queries,
         )
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from aggregator.admission import admit_queries
-from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries
+from aggregator.labelling import Ballot, SessionResult, answer_queries
+from aggregator.session import AggregatorSession
 from fairpate.config import StudentConfig
 from fairpate.data import Split
 from fairpate.fairness.gate import DemographicParityGate

@@ -94,6 +94,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing; a card is of a published student: finish the run first. A run of a method without "
                 "privacy publishes nothing."
             )
+    # As plain values: a card needs the method's name, and not the package that it is from.
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
     require_student_of(run, trained_on, read_student_card(run.student))

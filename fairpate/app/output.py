@@ -93,6 +93,7 @@ def say(text: str) -> None:
 
 def _write(values: Mapping[str, Any]) -> None:
     document = _document.get()
+    # A second document would make neither of them readable.
     if document is None or document.is_written:
         return
     text = json.dumps(strict(values), indent=2, allow_nan=False, default=_plain)

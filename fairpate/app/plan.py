@@ -20,15 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import scipy
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.budget import mechanism_within
@@ -38,17 +34,14 @@ from fairpate.app.trained_on import require_data_by_name
 from fairpate.config import ConfigError, DataConfig, PrivacyTarget
 from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import load_dataset
-from fairpate.evaluation.page import epsilon_text
-from fairpate.meaning import delta_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.steps import stepwise
-from fairpate.strict_json import strict
 from fairpate.types import IntArray, Unit
 
 FloatArray = npt.NDArray[np.float64]
 Price = Literal["data_independent", "data_dependent"]
-_PROFILE_ROWS, _NUM_PLANS = 100, 6
+_PROFILE_ROWS = 100
 _TEACHER_COUNTS = (50, 100, 200, 400)
 AGREEMENT, SPREAD = 0.75, 0.2
 _THRESHOLD_SHARES = (-math.inf, 0.4, 0.5, 0.6, 0.7)
@@ -293,78 +286,3 @@ def propose(
         for_any_votes=kept("data_independent"),
         for_these_votes=kept("data_dependent"),
     )
-
-
-def describe(proposal: Proposal) -> Group:
-    """The best plans as tables."""
-    source, right = ("these votes", "as most") if proposal.from_votes else ("the assumption", "right")
-    warning = (
-        "Operator only: every number below was computed from private votes. Choosing by them costs privacy that no "
-        "epsilon here covers."
-        if proposal.from_votes
-        else "From an assumption and no votes: nothing here costs privacy. Below, the numbers under ε alone are "
-        "guarantees."
-    )
-    notes = (
-        f"ε: at delta {delta_text(proposal.delta)}, add or remove one {proposal.unit}, whatever the votes; this is "
-        f"what a run publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not "
-        "be published."
-        "\nworth: how many noiseless labels the answers stand for."
-    )
-    if proposal.from_votes:
-        notes += (
-            "\nas most: the share of answers that most teachers chose; the truth is not among the votes. Where "
-            "most teachers err, answers are worth less."
-        )
-    return Group(
-        Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
-        _table(proposal.for_any_votes[:_NUM_PLANS], right),
-        Text(
-            f"\nWithin epsilon {proposal.epsilon:g} by the data-dependent privacy cost alone, which is no guarantee "
-            "and leaks:"
-        ),
-        _table(proposal.for_these_votes[:_NUM_PLANS], right),
-        Text(f"\n{notes}"),
-    )
-
-
-def _table(found: Sequence[Plan], right: str) -> Table | Text:
-    if not found:
-        return Text("\n  nothing fits\n")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in (
-        *("teachers", "queries", *found[0].mechanism.columns()),
-        *("ε", "by votes", "answered", right, "worth"),
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    for plan in found:
-        table.add_row(
-            str(plan.num_teachers),
-            str(plan.num_queries),
-            *plan.mechanism.columns().values(),
-            epsilon_text(plan.epsilon),
-            epsilon_text(plan.epsilon_data_dependent),
-            f"{plan.answered:.0%}",
-            "undefined" if math.isnan(plan.right) else f"{plan.right:.1%}",
-            f"{plan.worth:.0f}",
-        )
-    return table
-
-
-def proposal_json(proposal: Proposal) -> dict[str, Any]:
-    """The plans as values of strict JSON, in which no threshold, and what is undefined, is null."""
-
-    def rows(found: Sequence[Plan]) -> list[dict[str, Any]]:
-        return [{**vars(plan), "mechanism": plan.mechanism.parameters} for plan in found]
-
-    values = {
-        "epsilon": proposal.epsilon,
-        "delta": proposal.delta,
-        "unit": proposal.unit,
-        "assumption": proposal.assumption,
-        "from_private_votes": proposal.from_votes,
-        "right": "as most teachers chose" if proposal.from_votes else "by the assumption",
-        "for_any_votes": rows(proposal.for_any_votes),
-        "for_these_votes": rows(proposal.for_these_votes),
-    }
-    return dict(strict(values))

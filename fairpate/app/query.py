@@ -74,6 +74,7 @@ def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None
     try:
         with reporter.stage("queries") as advance:
             for batch in client.ask_many(ids, batch_size=batch_size):
+                # Kept batch by batch: what ends the loop must not lose what was answered, and charged.
                 replies += batch.replies
                 advance(len(replies), len(ids))
         if len(replies) < len(ids):

@@ -7,9 +7,10 @@ and stated with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from aggregator.labelling import Ballot, SessionResult, answer_queries
 from aggregator.ledger.budget import (
     epsilon_data_independent,
     epsilon_fixed_beforehand,
@@ -17,16 +18,15 @@ from aggregator.ledger.budget import (
     queries_that_fit,
 )
 from aggregator.ledger.entries import Charge
-from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
-from aggregator.mechanism import Mechanism, Outcome
-from aggregator.session import AggregatorSession, Ballot, SessionResult, answer_queries, query_key, sanitised_epsilon
+from aggregator.mechanism import Mechanism
+from aggregator.session import AggregatorSession, sanitised_epsilon
 from fairpate.app.admission import answer_admitted
-from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.reporting import Spending
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
-from fairpate.app.tables import read_labels, write_labels
+from fairpate.app.run_ledger import keys_of, open_ledger
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import write_labels
 from fairpate.config import ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.evaluation.page import epsilon_text
@@ -37,14 +37,9 @@ from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import of_teachers
 from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.steps import Advance
-from fairpate.strict_json import strict
 from fairpate.types import STOPPED_BY_VOTES, Budget, GateRule, LabelledSet, QueryOutcomes, Unit
 from fairpate.votes_config import BudgetConfig, PublicationConfig, QueriesConfig
 
-ANSWERED_BY_SERVICE = (
-    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
-    "a sum with earlier releases is that of the queries submitted so far."
-)
 _BLOCK = 256
 """Queries of a run that share a transaction, and that one crash can waste."""
 
@@ -107,7 +102,7 @@ class Release:
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
-    for row, key in enumerate(_keys(dataset.public)):
+    for row, key in enumerate(keys_of(dataset.public)):
         first_of.setdefault(key, row)
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
@@ -164,7 +159,7 @@ def release_labels(
 
     ``meter`` counts it in the operator's odometer, where it is counted.
     """
-    keys = _keys(queries)
+    keys = keys_of(queries)
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
     if meter is not None:
@@ -331,92 +326,3 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
     abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
     return [abandoned + by_query[0], *by_query[1:]] if by_query else []
-
-
-def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
-    """State the bound of the ledger before a service answers from it; a statement that is no smaller stays.
-
-    What the run's own queries cost says too little from the first query of an analyst on.
-    """
-    statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
-    if bound is None or statement.epsilon is None or bound <= statement.epsilon:
-        return
-    together = None if statement.epsilon_with_earlier is None else max(statement.epsilon_with_earlier, bound)
-    served = replace(
-        statement, epsilon=bound, epsilon_with_earlier=together, remarks=(*statement.remarks, ANSWERED_BY_SERVICE)
-    )
-    write_json(run.statement, strict(served.to_json()))
-
-
-def open_ledger(
-    run: RunDirectory,
-    terms: LedgerTerms,
-    queries: Split,
-    *,
-    create: bool,
-    meter: LedgerMeter | None,
-    take_over: bool = False,
-) -> Ledger:
-    """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
-
-    With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
-    charges; ``take_over`` ends another writer, where that can be. RunDirectoryError for a ledger that lacks something,
-    LedgerError as :class:`Ledger`.
-    """
-    released = sorted(run.public.iterdir()) if run.public.exists() else []
-    released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
-    place = place_of(run)
-    if released and place.is_in_folder and not run.ledger.exists():
-        raise RunDirectoryError(
-            f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
-            "start a new run folder."
-        )
-    # Once something was released, a missing ledger is never made again: its charges would be forgotten.
-    may_create = create and not released and place.is_in_folder
-    ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
-    try:
-        _check_released(run, ledger, queries)
-        if meter is not None:
-            meter.open(ledger)
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
-
-
-def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
-    """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
-    _, lost = missing_labels(run, queries, ledger.outcome)
-    stated = 0
-    if run.statement.exists():
-        stated = read_json(run.statement)["queries"]["submitted"]
-    if lost or ledger.num_outcomes < stated:
-        lacks = f"{lost} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
-        raise RunDirectoryError(
-            f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records of "
-            "this run from one copy, or start a new run folder."
-        )
-
-
-def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
-    """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
-    key_of = dict(zip(queries.record_id, _keys(queries), strict=True))
-    released = _released(run)
-    lost = [answer for record_id, answer in released if outcome(key_of.get(record_id, "")) != answer]
-    return len(released), len(lost)
-
-
-def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
-    if not run.labels.exists():
-        return ()
-    labelled = read_labels(run.labels)
-    counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
-    answers = [
-        Outcome(verdict="answer", label=label, counts=row)
-        for label, row in zip(labelled.labels.tolist(), counts, strict=True)
-    ]
-    return list(zip(labelled.record_ids, answers, strict=True))
-
-
-def _keys(queries: Split) -> list[str]:
-    return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]

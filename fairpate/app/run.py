@@ -21,9 +21,11 @@ from torch import nn
 
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import with_pinned_weights
-from fairpate.app.early_checks import check_data, check_model_files, check_queries, published_model
+from fairpate.app.early_checks import check_data, check_model_files, check_queries
 from fairpate.app.finished import own_folder
+from fairpate.app.identity import determining_values
 from fairpate.app.meter import Meter
+from fairpate.app.model import card_of_model, initial_model, post_process
 from fairpate.app.odometer import Odometer
 from fairpate.app.portable import write_portable
 from fairpate.app.progress import Reporter
@@ -33,35 +35,25 @@ from fairpate.app.rundir import (
     RunDirectory,
     check_run_directory,
     create_run_directory,
-    determining_values,
     read_json,
     read_statement,
     sole_worker,
     write_json,
 )
-from fairpate.app.seeds import Stream, stream_seed, torch_generator
 from fairpate.app.stating import count_earlier, require_statement, require_unreleased, state_release
-from fairpate.app.students import read_student, student_card
+from fairpate.app.students import read_student
 from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_given_data
-from fairpate.config import ConfigError, DataConfig, ModelConfig, StudentConfig
+from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.data.files import sha256_of
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
 from fairpate.methods.definition import Method, Training
 from fairpate.methods.pate import Labels, VotingMethod, require_allowed
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, take_release
 from fairpate.methods.trained import Trained
-from fairpate.nn.calibrate import calibrate
-from fairpate.nn.mixture import Mixture
-from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_probabilities
-from fairpate.nn.pretrain import pretrain_by_rotations
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, RunRecord
-from student.card import StudentCard
 from student.predict import Student, save_student
-from student.train import PublicRecords, train_student
 
 
 def run_method(
@@ -212,27 +204,11 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
         dataset=dataset, model=initial_model(config, dataset), run=run, reporter=reporter, seed=config.seed
     )
     trained = config.train(training)
-    network = _post_process(trained.model, config, training)
-    student = Student(card=_card(config, dataset, trained, network), network=network, embedding=dataset.embedding)
-    return trained, student
-
-
-def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """What training starts from: random weights of the run's seed, perhaps pre-trained on public pictures.
-
-    ``architecture`` None is ``student.model``.
-    """
-    architecture = architecture or config.student.model
-    model = build_model(
-        architecture,
-        input_shape=tuple(dataset.public.x.shape[1:]),
-        num_classes=dataset.num_classes,
-        generator_seed=stream_seed(config.seed, Stream.MODEL),
+    network = post_process(trained.model, config, training)
+    student = Student(
+        card=card_of_model(config, dataset, trained, network), network=network, embedding=dataset.embedding
     )
-    if config.public_data.pretrain is not None:
-        generator = torch_generator(config.seed, Stream.PRETRAINING)
-        pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
-    return model
+    return trained, student
 
 
 def _student(
@@ -272,62 +248,16 @@ def _student(
         trained = config.learn(training, kept_release(config, training))
     else:
         trained = config.train(training)
-    network = _post_process(trained.model, config, training)
+    network = post_process(trained.model, config, training)
     if labels is None:
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
         state_release(config, run, dataset, trained, meter)
-    student = Student(card=_card(config, dataset, trained, network, run), network=network)
+    student = Student(card=card_of_model(config, dataset, trained, network, run), network=network)
     # Last of all: a model that is there has its price stated and counted.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
-
-
-def _card(
-    config: Method, dataset: Dataset, trained: Trained, network: nn.Module, run: RunDirectory | None = None
-) -> StudentCard:
-    """What the file says; ``run`` is where an embedding is kept."""
-    mixing = trained.mixing_GCC
-    return replace(
-        student_card(config.student, dataset),
-        model=published_model(config),
-        num_members=len(network.members) if isinstance(network, Mixture) else None,
-        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
-        num_training_labels=trained.num_training_labels,
-        embedding=sha256_of(run.embedding) if run is not None and dataset.embedding is not None else None,
-    )
-
-
-def _post_process(model: nn.Module, config: Method, training: Training) -> nn.Module:
-    """Self-labelling and calibration, which read the released model and public features and groups only."""
-    dataset, reporter, settings = training.dataset, training.reporter, config.public_data
-    public = dataset.public
-    if settings.self_label is not None:
-        with reporter.stage("self-label") as advance:
-            probability, label = predict_probabilities(model, public.x).max(dim=1)
-            sure = probability >= settings.self_label.confidence
-            if not sure.any():
-                raise ConfigError(
-                    f"public_data.self_label.confidence: no public label is as sure as "
-                    f"{settings.self_label.confidence}; lower it."
-                )
-            architecture = published_model(config)
-            model = train_student(
-                PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                StudentConfig(**dict(settings.self_label) | {"model": architecture}),
-                num_classes=dataset.num_classes,
-                generator=torch_generator(config.seed, Stream.LABELLING),
-                on_progress=advance,
-                initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
-            )
-    if settings.calibration is not None:
-        with reporter.stage("calibration"):
-            generator = torch_generator(config.seed, Stream.CALIBRATION)
-            done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
-        course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
-        reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
-    return model
 
 
 def _private_population(

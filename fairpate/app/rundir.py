@@ -6,13 +6,10 @@ teachers, votes and the ledger. A file that exists is whole, and an interrupted 
 
 from __future__ import annotations
 
-import copy
 import fcntl
-import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fairpate import __version__
+from fairpate.app.identity import default_folder, determining, determining_values, flat_values
 from fairpate.config import ConfigError
 from fairpate.config_reader import read_yaml
-from fairpate.files import check_output_folder, private_folder, write_atomically
+from fairpate.files import PathIn, check_output_folder, private_folder, write_atomically
 from fairpate.storage import Storage, open_storage
 from fairpate.types import PrivacyStatement, UsageError, UserError
 
@@ -37,22 +35,6 @@ if TYPE_CHECKING:
     from fairpate.methods.definition import Method
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
-# Where a run happens does not change what it computes; a file of weights is known by its checksum.
-_PLACES = (
-    "out",
-    "storage",
-    "ray",
-    "data.data_dir",
-    "data.declaration.path",
-    "teachers.engine",
-    "teachers.block_size",
-    "teachers.model.weights.path",
-    "votes.path",
-    "votes.test",
-    "votes.label",
-    "student.model.weights.path",
-    "public_data.self_label.model.weights.path",
-)
 
 _TESTED_BY = ("votes.test", "votes.label")  # measures a model, and determines nothing of it
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
@@ -82,135 +64,58 @@ class RunDirectory:
         """What only the operator may see."""
         return self.root / "private"
 
-    @property
-    def teachers(self) -> Path:
-        """Checkpoints of the teachers."""
-        return self.private / "teachers"
-
-    @property
-    def votes(self) -> Path:
-        """Votes per query and class."""
-        return self.private / "votes.parquet"
-
-    @property
-    def ledger(self) -> Path:
-        """Reservations and outcomes."""
-        return self.private / "ledger.sqlite"
-
-    @property
-    def ledger_place(self) -> Path:
-        """Where the ledger lies, if not there, and its anchor, if it has one."""
-        return self.private / "ledger.json"
-
-    @property
-    def ledger_backup(self) -> Path:
-        """Written to whenever the ledger was copied."""
-        return self.private / "ledger.backup"
-
-    @property
-    def tokens(self) -> Path:
-        """Who may ask the run's service."""
-        return self.private / "tokens.json"
-
-    @property
-    def receipt(self) -> Path:
-        """What the odometer counts of this run, and the id under which it does."""
-        return self.private / "release.json"
-
-    @property
-    def released(self) -> Path:
-        """What private records were read for, where that is kept: all else follows from it and public records."""
-        return self.public / "released.safetensors"
-
-    @property
-    def embedding(self) -> Path:
-        """What every record of the run went through, where that is anything: made once, of public records alone."""
-        return self.public / "embedding.safetensors"
-
-    @property
-    def labels(self) -> Path:
-        """Released labels."""
-        return self.public / "labels.parquet"
-
-    @property
-    def student(self) -> Path:
-        """The published model."""
-        return self.public / "student.safetensors"
-
-    @property
-    def graph(self) -> Path:
-        """The published model for those without this package."""
-        return self.student.with_name("model.onnx")
-
-    @property
-    def graph_description(self) -> Path:
-        """How it is used."""
-        return self.student.with_name("model.json")
-
-    @property
-    def statement(self) -> Path:
-        """The published claim of privacy."""
-        return self.public / "statement.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The student's metrics."""
-        return self.public / "metrics.json"
-
-    @property
-    def private_population(self) -> Path:
-        """How the student treats the groups of private records, as far as the release tells."""
-        return self.public / "private_population.json"
-
-    @property
-    def card(self) -> Path:
-        """What the student guarantees and how it treats groups."""
-        return self.public / "card.json"
-
-    @property
-    def card_page(self) -> Path:
-        """The same as a page."""
-        return self.card.with_name("card.html")
-
-    @property
-    def public_report(self) -> Path:
-        """The page for everybody."""
-        return self.public / "report.html"
-
-    @property
-    def record(self) -> Path:
-        """The run as one point of a comparison."""
-        return self.public / "record.json"
-
-    @property
-    def private_record(self) -> Path:
-        """The same point at the price that depends on votes, where there is one; for the operator."""
-        return self.private / "record.json"
-
-    @property
-    def costs(self) -> Path:
-        """What was really spent; for the operator."""
-        return self.private / "costs.json"
-
-    @property
-    def private_report(self) -> Path:
-        """The page for the operator."""
-        return self.private / "report.html"
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.root / "config.yaml"
-
-    @property
-    def data(self) -> Path:
-        """What the run was trained on: names, no records."""
-        return self.root / "data.json"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, machine and revision."""
-        return self.root / "environment.json"
+    teachers = PathIn("private", "teachers")
+    """Checkpoints of the teachers."""
+    votes = PathIn("private", "votes.parquet")
+    """Votes per query and class."""
+    ledger = PathIn("private", "ledger.sqlite")
+    """Reservations and outcomes."""
+    ledger_place = PathIn("private", "ledger.json")
+    """Where the ledger lies, if not there, and its anchor, if it has one."""
+    ledger_backup = PathIn("private", "ledger.backup")
+    """Written to whenever the ledger was copied."""
+    tokens = PathIn("private", "tokens.json")
+    """Who may ask the run's service."""
+    receipt = PathIn("private", "release.json")
+    """What the odometer counts of this run, and the id under which it does."""
+    released = PathIn("public", "released.safetensors")
+    """What private records were read for, where that is kept: all else follows from it and public records."""
+    embedding = PathIn("public", "embedding.safetensors")
+    """What every record of the run went through, where that is anything: made once, of public records alone."""
+    labels = PathIn("public", "labels.parquet")
+    """Released labels."""
+    student = PathIn("public", "student.safetensors")
+    """The published model."""
+    graph = PathIn("public", "model.onnx")
+    """The published model for those without this package."""
+    graph_description = PathIn("public", "model.json")
+    """How it is used."""
+    statement = PathIn("public", "statement.json")
+    """The published claim of privacy."""
+    metrics = PathIn("public", "metrics.json")
+    """The student's metrics."""
+    private_population = PathIn("public", "private_population.json")
+    """How the student treats the groups of private records, as far as the release tells."""
+    card = PathIn("public", "card.json")
+    """What the student guarantees and how it treats groups."""
+    card_page = PathIn("public", "card.html")
+    """The same as a page."""
+    public_report = PathIn("public", "report.html")
+    """The page for everybody."""
+    record = PathIn("public", "record.json")
+    """The run as one point of a comparison."""
+    private_record = PathIn("private", "record.json")
+    """The same point at the price that depends on votes, where there is one; for the operator."""
+    costs = PathIn("private", "costs.json")
+    """What was really spent; for the operator."""
+    private_report = PathIn("private", "report.html")
+    """The page for the operator."""
+    config = PathIn("root", "config.yaml")
+    """The resolved configuration."""
+    data = PathIn("root", "data.json")
+    """What the run was trained on: names, no records."""
+    environment = PathIn("root", "environment.json")
+    """Versions, machine and revision."""
 
     @property
     def made_on(self) -> str | None:
@@ -239,40 +144,6 @@ def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
     StorageError where the storage cannot be used.
     """
     return own if storage is None else open_storage(storage)
-
-
-def config_digest(config: Method) -> str:
-    """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
-    return values_digest(determining_values(config))
-
-
-def determining_values(config: Method) -> dict[str, Any]:
-    """What ``config`` computes, as plain values: without the places where it happens, and what it does not read."""
-    return _determining(config.model_dump(mode="json"), config)
-
-
-def _determining(values: dict[str, Any], config: Method) -> dict[str, Any]:
-    """``values`` of the method of ``config`` without what decides nothing there."""
-    kept = copy.deepcopy(values)
-    for place in (*_PLACES, *config.unread):
-        *parents, field = place.split(".")
-        section: Any = kept
-        for name in parents:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.pop(field, None)
-    return kept
-
-
-def values_digest(values: dict[str, Any]) -> str:
-    """The digest of :func:`determining_values`."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def default_folder(config: Method) -> Path:
-    """``runs/METHOD-DATA-DIGEST``."""
-    words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
-    return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
 
 
 def check_run_directory(config: Method) -> RunDirectory:
@@ -339,7 +210,7 @@ def run_at(root: Path) -> RunDirectory:
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:
-    before, now = flat_values(_determining(_stored(run), config)), flat_values(determining_values(config))
+    before, now = flat_values(determining(_stored(run), config)), flat_values(determining_values(config))
     names = sorted(before.keys() | now.keys())
     if before.get("method", now["method"]) != now["method"]:
         names = ["method"]  # the sections of another method are others too
@@ -361,17 +232,6 @@ def _stored(run: RunDirectory) -> dict[str, Any]:
         return open_run_directory(run.root)[1].model_dump(mode="json")
     except ConfigError:  # another version's, whose fields are compared as they stand
         return read_yaml(run.config)
-
-
-def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by their dotted names."""
-    if not isinstance(values, dict):
-        return {prefix: values}
-    return {
-        path: leaf
-        for name, value in values.items()
-        for path, leaf in flat_values(value, f"{prefix}.{name}" if prefix else name).items()
-    }
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:

@@ -7,9 +7,6 @@ free. Votes the run already collected are read from its table; other records, po
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
-import math
 import os
 import signal
 import socket
@@ -21,13 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.own_limits import QuotaRule
 from aggregator.service.actor import Service, ServiceError, check_exposure, find_service, is_restarted, start_service
-from aggregator.service.api import Backend, ServiceSettings, TlsFiles, url_host
+from aggregator.service.api import Backend, ServiceSettings, url_host
 from aggregator.service.gateway import PREFIX, Runs
-from aggregator.service.oidc import OidcConfig
-from aggregator.service.rates import RequestRate
-from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
 from fairpate.app.finished import finished_run
 from fairpate.app.ledger_copies import last_backup_s
@@ -35,12 +28,12 @@ from fairpate.app.ledger_place import place_of
 from fairpate.app.meter import LedgerMeter, Meter
 from fairpate.app.odometer import Odometer, state_folder
 from fairpate.app.public_pool import public_pool, public_words
-from fairpate.app.release import choose_queries, ledger_terms, open_ledger, state_for_service
+from fairpate.app.release import choose_queries, ledger_terms
+from fairpate.app.run_ledger import open_ledger, state_for_service
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig
-from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import Dataset
 from fairpate.methods.own_votes import OwnVotes
 from fairpate.methods.pate import VotingMethod
@@ -127,30 +120,13 @@ def serve_aggregators(
         check_exposure(_with_tokens_of(RunDirectory(root=root.absolute()), settings))
     runs = _runs_by_name(roots)
     alone = len(runs) == 1
-    services: list[Service] = []
     with _ray(next(iter(runs.values()))[1].ray, detach=detach), ExitStack() as held:
         # Behind a gateway each service is on this node's loopback, and so is the gateway.
         behind = {
             name: _with_tokens_of(run, settings) if alone else _behind_gateway(run, settings, held)
             for name, (run, _) in runs.items()
         }
-        try:
-            start = partial(start_service, detached=detach)
-            for name, (run, config) in runs.items():
-                arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over)
-                # A ledger in files belongs to this node's disk, where Ray must start its service again.
-                here = not alone or (detach and place_of(run).is_in_folder)
-                where = _this_node() if here else None
-                services.append(start(service_name(run), open_backend, arguments, behind[name], resources=where))
-            if not alone:
-                ports = Runs(ports={name: place.port for name, place in behind.items()})
-                # It reads no token, and is open to those alone who have one of a run.
-                front = replace(settings, tokens=next(iter(behind.values())).tokens)
-                services.append(start(gateway_name(runs), _opened, (ports,), front, resources=_this_node()))
-        except BaseException:
-            for service in services:
-                service.stop()
-            raise
+        services = _started_services(runs, behind, settings, data_dir=data_dir, detach=detach, take_over=take_over)
         urls = {name: settings.url if alone else f"{settings.url}{PREFIX}{name}" for name in runs}
         for name, (run, config) in runs.items():
             _announce(run, config, urls[name], say)
@@ -159,6 +135,37 @@ def serve_aggregators(
             say(f"It stays on the cluster; end it with `fairpate serve {' '.join(map(str, roots))} --stop`.")
             return
         _watch(services)
+
+
+def _started_services(
+    runs: Mapping[str, tuple[RunDirectory, VotingMethod]],
+    behind: Mapping[str, ServiceSettings],
+    settings: ServiceSettings,
+    *,
+    data_dir: Path | None,
+    detach: bool,
+    take_over: bool,
+) -> list[Service]:
+    """The service of each run, as ``behind`` says where, and the gateway of several; all of them or none."""
+    services: list[Service] = []
+    alone, start = len(runs) == 1, partial(start_service, detached=detach)
+    try:
+        for name, (run, config) in runs.items():
+            arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over)
+            # A ledger in files belongs to this node's disk, where Ray must start its service again.
+            here = not alone or (detach and place_of(run).is_in_folder)
+            where = _this_node() if here else None
+            services.append(start(service_name(run), open_backend, arguments, behind[name], resources=where))
+        if not alone:
+            ports = Runs(ports={name: place.port for name, place in behind.items()})
+            # It reads no token, and is open to those alone who have one of a run.
+            front = replace(settings, tokens=next(iter(behind.values())).tokens)
+            services.append(start(gateway_name(runs), _opened, (ports,), front, resources=_this_node()))
+    except BaseException:
+        for service in services:
+            service.stop()
+        raise
+    return services
 
 
 def _runs_by_name(roots: Sequence[Path]) -> dict[str, tuple[RunDirectory, VotingMethod]]:
@@ -185,75 +192,6 @@ def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[
     say(f"Its answers enter {run.statement} with `fairpate report {run.root}`: give it before you publish.")
     if not config.leaves_room:
         say(SPENT)
-
-
-def settings(
-    *,
-    host: str,
-    port: int,
-    analyst_file: Path | None,
-    operator_file: Path | None,
-    daily_quota: float,
-    rate: float = math.inf,
-    tls: tuple[Path | None, Path | None] = (None, None),
-    log_file: Path | None = None,
-    traces: bool = False,
-    oidc: Path | None = None,
-) -> ServiceSettings:
-    """Where to listen and for whom: tokens of files or the environment, beside the token store of each run.
-
-    ``oidc``: a file that names an issuer whose tokens are good besides. TokenError for a bad token, ConfigError for a
-    bad file, ValueError for files of TLS that do not go together, and for a package that is missing.
-    """
-    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
-    tokens = replace(tokens, oidc=_issuer(oidc))
-    return ServiceSettings(
-        host=host,
-        port=port,
-        tokens=tokens,
-        quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
-        rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
-        tls=_tls_files(*tls),
-        log_file=_writable(log_file),
-        traces=_can_trace(traces),
-    )
-
-
-def _issuer(path: Path | None) -> OidcConfig | None:
-    if path is None:
-        return None
-    if importlib.util.find_spec("joserfc") is None:
-        raise ValueError("--oidc: needs joserfc; run `pip install 'fairpate[oidc]'`.")
-    return parse_config(read_yaml(path), OidcConfig)
-
-
-def _tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
-    return TlsFiles(cert=cert.absolute(), key=key.absolute())
-
-
-def _writable(log_file: Path | None) -> Path | None:
-    if log_file is not None:
-        try:
-            log_file.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
-        log_file = log_file.absolute()
-    return log_file
-
-
-def _can_trace(traces: bool) -> bool:
-    if traces:
-        try:
-            importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-        except ImportError as error:
-            raise ValueError(
-                f"--traces: OpenTelemetry is not installed ({error}); run `pip install 'fairpate[traces]'`."
-            ) from error
-    return traces
 
 
 def serve_student_of(

@@ -76,6 +76,7 @@ def ended_by_signals() -> Iterator[Ending]:
     """Inside, SIGTERM and SIGHUP raise SystemExit, unless the process was started to ignore them."""
     ending, before = Ending(), {}
     for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` ignores SIGHUP for what it starts, and that stays so.
         if signal.getsignal(number) == signal.SIG_DFL:
             before[number] = signal.signal(number, ending.begin)
     try:

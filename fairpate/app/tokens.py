@@ -34,6 +34,7 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
     """Make a token for a new name; returns it. It is kept nowhere."""
     expires_s = None if expires is None else moment(expires)
+    # Asked of the ledger only where a limit is given: without one, a token is made while its database is down.
     before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
     return token_store.change(
         _path(root),

@@ -48,6 +48,11 @@ TOLERANCE = 1e-3
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _MOST_BYTES = 2**34
 _MOST_TEXT = 2**26
+_SENSELESS = (
+    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
+    *(ArithmeticError, RuntimeError),
+)
+"""What files raise that were made to be read as something else; too deep a nesting is a RuntimeError."""
 
 
 class BundleError(UsageError):
@@ -145,16 +150,7 @@ class _Check:
         before = len(self.differs)
         try:
             done = check()
-        except (
-            UserError,
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
+        except _SENSELESS as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             self.differs.append(f"{check.__name__}: cannot be checked ({reason})")
             return

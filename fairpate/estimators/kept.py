@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from fairpate.app.rundir import determining_values
+from fairpate.app.identity import determining_values
 from fairpate.data.embedding_file import save_embedding
 from fairpate.data.files import sha256_of
 from fairpate.estimators.parameters import parameters_of, plain

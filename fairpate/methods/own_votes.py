@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
-from aggregator.session import Ballot
+from aggregator.labelling import Ballot
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.votes import StandingVoters
 from fairpate.app.votes_file import VotesConfig, read_votes_file

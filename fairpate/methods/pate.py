@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from aggregator.labelling import Ballot
 from aggregator.ledger.budget import mechanism_within
 from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_of
-from aggregator.session import Ballot
 from fairpate.app.release import ReleasePlan, check_budget, choose_queries, release_labels
 from fairpate.app.reporting import Spending, costs
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, write_json

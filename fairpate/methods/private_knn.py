@@ -35,10 +35,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from aggregator.labelling import Ballot
 from aggregator.mechanism import Mechanism
 from aggregator.neighbours import NearestCounts, NearestRecords
 from aggregator.service.questions import Question
-from aggregator.session import Ballot, VotesUnavailableError
+from aggregator.session import VotesUnavailableError
 from fairpate.app.release import ReleasePlan, choose_queries
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, stream_seed

@@ -10,8 +10,9 @@ import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fairpate.app.identity import determining_values, flat_values
 from fairpate.app.released import Origin, Released, pool_digest, read_release, save_release
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError, determining_values, flat_values
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.evaluation.private_population import PrivatePopulation

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.gnmax import ConfidentGnmax
+from aggregator.labelling import SessionResult, answer_queries
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
@@ -21,7 +22,7 @@ from aggregator.service.analyst_routes import statement_json
 from aggregator.service.questions import PublicPool
 from aggregator.service.wire import reply_json
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, PublicationError, SessionResult, answer_queries
+from aggregator.session import AggregatorSession, PublicationError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.gnmax import ConfidentGnmax
+from aggregator.labelling import answer_queries
 from aggregator.ledger.budget import epsilon_fixed_beforehand, open_filter
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
@@ -21,7 +22,6 @@ from aggregator.session import (
     PublicationError,
     Query,
     VotesUnavailableError,
-    answer_queries,
     query_key,
 )
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_data_dependent

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fairpate.app import compare
-from fairpate.app.compare.cells import DEMO, Cell, cells_of, load_sweep
-from fairpate.app.rundir import config_digest
+from fairpate.app.compare.cells import DEMO, Cell, cells_of
+from fairpate.app.compare.reading import load_sweep
+from fairpate.app.identity import config_digest
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config

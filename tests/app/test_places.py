@@ -3,7 +3,8 @@
 import pytest
 from small_runs import run
 
-from fairpate.app.rundir import RunDirectoryError, config_digest, create_run_directory
+from fairpate.app.identity import config_digest
+from fairpate.app.rundir import RunDirectoryError, create_run_directory
 from fairpate.storage import StorageError
 
 

@@ -17,7 +17,8 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
 from fairpate.app.card import write_card
-from fairpate.app.release import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.app.release import choose_queries, ledger_terms
+from fairpate.app.run_ledger import ANSWERED_BY_SERVICE, state_for_service
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
 from fairpate.app.summary import summarise
 from fairpate.app.tables import read_votes, write_votes

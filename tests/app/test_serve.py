@@ -32,6 +32,7 @@ from fairpate.app.release import ledger_terms
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.serve import open_backend
+from fairpate.app.serve_settings import service_settings
 from fairpate.app.tables import read_labels, read_votes
 from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
@@ -272,7 +273,7 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     monkeypatch.setattr(serve, "_ray", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none", url="http://none"))
     monkeypatch.setattr(serve, "_watch", lambda _: None)
-    settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
     told: list[object] = []
     serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append, started=told.extend)

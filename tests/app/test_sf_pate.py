@@ -10,10 +10,12 @@ import torch
 from small_runs import read_json
 
 from fairpate.app import serve
+from fairpate.app.identity import config_digest
 from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunFolderError, config_digest, create_run_directory
+from fairpate.app.rundir import RunDirectory, RunFolderError, create_run_directory
+from fairpate.app.serve_settings import service_settings
 from fairpate.app.tables import read_labels
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split, load_dataset
@@ -159,7 +161,7 @@ def test_only_a_limit_on_attributes_stops_it_and_before_any_teacher_is_trained(
 def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SfPate, "ask", identical_teachers)
     run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
-    settings = serve.settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):
         serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=print)
 

@@ -21,7 +21,7 @@ from fairpate.data.dataset import Split
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.pool import RayPool
+from teachers.ray_pool import RayPool
 
 NUM_RECORDS, NUM_FEATURES, NUM_TEACHERS = 600, 20_000, 12
 SETTLE_LIMIT_S, MEETING_LIMIT_S = 10.0, 100.0

@@ -15,7 +15,8 @@ import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
 
-from fairpate.app.compare.cells import cells_of, load_sweep  # noqa: E402
+from fairpate.app.compare.cells import cells_of  # noqa: E402
+from fairpate.app.compare.reading import load_sweep  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"
 CODE = re.compile(r"`([^`]+)`")

@@ -16,7 +16,7 @@ import pytest
 import sklearn
 
 from aggregator.service.oidc import OidcConfig
-from fairpate.app.compare.cells import parse_sweep
+from fairpate.app.compare.reading import parse_sweep
 from fairpate.config_reader import read_yaml
 from fairpate.data.declared.declaration import read_declaration
 from fairpate.methods.load import load_method

@@ -18,7 +18,8 @@ from fairpate.config import RayConfig
 from fairpate.data.dataset import Split
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import open_pool
-from teachers.own import OwnTeacherError, ask_own_teachers
+from teachers.own import ask_own_teachers
+from teachers.own_code import OwnTeacherError
 from teachers.pool import InProcessPool, PoolError
 from teachers.shard import assign_teachers, shard_key
 

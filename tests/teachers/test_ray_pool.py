@@ -19,7 +19,8 @@ from fairpate.data.dataset import Split
 from fairpate.types import UserError
 from fairpate.votes_config import TeachersConfig
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import InProcessPool, PoolError, RayPool, number_of_actors
+from teachers.pool import InProcessPool, PoolError
+from teachers.ray_pool import RayPool, number_of_actors
 
 ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.5, max_restarts=1)
 TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)

@@ -51,7 +51,8 @@ def plan(
 ) -> Output:
     """Who could vote at an epsilon, with the command of each; and of trained teachers every way to spend it."""
     from fairpate.app.candidates import candidates, describe_candidates
-    from fairpate.app.plan import describe, plan_for, proposal_json
+    from fairpate.app.plan import plan_for
+    from fairpate.app.plan_text import describe, proposal_json
     from fairpate.methods.fitted import method_for
 
     config = data_config(data, None, data_dir)

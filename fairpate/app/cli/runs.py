@@ -106,8 +106,8 @@ def compare(
     allow_code: AllowCode = False,
 ) -> Output:
     """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
-    from fairpate.app.compare.cells import load_sweep
     from fairpate.app.compare.outcome import comparison_outcome
+    from fairpate.app.compare.reading import load_sweep
     from fairpate.app.compare.report import compare_methods
 
     with allowing(allow_code):

@@ -54,6 +54,7 @@ def serve(
 ) -> None:
     """Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model."""
     from fairpate.app import serve as serving
+    from fairpate.app.serve_settings import service_settings
 
     if stop:
         serving.stop_aggregators(folders, say=say)
@@ -65,7 +66,7 @@ def serve(
     else:
         files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
         with checked_arguments():
-            settings = serving.settings(
+            settings = service_settings(
                 host=host,
                 port=port,
                 daily_quota=quota,

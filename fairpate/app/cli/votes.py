@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from fairpate.app.output import Output
 from fairpate.app.terminal import facts
 from fairpate.config import ConfigError
 from fairpate.meaning import delta_text
+
+if TYPE_CHECKING:
+    from fairpate.app.rundir import RunDirectory
 
 _UNIT = "Whose presence is protected, such as hospital: you attest that each touches one vote of a query at most."
 
@@ -43,9 +46,6 @@ def aggregate(
     """Release labels from votes made elsewhere: one ledger, one price, and a student where there are features."""
     from fairpate.app.aggregate import aggregate as run_aggregator
     from fairpate.app.progress import Reporter
-    from fairpate.app.rundir import read_json, read_statement
-    from fairpate.app.summary import measured_rows
-    from fairpate.evaluation.page import epsilon_text
 
     if not votes.is_file():
         raise ConfigError(f"{votes}: no such file; give the CSV or Parquet file of the votes.")
@@ -56,14 +56,21 @@ def aggregate(
     target = {"target.epsilon": epsilon, "target.delta": delta, "out": None if out is None else str(out)}
     options = [f"{field}={json.dumps(value)}" for field, value in target.items() if value is not None]
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
-    run = run_aggregator(given, [*(overrides or []), *options], Reporter())
+    return _outcome(run_aggregator(given, [*(overrides or []), *options], Reporter()))
+
+
+def _outcome(run: RunDirectory) -> Output:
+    """What was released, at what price, and what a student made of it."""
+    from fairpate.app.rundir import read_json, read_statement
+    from fairpate.app.summary import measured_rows
+    from fairpate.evaluation.page import epsilon_text
+
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None
     stated = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
-    stated += f" at delta {delta_text(statement.delta)}"
     rows = [
-        ("epsilon", f"{stated} ({statement.relation} {statement.unit})"),
+        ("epsilon", f"{stated} at delta {delta_text(statement.delta)} ({statement.relation} {statement.unit})"),
         ("attested", f"each {statement.unit} touches one vote of a query at most"),
         ("labels released", f"{queries.answered} of {queries.submitted} queries: {run.labels}"),
     ]

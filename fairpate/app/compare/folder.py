@@ -37,7 +37,7 @@ from fairpate.app.records_table import (
 )
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, sole_worker, write_text
 from fairpate.compare_config import SweepConfig
-from fairpate.files import private_folder
+from fairpate.files import PathIn, private_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,55 +52,26 @@ class SweepFolder:
         """What only the operator may see."""
         return self.root / "private"
 
-    @property
-    def teachers(self) -> Path:
-        """Checkpoints that all cells share."""
-        return self.private / "teachers"
-
-    @property
-    def votes(self) -> Path:
-        """Vote matrices that cells share."""
-        return self.private / "votes"
-
-    @property
-    def parts(self) -> Path:
-        """The rows of each finished cell."""
-        return self.private / "parts"
-
-    @property
-    def failed(self) -> Path:
-        """The row of each cell that failed."""
-        return self.private / "failed"
-
-    @property
-    def results(self) -> Path:
-        """The public table."""
-        return self.root / "results.parquet"
-
-    @property
-    def private_results(self) -> Path:
-        """The operator's table: every row, with its run time and with the cause of a failure."""
-        return self.private / "results.parquet"
-
-    @property
-    def report(self) -> Path:
-        """The page for everybody."""
-        return self.root / "report.html"
-
-    @property
-    def figures(self) -> Path:
-        """The page's figures as pictures."""
-        return self.root / "figures"
-
-    @property
-    def private_report(self) -> Path:
-        """The operator's page."""
-        return self.private / "report.html"
-
-    @property
-    def config(self) -> Path:
-        """The sweep as it was asked for last."""
-        return self.root / "sweep.yaml"
+    teachers = PathIn("private", "teachers")
+    """Checkpoints that all cells share."""
+    votes = PathIn("private", "votes")
+    """Vote matrices that cells share."""
+    parts = PathIn("private", "parts")
+    """The rows of each finished cell."""
+    failed = PathIn("private", "failed")
+    """The row of each cell that failed."""
+    results = PathIn("root", "results.parquet")
+    """The public table."""
+    private_results = PathIn("private", "results.parquet")
+    """The operator's table: every row, with its run time and with the cause of a failure."""
+    report = PathIn("root", "report.html")
+    """The page for everybody."""
+    figures = PathIn("root", "figures")
+    """The page's figures as pictures."""
+    private_report = PathIn("private", "report.html")
+    """The operator's page."""
+    config = PathIn("root", "sweep.yaml")
+    """The sweep as it was asked for last."""
 
     def run(self, cell: Cell) -> Path:
         """The run directory of one cell."""
@@ -136,6 +107,7 @@ class SweepFolder:
         Rows that the operator's table holds already are taken from there, so that only new parts are read.
         """
         digests = [cell.digest for cell in cells]
+        # Results first: a crash may have left a failure beside the result that came later.
         done = _gathered(digests, self.parts, known=self.private_results)
         finished = set(done["digest"].to_pylist())
         failed = _gathered([digest for digest in digests if digest not in finished], self.failed)

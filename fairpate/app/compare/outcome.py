@@ -19,12 +19,9 @@ from fairpate.types import RunRecord
 def comparison_outcome(comparison: Comparison) -> Output:
     """Ranges over finished cells by data set and method, what is degenerate, failed or left out, and the files."""
     folder, failed = comparison.folder, comparison.failed
-    by_data: dict[str, dict[str, list[Row]]] = {}
-    for row in comparison.rows:
-        by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
     facts = {
         "notion": comparison.notion,
-        "data_sets": [_data_set(data, rows, comparison.notion) for data, rows in by_data.items()],
+        "data_sets": [_data_set(data, rows, comparison.notion) for data, rows in comparison.rows_by_data.items()],
         "degenerate": [_named(row) | {"words": words} for row in comparison.rows if (words := _degenerate(row))],
         "failed": [_named(row) | {"command": row.command, "cause": row.error} for row in failed],
         "left_out": Counter(row.method for row in comparison.withheld),

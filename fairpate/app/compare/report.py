@@ -13,8 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.app.compare.cells import cells_of, parse_sweep
+from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.folder import SweepFolder
+from fairpate.app.compare.reading import parse_sweep
 from fairpate.app.compare.run import Comparison, compare
 from fairpate.app.progress import Reporter
 from fairpate.app.records_table import Row
@@ -93,10 +94,8 @@ def summarise_comparison(comparison: Comparison) -> Group:
 
     Results without privacy that may not be published are counted.
     """
-    by_data: dict[str, dict[str, list[Row]]] = {}
-    for row in comparison.rows:
-        by_data.setdefault(row.data, {}).setdefault(row.method, []).append(row)
-    tables = [_methods_table(data, by_method, comparison.notion) for data, by_method in by_data.items()]
+    by_data = comparison.rows_by_data.items()
+    tables = [_methods_table(data, by_method, comparison.notion) for data, by_method in by_data]
     warnings = [_degenerate(row) for row in comparison.rows if row.record is not None and row.record.degenerate]
     failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder

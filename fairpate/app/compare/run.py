@@ -25,12 +25,13 @@ from fairpate.app.compare.releases import collect_shared_releases, release_name
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.tasks import count_cell, in_time
 from fairpate.app.compare.votes import Shared, ballot, collect_shared_votes
+from fairpate.app.identity import determining_values
 from fairpate.app.odometer import LimitReachedError
 from fairpate.app.progress import Reporter
 from fairpate.app.receipt import OdometerError, Release, read_receipt
 from fairpate.app.records_table import Row, read_rows
 from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, create_run_directory, determining_values, read_json
+from fairpate.app.rundir import RunDirectory, create_run_directory, read_json
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.compare_config import SweepConfig
 from fairpate.config import DataConfig
@@ -41,7 +42,8 @@ from fairpate.later import torch
 from fairpate.strict_json import strict
 from fairpate.types import RunRecord, VoteBatch
 from teachers.cluster import start_ray
-from teachers.pool import PoolError, room_for
+from teachers.pool import PoolError
+from teachers.ray_pool import room_for
 
 _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256
@@ -72,6 +74,14 @@ class Comparison:
     def operators_rows(self) -> list[Row]:
         """The same with run times and causes, prices that depend on votes, and results without privacy."""
         return read_rows(self.folder.private_results)
+
+    @property
+    def rows_by_data(self) -> dict[str, dict[str, list[Row]]]:
+        """What may be published, by data set and method in their order."""
+        found: dict[str, dict[str, list[Row]]] = {}
+        for row in self.rows:
+            found.setdefault(row.data, {}).setdefault(row.method, []).append(row)
+        return found
 
     @property
     def withheld(self) -> list[Row]:
@@ -107,6 +117,7 @@ def compare(
             return Comparison(folder=folder, changed=False, notion=sweep.notion)
         try:
             if missing:
+                # One Ray serves teachers and cells, whose needs differ.
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep)
