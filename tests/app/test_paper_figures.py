@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from matplotlib.figure import Figure
@@ -36,17 +37,30 @@ def row(method, epsilon, seed, **changes):
     return Row(digest=f"{method}{epsilon}{seed}", command="fairpate run", minutes=math.nan, record=record, **identity)
 
 
+def table_in(root, folder="sweep", *, private=False, more=()):
+    place = root / folder / "results.parquet"
+    place.parent.mkdir(parents=True)
+    rows = [row(m, e, s) for m in ("fairpate", "dp_sgd") for e in (1.0, 3.0) for s in (0, 1)]
+    private = private or folder == "private"
+    write_rows([*rows, row("sgd", math.inf, 0, accuracy=0.9), *more], place, private=private)
+    return place
+
+
 @pytest.fixture
 def table(tmp_path):
-    def make(folder="sweep", *, private=False, **changes):
-        place = tmp_path / folder / "results.parquet"
-        place.parent.mkdir(parents=True)
-        rows = [row(m, e, s) for m in ("fairpate", "dp_sgd") for e in (1.0, 3.0) for s in (0, 1)]
-        private = private or folder == "private"
-        write_rows([*rows, row("sgd", math.inf, 0, accuracy=0.9), *changes.get("more", ())], place, private=private)
-        return place
+    return partial(table_in, tmp_path)
 
-    return make
+
+def marks_in(place):
+    """How many there are in all pictures of a table."""
+    return sum(path.read_text().count("<use ") for path in write_figures(place, style=FigureStyle(formats=("svg",))))
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory):
+    """Those of an operator's table and of one that anybody may read."""
+    root = tmp_path_factory.mktemp("tables")
+    return {folder: marks_in(table_in(root, folder)) for folder in ("private", "open")}
 
 
 def test_pictures_are_as_wide_as_a_column_with_one_font_size_that_is_embedded(table, monkeypatch):
@@ -87,12 +101,9 @@ def test_two_columns_and_the_same_file_every_time(table):
     assert max(widths) == pytest.approx(178 / 25.4 * 72, abs=1)
 
 
-def test_of_an_operators_table_nothing_is_drawn_that_may_not_be_published(table):
+def test_of_an_operators_table_nothing_is_drawn_that_may_not_be_published(table, marks):
     dependent = [row("fairpate", 0.4, seed, epsilon_is_data_dependent=True) for seed in (0, 1)]
-    written = write_figures(table("private", more=dependent), style=FigureStyle(formats=("svg",)))
-    public = write_figures(table("open"), style=FigureStyle(formats=("svg",)))
-    marks = [sum(path.read_text().count("<use ") for path in files) for files in (written, public)]
-    assert marks[0] < marks[1]
+    assert marks_in(table("private", more=dependent)) < marks["open"]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +114,9 @@ def test_of_an_operators_table_nothing_is_drawn_that_may_not_be_published(table)
         {"record": replace(row("fairpate", 3.0, 1).record, epsilon_is_data_dependent=True)},
     ],
 )
-def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(table, told):
-    more = row("fairpate", 3.0, 1)
-    copied = table("copied", private=True, more=[replace(more, **told)])
-    style = FigureStyle(formats=("svg",))
-    files = [write_figures(place, style=style) for place in (copied, table("private"), table("open"))]
-    of_copy, without_sgd, with_sgd = (sum(path.read_text().count("<use ") for path in found) for found in files)
-    assert of_copy == without_sgd < with_sgd
+def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(table, marks, told):
+    copied = table("copied", private=True, more=[replace(row("fairpate", 3.0, 1), **told)])
+    assert marks_in(copied) == marks["private"] < marks["open"]
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path):

@@ -141,6 +141,7 @@ def test_utkface(data_dir: Path) -> None:
     assert [name.split("_")[1] for name in dataset.test.record_id] == [str(int(label)) for label in dataset.test.y]
 
 
+@pytest.mark.slow
 def test_utkface_age(data_dir: Path) -> None:
     """Counted from the file names of the archive."""
     counts = counts_of(load("utkface", data_dir, label="age"))
