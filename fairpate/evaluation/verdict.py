@@ -287,6 +287,7 @@ def _accuracy_figure(measured: Evaluation, without_privacy: WithoutPrivacy | Non
         details=(
             f"On {counted(measured.num_answered, 'answered test record')}.",
             f"{_upper(majority_words(measured))}.",
+            *(f"The model {words}." for words in measured.underserved),
             without_privacy_words(without_privacy),
         ),
     )

@@ -245,6 +245,16 @@ def test_a_group_without_an_answer_leaves_a_model_perhaps_fair() -> None:
     assert words in said(found).figures[1].details
 
 
+def test_whom_a_constant_would_serve_better_stands_beside_the_accuracy() -> None:
+    """Men: 450 of 500 are no, of whom 100 are lost; women are told apart."""
+    confusion = (((200.0, 50.0), (50.0, 200.0)), ((350.0, 100.0), (10.0, 40.0)))
+    words = "is right about 78.0 % of men, always predicting 'no' about 90.0 %"
+    groups = tuple(replace(group, accuracy=right) for group, right in zip(FAIR.groups, (0.8, 0.78), strict=True))
+    found = replace(FAIR, confusion_GYC=confusion, groups=groups)
+    assert f"The model {words}." in said(found).figures[2].details
+    assert found.to_json()["underserved"] == [words]
+
+
 def test_thirty_records_of_each_group_may_be_fair() -> None:
     assert fairness_of(with_interval(measured(size=30), 0.0, 0.05)) == "fair"
 

@@ -1,0 +1,48 @@
+"""A run names whom a constant would serve better, and groups that were not measured, beside what is degenerate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fairpate.app.summary import measured_rows
+from fairpate.evaluation.metrics import Evaluation, evaluate
+from fairpate.evaluation.report import prediction_words
+
+LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
+
+
+def measured(*, children: int) -> Evaluation:
+    """Women are told apart; of 100 men 15 are lost and 5 found; children answered as they are."""
+    labels = [0, 1] * 50 + [0] * 90 + [1] * 10 + [0, 1] * (children // 2)
+    predicted = [0, 1] * 50 + [1] * 15 + [0] * 75 + [1] * 5 + [0] * 5 + [0, 1] * (children // 2)
+    return evaluate(
+        predicted,
+        labels_N=labels,
+        groups_N=[0] * 100 + [1] * 100 + [2] * children,
+        class_names=["no", "yes"],
+        group_names=["women", "men", "children"],
+        generator=np.random.default_rng(0),
+        num_replicates=5,
+    )
+
+
+@pytest.mark.parametrize("children", [0, 40])
+def test_the_terminal_names_them(children: int) -> None:
+    found = measured(children=children)
+    warnings = [words for name, words in measured_rows(found.to_json()) if name == "warning"]
+    left_out = [] if children else ["gaps leave out children: no answered test record"]
+    assert warnings == [LOST, *left_out]
+
+
+def test_metrics_of_an_earlier_version_are_read() -> None:
+    plain = measured(children=0).to_json()
+    older = {name: value for name, value in plain.items() if name not in ("underserved", "not_measured")}
+    assert "warning" not in dict(measured_rows(older))
+    assert Evaluation.from_json(older).to_json() == plain
+
+
+def test_the_report_says_it_beside_predicted_classes() -> None:
+    words = prediction_words(measured(children=40), "student")
+    assert words.startswith("The student is right about 80.0 % of men")
+    assert words.endswith("2 of 2 classes are predicted for some record.")
