@@ -271,6 +271,20 @@ def hardened(axis: Any) -> None:
     finish(axis, "RaCO-DP, Figure 7: Adult, epsilon 3", "bound", "gap of hard labels, test")
 
 
+def sized(data: str, metric: str, label: str) -> Panel:
+    """RaCO-DP, Remark 3: over the budget, a line per share that sizes of cells take."""
+
+    def draw(axis: Any) -> None:
+        epsilons = ("0.5", "1", "3")
+        for colour, share in zip(_COLOURS, ("0", "0.1", "0.3"), strict=False):
+            names = [f"{data}/raco_dp/constraint=equalized_odds,size_share={share},epsilon={eps}" for eps in epsilons]
+            look = {"color": colour, "label": f"sizes take {share}"}
+            curve(axis, "raco_sizes", names, [float(eps) for eps in epsilons], metric, **look)
+        finish(axis, f"RaCO-DP, Remark 3, odds: {data}", "epsilon", label)
+
+    return draw
+
+
 def gammas(method: str, title: str) -> Panel:
     """Jagielski et al., Figure 1: error over the violation along the gap that is asked for."""
 
@@ -322,6 +336,9 @@ PICTURES: dict[str, list[Panel]] = {
         missed,
         clipped,
         hardened,
+        sized("adult", "accuracy", "accuracy"),
+        sized("adult", "odds_full", "equalized-odds gap"),
+        sized("parkinsons_row", "odds_full", "equalized-odds gap"),
     ],
     "paper-jagielski": [
         gammas("oracle_as_in_paper", "Jagielski, Figure 1: oracle learner as printed"),
