@@ -25,7 +25,9 @@ def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fai
 
 
 def test_a_method_gets_what_suits_it(fairpate, tmp_path):
-    code, _, errors = fairpate("run", "--method", "dp_sgd", *QUICK, "--out", str(tmp_path / "run"))
+    code, _, errors = fairpate(
+        "run", "--method", "dp_sgd", *QUICK, "--set", "target.accounting=rdp", "--out", str(tmp_path / "run")
+    )
     assert code == 0, errors
     written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
     assert "name: logistic" in written

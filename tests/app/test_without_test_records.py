@@ -22,7 +22,7 @@ rows: 600
 METHODS = {
     "weighted_votes": [],
     "fairpate": ["teachers.num_teachers=20", "student.idp3={max_disparity: 0.2, min_count: 5}", "ray.num_actors=0"],
-    "dp_sgd": ["dp_sgd.epochs=1"],
+    "dp_sgd": ["dp_sgd.epochs=1", "target.accounting=rdp"],
 }
 
 
