@@ -9,7 +9,8 @@ from fairpate.config import AugmentConfig, ConfigError, ModelConfig, Section
 from fairpate.data import Dataset
 from fairpate.methods.attribute import require_unseen
 from fairpate.methods.definition import Method
-from fairpate.methods.pate import PateFamily, VotingMethod
+from fairpate.methods.pate import PateFamily
+from fairpate.methods.voting import VotingMethod
 
 
 def check_data(config: Method, dataset: Dataset) -> None:

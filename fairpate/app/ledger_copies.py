@@ -25,7 +25,7 @@ from fairpate.app.run_ledger import missing_labels
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
 from fairpate.app.trained_on import load_for
 from fairpate.config import ConfigError
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 from fairpate.types import UserError
 
 

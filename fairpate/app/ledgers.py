@@ -26,7 +26,7 @@ from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.terminal import listing
 from fairpate.evaluation.page import epsilon_text
 from fairpate.meaning import delta_text
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 
 _KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
 

@@ -1,7 +1,7 @@
 """Noise from budget: the teachers, threshold, noises and queries of Confident-GNMax that fit an epsilon and a delta.
 
 A plan is made from votes: those that an assumed consensus would give, or real ones. It keeps the target in one of the
-two ways of :mod:`fairpate.methods.pate`: data-independently, whatever the votes, or by the data-dependent privacy
+two ways of :mod:`fairpate.methods.voting`: data-independently, whatever the votes, or by the data-dependent privacy
 cost. What the votes say beside it (answers, right labels, their price) is a forecast under the assumption. From real
 votes every number here is private, the choice among plans included: no epsilon covers it.
 

@@ -15,7 +15,7 @@ from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declared.form import form_of
 from fairpate.data.embedding import Embedding
 from fairpate.later import torch
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 from fairpate.votes_config import QueriesConfig
 
 

@@ -48,9 +48,10 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.files import write_atomically
 from fairpate.methods.definition import Method, Training
-from fairpate.methods.pate import Labels, VotingMethod, require_allowed
+from fairpate.methods.pate import require_allowed
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, take_release
 from fairpate.methods.trained import Trained
+from fairpate.methods.voting import Labels, VotingMethod
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, RunRecord
 from student.predict import Student, save_student

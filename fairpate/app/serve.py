@@ -36,7 +36,7 @@ from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig
 from fairpate.data import Dataset
 from fairpate.methods.own_votes import OwnVotes
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 from teachers.cluster import start_ray
 
 _WATCH_INTERVAL_S = 5.0

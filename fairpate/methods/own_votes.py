@@ -24,7 +24,7 @@ from fairpate.app.votes_file import VotesConfig, read_votes_file
 from fairpate.config import ConfigError
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
-from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
+from fairpate.methods.voting import NO_GATE, GnmaxMethod, Labels
 from fairpate.types import GateRule, MechanismParameters, Unit
 from fairpate.votes_config import GatedAggregatorConfig
 

@@ -3,7 +3,7 @@
 No teacher is trained. Per public query every private record enters a sample of its own with ``sampling_rate``, the
 ``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
 the counts is released (:mod:`aggregator.neighbours`), after an optional check of the largest count. Ledger, gate,
-student and service are those of :mod:`fairpate.methods.pate`.
+student and service are those of :mod:`fairpate.methods.voting`.
 
 A record that is added or removed moves two counts by one each, and that only where it was sampled; where the data set
 names persons, these are sampled, and a person votes by the nearest of its records alone. One event per query, whatever
@@ -48,10 +48,10 @@ from fairpate.config import ConfigError, Count, Section
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.definition import Training, Voting
-from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.methods.places import Clusters, Places, Pool, clusters_of, places_of
 from fairpate.methods.prototypes import EmbeddingName
 from fairpate.methods.trained import Trained
+from fairpate.methods.voting import Labels, VotingMethod
 from fairpate.privacy import accountant
 from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet
 from fairpate.votes_config import BudgetConfig, GatedQueriesConfig

@@ -34,8 +34,9 @@ from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.mean_parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.pate import PateFamily
 from fairpate.methods.trained import Trained
+from fairpate.methods.voting import Labels
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
 from fairpate.types import LabelledSet, VoteBatch
