@@ -35,7 +35,7 @@ MODULES = {
     "fairpate.fairness.rate_constraints fairpate.fairness.named_constraints fairpate.fairness.private_population",
     "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.predict student.train "
     "student.card student.predict",
-    "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger.ledger "
+    "aggregator": "aggregator.mechanism aggregator.session aggregator.labelling aggregator.ledger.ledger "
     "aggregator.ledger.budget aggregator.client",
 }
 """Page of the Python reference, and the modules on it."""

@@ -125,8 +125,7 @@ def ask_own_teachers(
 
     parts = split_blocks(config.num_teachers, config.block_size or _BLOCK)
     blocks, storage = blocks_in(checkpoint_dir, parts, content_of)
-    failures = []
-    report = TeacherCounter(blocks, on_progress)
+    failures, report = list[str](), TeacherCounter(blocks, on_progress)
     for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, given, workers, report):
         save_block(block.checkpoint, asked)
         failures += [] if failure is None else [failure]

@@ -12,6 +12,7 @@ from aggregator.ledger.terms import LedgerTerms
 from aggregator.service.questions import PublicPool
 from aggregator.service.tokens import Caller
 from fairpate.meaning import delta_text, meaning
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import GateRule
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
@@ -38,7 +39,7 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Calle
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
         "gate": gate_words(terms.gate),
         "guarantee": _guarantee(terms),
-        "is_private": "not private" not in terms.noise,
+        "is_private": terms.noise == OS_ENTROPY,
         "may_publish": terms.publication is not None,
         "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
         "takes_posted": pool.takes_posted,
@@ -61,7 +62,7 @@ def _guarantee(terms: LedgerTerms) -> str:
     if epsilon is None:
         return "Votes decide when the budget ends, which leaks: there is no guarantee that held beforehand."
     said = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
-    if "not private" in terms.noise:
+    if terms.noise != OS_ENTROPY:
         said = f"Nothing is bounded: the noise is seeded. With fresh noise: {said[0].lower()}{said[1:]}"
     limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
     return f"{said} That is the limit of this budget ({limit}). Other releases on the same records add to it."

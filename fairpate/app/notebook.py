@@ -15,6 +15,7 @@ from typing import Any
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement
 from fairpate.evaluation.page import decimal, epsilon_text, percent, render
 from fairpate.meaning import delta_text, meaning
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import PrivacyStatement
 
 _SEEN = "all that is published"
@@ -75,7 +76,7 @@ def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
 
 def _meaning(statement: PrivacyStatement) -> str:
     """What the epsilon means for one unit; nothing of noise from a seed."""
-    if not statement.noise.startswith("os_entropy"):
+    if statement.noise != OS_ENTROPY:
         return f"Not private: the noise is {statement.noise.partition(':')[0]}."
     epsilon = math.inf if statement.epsilon is None else statement.epsilon
     return meaning(epsilon, statement.delta, unit=statement.unit, relation=statement.relation, seen=_SEEN)
