@@ -18,7 +18,8 @@ from fairpate.app.plan import profile_of_run
 from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serve import serve_aggregators, settings
+from fairpate.app.serve import serve_aggregators
+from fairpate.app.serve_settings import service_settings
 from fairpate.app.trained_on import recorded_data
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, DataConfig
@@ -196,7 +197,7 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -
     assert not record.given_from_python
     run.data.write_text(json.dumps(json.loads(run.data.read_text()) | {"given_from_python": True}))
     before = {path: path.read_bytes() for path in run.public.iterdir()}
-    listen = settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
+    listen = service_settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
     for again in (
         lambda: run_method(config, QUIET),
         lambda: serve_aggregators([run.root], listen, data_dir=None, detach=False, say=print),
