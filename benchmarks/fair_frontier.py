@@ -32,8 +32,8 @@ import torch
 from ray.util.actor_pool import ActorPool
 
 from fairpate.app.model import initial_model
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, load_dataset
 from fairpate.fairness.gaps import dp_one_vs_rest, dp_pairwise

@@ -26,10 +26,10 @@ from fairpate.app.compare.run import run_cell
 from fairpate.app.compare.votes import ballot
 from fairpate.app.finished import UnprotectedRun
 from fairpate.app.identity import determining_values, flat_values
-from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory, checkpoint_folder, read_json, read_statement
 from fairpate.app.tables import read_labels, read_votes, write_votes
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes import collect_vote_batch
 from fairpate.config import RayConfig
 from fairpate.data import load_dataset

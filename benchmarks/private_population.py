@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json
 from fairpate.app.students import read_student
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import read_yaml
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.metrics import GAPS

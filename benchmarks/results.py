@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 
 from fairpate.app.identity import config_digest
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
 from fairpate.app.tables import read_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import apply_override, merge, read_yaml
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text

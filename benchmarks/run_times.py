@@ -20,8 +20,8 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig, RayConfig
 from fairpate.config_reader import merge, read_yaml
 from fairpate.data import Dataset, load_dataset

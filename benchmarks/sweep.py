@@ -21,8 +21,8 @@ from rich.console import Console
 
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import open_sweep_folder
+from fairpate.app.compare.records_table import Row
 from fairpate.app.compare.run import Handed, compare
-from fairpate.app.records_table import Row
 from fairpate.compare_config import SweepConfig
 from fairpate.config import RayConfig
 from fairpate.config_reader import parse_config

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from fairpate.app.catalogue import as_yaml, fields_of
+from fairpate.app.terminal.catalogue import as_yaml, fields_of
 from fairpate.compare_config import SweepConfig
 from fairpate.methods import all_methods, find_method
 

@@ -11,13 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairpate.app.card import write_card
+    from fairpate.app.compare.records_table import read_rows
     from fairpate.app.compare.report import compare_methods
-    from fairpate.app.progress import Reporter
-    from fairpate.app.records_table import read_rows
+    from fairpate.app.compare.specify import specify_guarantees
+    from fairpate.app.publication.card import write_card
     from fairpate.app.run import run_method
     from fairpate.app.rundir import RunDirectory, open_run_directory, read_statement
-    from fairpate.app.specify import specify_guarantees
+    from fairpate.app.terminal.progress import Reporter
     from fairpate.data import Dataset, load_data, load_dataset
     from fairpate.estimators import FairClassifier
     from fairpate.methods import find_method, method_names
@@ -31,13 +31,13 @@ except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
 _PLACES = {
-    "fairpate.app.card": ("write_card",),
+    "fairpate.app.publication.card": ("write_card",),
     "fairpate.app.compare.report": ("compare_methods",),
-    "fairpate.app.progress": ("Reporter",),
-    "fairpate.app.records_table": ("read_rows",),
+    "fairpate.app.terminal.progress": ("Reporter",),
+    "fairpate.app.compare.records_table": ("read_rows",),
     "fairpate.app.run": ("run_method",),
     "fairpate.app.rundir": ("RunDirectory", "open_run_directory", "read_statement"),
-    "fairpate.app.specify": ("specify_guarantees",),
+    "fairpate.app.compare.specify": ("specify_guarantees",),
     "fairpate.data": ("Dataset", "load_data", "load_dataset"),
     "fairpate.estimators": ("FairClassifier",),
     "fairpate.methods": ("find_method", "method_names"),

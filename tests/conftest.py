@@ -49,7 +49,7 @@ def _no_graphs() -> Iterator[None]:
     import student.portable
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.portable.missing_packages", lambda: student.portable.PACKAGES)
+        patched.setattr("fairpate.app.publication.portable.missing_packages", lambda: student.portable.PACKAGES)
         yield
 
 
@@ -59,7 +59,7 @@ def with_graphs() -> Iterator[None]:
     import student.portable
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.portable.missing_packages", student.portable.missing_packages)
+        patched.setattr("fairpate.app.publication.portable.missing_packages", student.portable.missing_packages)
         yield
 
 

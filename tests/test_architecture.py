@@ -175,7 +175,7 @@ def test_ray_is_imported_by_the_shell_only():
         "aggregator/service/actor.py",
         "fairpate/app/compare/releases.py",
         "fairpate/app/compare/run.py",
-        "fairpate/app/serve.py",
+        "fairpate/app/serving/serve.py",
         "student/replicas.py",
         "teachers/cluster.py",
         "teachers/neighbourhood.py",

@@ -13,8 +13,8 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from two_groups import two_groups
 
-from fairpate.app.odometer import Odometer
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.spending.odometer import Odometer
 from fairpate.app.tables import read_labels
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, PrivacyTarget
 from fairpate.estimators import (

@@ -8,8 +8,8 @@ Entries are only ever appended, each with a keyed digest over its predecessor's.
 
 Entries lie in a store: a SQLite file, or a database (:mod:`aggregator.ledger.stores` says what every store keeps).
 An edit, a gap or a lost end is noticed, and so is a second writer. An older copy of a whole store is not noticed here:
-:mod:`fairpate.app.ledgers` compares it with what was released, and an anchor, where there is one, is an entry noted
-elsewhere that must be there (:mod:`aggregator.ledger.anchors`).
+:mod:`fairpate.app.ledgers.opened` compares it with what was released, and an anchor, where there is one, is an entry
+noted elsewhere that must be there (:mod:`aggregator.ledger.anchors`).
 
 What the ledger is a ledger of (mechanism, gate, budget, teachers) is written when it is made and cannot change under
 it. The ledger prices nothing: it lists what happened, and the accountant prices that.

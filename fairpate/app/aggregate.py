@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import release_alone, run_method
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes_file import read_votes_file, resolved
 from fairpate.methods.load import configured
 from fairpate.methods.own_votes import OwnVotes

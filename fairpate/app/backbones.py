@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from fairpate.app.progress import Reporter
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ModelConfig, Section
 from fairpate.data import Dataset
 from fairpate.nn.models import build_model

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fairpate.app.backbones import check_weights
-from fairpate.app.meter import Meter
-from fairpate.app.progress import Reporter
+from fairpate.app.spending.meter import Meter
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import AugmentConfig, ConfigError, ModelConfig, Section
 from fairpate.data import Dataset
 from fairpate.methods.attribute import require_unseen

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from fairpate.app.catalogue import data_set_names
 from fairpate.app.example_records import Kind, example_files
+from fairpate.app.terminal.catalogue import data_set_names
 from fairpate.files import PlaceError
 from fairpate.types import UsageError
 

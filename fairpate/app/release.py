@@ -22,10 +22,10 @@ from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Mechanism
 from aggregator.session import AggregatorSession, sanitised_epsilon
 from fairpate.app.admission import answer_admitted
-from fairpate.app.meter import LedgerMeter, Meter
-from fairpate.app.reporting import Spending
-from fairpate.app.run_ledger import keys_of, open_ledger
+from fairpate.app.ledgers.opened import keys_of, open_ledger
+from fairpate.app.publication.reporting import Spending
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.spending.meter import LedgerMeter, Meter
 from fairpate.app.tables import write_labels
 from fairpate.config import ConfigError, Noise, StudentConfig
 from fairpate.data import Dataset, Split

@@ -24,13 +24,10 @@ from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.early_checks import check_data, check_model_files, check_queries
 from fairpate.app.finished import own_folder
 from fairpate.app.identity import determining_values
-from fairpate.app.meter import Meter
 from fairpate.app.model import card_of_model, initial_model, post_process
-from fairpate.app.odometer import Odometer
-from fairpate.app.portable import write_portable
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.portable import write_portable
+from fairpate.app.publication.reporting import write_reports
 from fairpate.app.released import read_release, release_id
-from fairpate.app.reporting import write_reports
 from fairpate.app.rundir import (
     RunDirectory,
     check_run_directory,
@@ -40,8 +37,11 @@ from fairpate.app.rundir import (
     sole_worker,
     write_json,
 )
-from fairpate.app.stating import count_earlier, require_statement, require_unreleased, state_release
+from fairpate.app.spending.meter import Meter
+from fairpate.app.spending.odometer import Odometer
+from fairpate.app.spending.stating import count_earlier, require_statement, require_unreleased, state_release
 from fairpate.app.students import read_student
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_given_data
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset

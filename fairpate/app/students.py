@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.seeds import Stream, torch_generator
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ModelConfig, PublishedConfig, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.later import torch

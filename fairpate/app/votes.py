@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from aggregator.service.questions import CountVotes, Question
 from aggregator.session import VotesUnavailableError
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.tables import read_votes, write_votes
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.storage import Storage

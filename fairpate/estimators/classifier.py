@@ -19,10 +19,10 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import train_model
 from fairpate.app.seeds import Stream, stream_seed
-from fairpate.app.stating import statement_of
+from fairpate.app.spending.stating import statement_of
+from fairpate.app.terminal.progress import Reporter
 from fairpate.data.embedding import embedded
 from fairpate.estimators import kept, told
 from fairpate.estimators.parameters import (

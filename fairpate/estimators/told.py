@@ -13,8 +13,8 @@ import torch
 from sklearn.utils.validation import column_or_1d
 
 from fairpate.app.assess import Assessment, assess
-from fairpate.app.card import write_card
 from fairpate.app.notebook import fitted_html
+from fairpate.app.publication.card import write_card
 from fairpate.app.rundir import create_run_directory, write_json
 from fairpate.app.trained_on import record_data
 from fairpate.data import Dataset, Split

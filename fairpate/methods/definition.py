@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from fairpate.app.meter import Meter
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.seeds import Stream, stream_seed, torch_generator
+from fairpate.app.spending.meter import Meter
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import (
     ConfigError,
     DataConfig,

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.app.progress import Reporter
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, Section
 from fairpate.data import Dataset
 from fairpate.methods.definition import Training, UnprotectedMethod, arguments

@@ -46,8 +46,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fairpate.app.progress import Reporter
 from fairpate.app.seeds import Stream
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive
 from fairpate.fairness.named_constraints import ConstraintName, named_constraints
 from fairpate.fairness.rate_constraints import Pricer, RateConstraints

@@ -27,8 +27,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.app.progress import Reporter
 from fairpate.app.seeds import Stream, stream_seed
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, LearningConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.methods.definition import Training

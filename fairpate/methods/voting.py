@@ -19,8 +19,8 @@ from aggregator.labelling import Ballot
 from aggregator.ledger.budget import mechanism_within
 from aggregator.mechanism import Mechanism
 from aggregator.mechanisms import mechanism_of
+from fairpate.app.publication.reporting import Spending, costs
 from fairpate.app.release import ReleasePlan, check_budget, choose_queries, release_labels
-from fairpate.app.reporting import Spending, costs
 from fairpate.app.rundir import RunDirectory, write_json
 from fairpate.app.votes import StandingVoters
 from fairpate.config import ConfigError, Noise, RayConfig, StudentConfig

@@ -20,7 +20,7 @@ from aggregator.service.gateway import Runs
 from aggregator.service.rates import RequestRate
 from aggregator.service.tokens import read_tokens
 from fairpate.app.rundir import RunDirectory
-from fairpate.app.serve import _behind_gateway
+from fairpate.app.serving.serve import _behind_gateway
 
 OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

@@ -8,9 +8,9 @@ from each_method import train
 
 from fairpate.app import cli
 from fairpate.app.finished import finished_run
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import apply_override
 from fairpate.methods.load import configured
 

@@ -7,8 +7,8 @@ import sqlite3
 from pathlib import Path
 
 from aggregator.ledger.terms import LedgerTerms
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
+from fairpate.app.terminal.progress import Reporter
 
 FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
 QUIET = Reporter(quiet=True)

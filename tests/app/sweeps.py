@@ -9,8 +9,8 @@ import ray
 from rich.console import Console
 
 from fairpate.app.compare.cells import Cell, cells_of
+from fairpate.app.compare.records_table import Row
 from fairpate.app.compare.run import Comparison, compare
-from fairpate.app.records_table import Row
 from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.types import RunRecord, VoteBatch

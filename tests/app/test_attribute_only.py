@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fairpate.app.compare.cells import cells_of
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config

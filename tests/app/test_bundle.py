@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from small_runs import QUIET
 
-from fairpate.app.bundle import HEAD, head_of, write_bundle
-from fairpate.app.card import write_card
+from fairpate.app.publication.bundle import HEAD, head_of, write_bundle
+from fairpate.app.publication.card import write_card
+from fairpate.app.publication.verify import BundleError, Unpacked, Verdict, verify_bundle
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.app.verify import BundleError, Unpacked, Verdict, verify_bundle
 from fairpate.data.files import sha256_of
 from fairpate.methods.load import configured
 from fairpate.steps import heard_by

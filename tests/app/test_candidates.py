@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from fairpate.app.candidates import VOTERS, candidates, describe_candidates
-from fairpate.app.plan import worth_of
+from fairpate.app.planning.candidates import VOTERS, candidates, describe_candidates
+from fairpate.app.planning.plan import worth_of
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.fitted import fitted, method_for

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fairpate.app import cli
-from fairpate.app.card import described_event, write_card
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import described_event, write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.stating import size_remarks
+from fairpate.app.spending.stating import size_remarks
+from fairpate.app.terminal.progress import Reporter
 from fairpate.methods.load import configured
 from fairpate.privacy.event_values import event_json
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.app.meter import Meter
-from fairpate.app.odometer import Odometer
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.spending.meter import Meter
+from fairpate.app.spending.odometer import Odometer
 from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
 from fairpate.methods import all_methods
@@ -179,7 +179,7 @@ def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, name):
 
 def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_path, monkeypatch):
     monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: found.append(config))
-    monkeypatch.setattr("fairpate.app.summary.outcome", lambda _: None)
+    monkeypatch.setattr("fairpate.app.terminal.summary.outcome", lambda _: None)
     found = []
     (tmp_path / "all.yaml").write_text("dp_sgd: {epochs: 2}\nraco_dp: {bound: 0.2}\nteachers: {num_teachers: 7}\n")
     for method in ("dp_sgd", "pate"):
@@ -359,7 +359,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
     fairpate("tokens", "add", "run", "a_name_of_someone_that_takes_its_room", "--expires", "30d", "--epsilon", "1.5")
     shown = Console(file=io.StringIO(), width=80)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.output.terminal", lambda: shown)
+        patched.setattr("fairpate.app.terminal.output.terminal", lambda: shown)
         assert fairpate(*words)[0] == 0
     lines = shown.file.getvalue().splitlines()
     assert lines

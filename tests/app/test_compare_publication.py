@@ -16,8 +16,8 @@ from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run, swe
 
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import open_sweep_folder
+from fairpate.app.compare.records_table import Row, read_rows, write_rows
 from fairpate.app.compare.report import summarise_comparison, write_frontier_reports
-from fairpate.app.records_table import Row, read_rows, write_rows
 from fairpate.types import VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module

@@ -20,13 +20,13 @@ from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
 from fairpate.app.compare.outcome import comparison_outcome
+from fairpate.app.compare.records_table import Row, read_rows
 from fairpate.app.compare.report import summarise_comparison
 from fairpate.app.compare.run import Comparison, run_cell
 from fairpate.app.compare.table import SweepTable
-from fairpate.app.progress import Reporter
-from fairpate.app.records_table import Row, read_rows
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, check_run_directory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.methods.definition import Method
 from fairpate.strict_json import strict
 from fairpate.types import VoteBatch

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from fairpate.app.catalogue import data_set_names
 from fairpate.app.cli import completion
+from fairpate.app.terminal.catalogue import data_set_names
 from fairpate.config_reader import apply_override
 from fairpate.data import REGISTRY
 from fairpate.methods import all_methods, find_method
@@ -96,7 +96,7 @@ def test_fields_of_the_method_that_is_named_so_far(complete, tmp_path, monkeypat
     (tmp_path / "mine.yaml").write_text("method: raco_dp\n")
     assert complete("run", "mine.yaml", "--set", "raco_dp.") == found
     assert "grid=" in complete("compare", "sweep.yaml", "--set", "")
-    monkeypatch.setattr("fairpate.app.catalogue.fields_of", None)
+    monkeypatch.setattr("fairpate.app.terminal.catalogue.fields_of", None)
     assert complete("run", "--method", "raco_dp", "--set", "raco_dp.") == found, "kept"
 
 

@@ -33,5 +33,5 @@ def test_what_does_not_work_is_named_with_its_remedy(fairpate, monkeypatch, tmp_
 
 
 def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeypatch):
-    monkeypatch.setattr("fairpate.app.doctor._EXTRAS", {"onnx": ("no_such_package.part",)})
+    monkeypatch.setattr("fairpate.app.terminal.doctor._EXTRAS", {"onnx": ("no_such_package.part",)})
     assert "not installed: pip install 'fairpate[onnx]'" in fairpate("doctor")[1]

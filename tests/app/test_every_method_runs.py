@@ -13,12 +13,12 @@ from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, con
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
-from fairpate.app.card import write_card
 from fairpate.app.finished import finished_run
 from fairpate.app.identity import config_digest
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, create_run_directory, sole_worker
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import find_entry, load_dataset
 from fairpate.methods import find_method

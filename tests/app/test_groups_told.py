@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairpate.app.summary import measured_rows
+from fairpate.app.terminal.summary import measured_rows
 from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.report import prediction_words
 

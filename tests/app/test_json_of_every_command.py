@@ -12,7 +12,7 @@ import typer
 
 from fairpate.app.cli import app
 from fairpate.app.cli.commands import Commands
-from fairpate.app.output import Output, show, speaking
+from fairpate.app.terminal.output import Output, show, speaking
 
 DECLARATION = """
 name: clinic
@@ -173,7 +173,7 @@ def test_what_a_command_prints_by_the_way_is_not_on_standard_output(fairpate, mo
         sys.stdout.write("by the way")
         return []
 
-    monkeypatch.setattr("fairpate.app.doctor.findings", noisy)
+    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", noisy)
     code, output, errors = fairpate("doctor", "--json")
     assert (code, strictly(output)) == (0, {"findings": []})
     assert "by the way" in errors
@@ -188,7 +188,7 @@ def test_there_is_never_a_second_document(capsys):
 
 
 def test_a_defect_is_a_document_and_a_traceback(fairpate, monkeypatch, capsys):
-    monkeypatch.setattr("fairpate.app.doctor.findings", lambda: 1 / 0)
+    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fairpate("doctor", "--json")
     assert "ZeroDivisionError" in strictly(capsys.readouterr().out)["error"]["message"]

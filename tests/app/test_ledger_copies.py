@@ -12,9 +12,9 @@ from aggregator.ledger.entries import Asker
 from aggregator.ledger.files import LedgerError, head_path, ledger_files
 from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
-from fairpate.app.ledger_copies import last_backup_s, restore
-from fairpate.app.ledger_place import place_of
-from fairpate.app.ledgers import back_up
+from fairpate.app.ledgers.commands import back_up
+from fairpate.app.ledgers.copies import last_backup_s, restore
+from fairpate.app.ledgers.place import place_of
 from fairpate.app.rundir import RunDirectory
 from fairpate.app.tables import read_labels
 

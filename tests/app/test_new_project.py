@@ -14,7 +14,7 @@ import yaml
 
 from fairpate import load_data
 from fairpate.app import new_project
-from fairpate.app.odometer import Odometer
+from fairpate.app.spending.odometer import Odometer
 from fairpate.data.declared.declaration import read_declaration
 from fairpate.methods.load import load_method
 

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fairpate.app.compare.folder import SweepFolder
+from fairpate.app.compare.records_table import write_rows
 from fairpate.app.compare.run import Comparison
-from fairpate.app.records_table import write_rows
 from fairpate.app.rundir import RunDirectory
 from fairpate.estimators import DpSgdClassifier, SgdClassifier
 from fairpate.evaluation.rows import Row

@@ -15,10 +15,10 @@ from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.compare.tasks import count_cell
-from fairpate.app.meter import LedgerMeter, Meter
-from fairpate.app.odometer import LimitReachedError, Odometer
-from fairpate.app.receipt import OdometerError
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.spending.meter import LedgerMeter, Meter
+from fairpate.app.spending.odometer import LimitReachedError, Odometer
+from fairpate.app.spending.receipt import OdometerError
 from fairpate.privacy.accountant import epsilon_pld, of_unit
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians

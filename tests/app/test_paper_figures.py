@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fairpate.app.compare.pictures import write_figures
-from fairpate.app.records_table import write_rows
+from fairpate.app.compare.records_table import write_rows
 from fairpate.evaluation.frontier import points_of
 from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
 from fairpate.evaluation.frontier_looks import COLOURS

@@ -14,11 +14,11 @@ from small_runs import read_json
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.budget import mechanism_within
-from fairpate.app.card import write_card
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, open_run_directory
 from fairpate.app.tables import read_labels, write_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError
 from fairpate.methods.load import configured
 from fairpate.privacy.accountant import epsilon

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairpate.app.card import write_card
-from fairpate.app.odometer import Odometer
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
+from fairpate.app.spending.odometer import Odometer
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.load import configured

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from aggregator.gnmax import ConfidentGnmax
 from fairpate.app import cli
-from fairpate.app.plan import Plan, Profile, Proposal, assumed_profile, plans, profile_of_votes, propose
-from fairpate.app.plan_text import describe, proposal_json
+from fairpate.app.planning.plan import Plan, Profile, Proposal, assumed_profile, plans, profile_of_votes, propose
+from fairpate.app.planning.plan_text import describe, proposal_json
 from fairpate.app.tables import write_votes
 from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes

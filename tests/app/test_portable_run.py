@@ -18,7 +18,7 @@ from safetensors import safe_open
 from small_runs import FILES
 
 import student.portable
-from fairpate.app import portable
+from fairpate.app.publication import portable
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, gradients, load_dataset
 from fairpate.data.dataset import Split

@@ -21,13 +21,13 @@ from aggregator.ledger import audit
 from aggregator.ledger.files import ledger_files
 from aggregator.ledger.ledger import Ledger
 from aggregator.session import OverBudget, query_key
-from fairpate.app.card import write_card
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.release import choose_queries, ledger_terms
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.serve import open_backend
+from fairpate.app.serving.serve import open_backend
 from fairpate.app.tables import read_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.load import configured

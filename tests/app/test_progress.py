@@ -18,10 +18,10 @@ import pytest
 from pyarrow import csv
 from rich.console import Console
 
-from fairpate.app import progress
-from fairpate.app.output import speaking
-from fairpate.app.plan import assumed_profile, plans
-from fairpate.app.progress import Pace, Reporter, duration, waiting
+from fairpate.app.planning.plan import assumed_profile, plans
+from fairpate.app.terminal import progress
+from fairpate.app.terminal.output import speaking
+from fairpate.app.terminal.progress import Pace, Reporter, duration, waiting
 from fairpate.data.declared import tables
 from fairpate.steps import heard_by, tell
 
@@ -39,7 +39,7 @@ def clock(monkeypatch):
             return self.now
 
     found = Clock()
-    monkeypatch.setattr("fairpate.app.progress.time.monotonic", found)
+    monkeypatch.setattr("fairpate.app.terminal.progress.time.monotonic", found)
     return found
 
 
@@ -160,7 +160,7 @@ def drawn(code, **environment):
 
 STAGE = """
 import time
-from fairpate.app.progress import Reporter
+from fairpate.app.terminal.progress import Reporter
 reporter = Reporter()
 with reporter.stage("teachers") as advance:
     for step in range(5):
@@ -212,7 +212,7 @@ def test_an_interrupt_is_a_document_for_a_program(fairpate, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairpate.app.doctor.findings", interrupted)
+    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", interrupted)
     code, output, errors = fairpate("doctor", "--json")
     assert (code, json.loads(output)["error"]["exit_code"], errors.count("\n")) == (130, 130, 1)
 

@@ -18,14 +18,14 @@ import pytest
 from safetensors import safe_open
 from small_runs import read_json
 
-from fairpate.app.card import write_card
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.folder import open_sweep_folder
 from fairpate.app.compare.report import write_frontier_reports
 from fairpate.app.compare.run import Comparison, failure, run_cell
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.evaluation.frontier_page import FrontierReport

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from fairpate.app.public_pool import public_words
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.serving.public_pool import public_words
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.embedding import embedded

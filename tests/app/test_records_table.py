@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairpate.app.records_table import RecordsTableError, Row, publishable, read_rows, read_table, write_rows
+from fairpate.app.compare.records_table import RecordsTableError, Row, publishable, read_rows, read_table, write_rows
 from fairpate.fairness.notions import NOTIONS
 from fairpate.types import RunRecord
 

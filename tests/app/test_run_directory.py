@@ -15,7 +15,6 @@ from small_runs import FILES, read_json, run
 
 from fairpate.app import rundir
 from fairpate.app.finished import finished_run
-from fairpate.app.odometer import LimitReachedError, Odometer
 from fairpate.app.rundir import (
     RunDirectory,
     RunDirectoryError,
@@ -23,6 +22,7 @@ from fairpate.app.rundir import (
     open_run_directory,
     sole_worker,
 )
+from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.data import load_dataset
 from student.predict import load_student
 

@@ -16,12 +16,12 @@ from aggregator.ledger.files import LedgerError, ledger_files
 from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
-from fairpate.app.card import write_card
+from fairpate.app.ledgers.opened import ANSWERED_BY_SERVICE, state_for_service
+from fairpate.app.publication.card import write_card
 from fairpate.app.release import choose_queries, ledger_terms
-from fairpate.app.run_ledger import ANSWERED_BY_SERVICE, state_for_service
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.app.summary import summarise
 from fairpate.app.tables import read_votes, write_votes
+from fairpate.app.terminal.summary import summarise
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
 from fairpate.evaluation.page import epsilon_text

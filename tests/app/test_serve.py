@@ -24,16 +24,16 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.service.actor import HttpServer, Service
 from aggregator.service.api import ServiceSettings
 from aggregator.session import VotesUnavailableError
-from fairpate.app import serve
-from fairpate.app.card import write_card
-from fairpate.app.progress import Reporter
-from fairpate.app.public_pool import public_pool
+from fairpate.app.publication.card import write_card
 from fairpate.app.release import ledger_terms
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serve import open_backend
-from fairpate.app.serve_settings import service_settings
+from fairpate.app.serving import serve
+from fairpate.app.serving.public_pool import public_pool
+from fairpate.app.serving.serve import open_backend
+from fairpate.app.serving.settings import service_settings
 from fairpate.app.tables import read_labels, read_votes
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
 from teachers.ensemble import collect_votes, train_ensemble
@@ -223,7 +223,7 @@ def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairpate.app.query.write_atomically", full)
+        patched.setattr("fairpate.app.serving.query.write_atomically", full)
         code, _, errors = fairpate("query", url, "--ids", "20:25", "--out", tmp_path / "labels.csv")
     assert code == 1
     assert all(word in errors for word in ("labels.csv", "No space left", "again for free"))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from small_runs import read_json
 
-from fairpate.app import serve
 from fairpate.app.identity import config_digest
-from fairpate.app.odometer import LimitReachedError, Odometer
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunFolderError, create_run_directory
-from fairpate.app.serve_settings import service_settings
+from fairpate.app.serving import serve
+from fairpate.app.serving.settings import service_settings
+from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.app.tables import read_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods import sf_pate

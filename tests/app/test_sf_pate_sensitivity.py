@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
 from fairpate.app.run import run_method
 from fairpate.app.rundir import create_run_directory
 from fairpate.app.tables import read_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods.definition import Training

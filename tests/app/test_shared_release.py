@@ -15,11 +15,11 @@ from rich.console import Console
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.releases import release_name
 from fairpate.app.compare.run import Comparison, compare
-from fairpate.app.odometer import Odometer
-from fairpate.app.progress import Reporter
 from fairpate.app.released import read_release
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.app.spending.odometer import Odometer
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import parse_config

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from fairpate.app.records_table import write_rows
-from fairpate.app.specify import repeat_command
+from fairpate.app.compare.records_table import write_rows
+from fairpate.app.compare.specify import repeat_command
 from fairpate.evaluation.rows import Row
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from small_runs import run
 
-from fairpate.app.catalogue import list_methods
+from fairpate.app.terminal.catalogue import list_methods
 
 LIBRARIES = ("torch", "torchvision", "sklearn", "scipy.stats", "pandas", "matplotlib", "dp_accounting", "ray", "onnx")
 WATCHED = """

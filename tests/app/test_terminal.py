@@ -11,8 +11,8 @@ from rich.text import Text
 
 from aggregator.service.wire import Reply
 from aggregator.shell import describe
-from fairpate.app.output import fail
-from fairpate.app.terminal import facts, listing, terminal
+from fairpate.app.terminal.console import facts, listing, terminal
+from fairpate.app.terminal.output import fail
 
 HOSTILE = "digit\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 OBEYED = set("\x1b\x07\x08\x9b\r\u202e")

@@ -12,14 +12,14 @@ import pytest
 import torch
 import yaml
 
-from fairpate.app.card import write_card
 from fairpate.app.compare.cells import cells_of
-from fairpate.app.plan import profile_of_run
-from fairpate.app.progress import Reporter
+from fairpate.app.planning.plan import profile_of_run
+from fairpate.app.publication.card import write_card
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serve import serve_aggregators
-from fairpate.app.serve_settings import service_settings
+from fairpate.app.serving.serve import serve_aggregators
+from fairpate.app.serving.settings import service_settings
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.trained_on import recorded_data
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, DataConfig

@@ -21,11 +21,11 @@ from aggregator.mechanisms import mechanism_of
 from aggregator.service.actor import HttpServer
 from aggregator.service.api import ServiceSettings
 from fairpate.app.aggregate import aggregate as aggregate_votes
-from fairpate.app.odometer import Odometer
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory
-from fairpate.app.serve import _run_with_votes, open_backend
+from fairpate.app.serving.serve import _run_with_votes, open_backend
+from fairpate.app.spending.odometer import Odometer
 from fairpate.app.tables import read_labels
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes_file import VotesConfig, VotesFileError, read_votes_file
 from fairpate.types import MechanismParameters
 from student.predict import load_student

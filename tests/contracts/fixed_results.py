@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from fairpate import privacy
-from fairpate.app.card import described_event
+from fairpate.app.publication.card import described_event
 from fairpate.privacy.accountant import event_kinds
 from fairpate.types import UNITS, Relation
 

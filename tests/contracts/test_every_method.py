@@ -17,9 +17,9 @@ from sklearn.exceptions import NotFittedError
 
 from aggregator.service.wire import worded
 from fairpate import estimators
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json, read_statement
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fixed_results import SMALL, TARGET, two_labels
 
-from fairpate.app.odometer import Odometer
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_json, read_statement
+from fairpate.app.spending.odometer import Odometer
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods import all_methods

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.entry import DatasetEntry

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_statement
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.neighbour_graph import Nearness

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.app.card import write_card
-from fairpate.app.progress import Reporter
+from fairpate.app.publication.card import write_card
 from fairpate.app.released import read_release
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.private_population import PrivatePopulation

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import read_statement
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods import record_votes, weighted_votes

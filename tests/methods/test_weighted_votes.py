@@ -13,9 +13,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.app.progress import Reporter
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, read_statement
+from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods import weighted_votes

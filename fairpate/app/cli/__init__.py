@@ -9,7 +9,7 @@ from fairpate.app.cli import bundles, choices, data, figures, ledger, machine, p
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.completion import join_words
 from fairpate.app.cli.endings import exit_with_code
-from fairpate.app.output import Output
+from fairpate.app.terminal.output import Output
 
 app = Commands(
     help="Private and fair learning from many teachers, with an epsilon that is true.",

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fairpate.app.cli.options import RunFolder
-from fairpate.app.output import Output
-from fairpate.app.progress import waiting
+from fairpate.app.terminal.output import Output
+from fairpate.app.terminal.progress import waiting
 
 
 def bundle(
@@ -21,7 +21,7 @@ def bundle(
 
     Prints the file and the digest of its head, which you may publish elsewhere or sign.
     """
-    from fairpate.app.bundle import write_bundle
+    from fairpate.app.publication.bundle import write_bundle
 
     with waiting("bundle"):
         path, digest = write_bundle(folder, out)
@@ -33,7 +33,7 @@ def verify(
     head: Annotated[str | None, typer.Option(help="Digest of the head, as published elsewhere.")] = None,
 ) -> Output:
     """Check a bundle: files, epsilon by an independent accountant, student and card. Refused, it ends with code 1."""
-    from fairpate.app.verify import verify_bundle
+    from fairpate.app.publication.verify import verify_bundle
 
     with waiting("verify"):
         verdict = verify_bundle(path, head=head)

@@ -12,8 +12,8 @@ from fairpate.app.cli.completion import data_sets
 from fairpate.app.cli.completion import methods as method_names
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import DataDir, data_config
-from fairpate.app.output import Output
-from fairpate.app.progress import waiting
+from fairpate.app.terminal.output import Output
+from fairpate.app.terminal.progress import waiting
 
 
 def methods(
@@ -23,7 +23,7 @@ def methods(
     ] = None,
 ) -> Output:
     """List every method with what it protects and its source, or one with all of its fields."""
-    from fairpate.app.catalogue import describe_method, list_methods
+    from fairpate.app.terminal.catalogue import describe_method, list_methods
 
     return list_methods() if name is None else describe_method(name)
 
@@ -50,9 +50,9 @@ def plan(
     data_dir: DataDir = None,
 ) -> Output:
     """Who could vote at an epsilon, with the command of each; and of trained teachers every way to spend it."""
-    from fairpate.app.candidates import candidates, describe_candidates
-    from fairpate.app.plan import plan_for
-    from fairpate.app.plan_text import describe, proposal_json
+    from fairpate.app.planning.candidates import candidates, describe_candidates
+    from fairpate.app.planning.plan import plan_for
+    from fairpate.app.planning.plan_text import describe, proposal_json
     from fairpate.methods.fitted import method_for
 
     config = data_config(data, None, data_dir)
@@ -87,7 +87,7 @@ def filter_cost(
     delta: Annotated[float, typer.Option(min=0, help="Beside it.")] = 1e-5,
 ) -> Output:
     """What private training costs behind a filter of private records for parity, and what may be spent behind it."""
-    from fairpate.app.filtering import cost_of_filter, describe_cost
+    from fairpate.app.planning.filtering import cost_of_filter, describe_cost
 
     with checked_arguments():
         cost = cost_of_filter(epsilon, delta, disparity)
@@ -108,8 +108,8 @@ def specify(
     transfer: Annotated[Path | None, typer.Option(help="Another table: apply there what is chosen here.")] = None,
 ) -> Output:
     """Which guarantees are achievable together: at what accuracy, by which configuration; or the nearest ones."""
-    from fairpate.app.specify import fairness_limits, specify_guarantees
-    from fairpate.app.specify_text import describe_answer
+    from fairpate.app.compare.specify import fairness_limits, specify_guarantees
+    from fairpate.app.compare.specify_text import describe_answer
     from fairpate.evaluation.demands import Demand
 
     with checked_arguments():

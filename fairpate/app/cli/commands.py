@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairpate.app.output import Output, show, speaking
+from fairpate.app.terminal.output import Output, show, speaking
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Function = Callable[..., Output | None]

@@ -49,7 +49,7 @@ def methods(incomplete: str) -> list[str]:
 
 def data_sets(incomplete: str) -> list[str]:
     """Every known name, and declarations that lie where the word points to."""
-    from fairpate.app.catalogue import data_set_names
+    from fairpate.app.terminal.catalogue import data_set_names
 
     return _beginning(incomplete, [*data_set_names(), *map(str, _paths(incomplete, "*.yaml"))])
 
@@ -83,7 +83,7 @@ def _method(ctx: typer.Context) -> str:
 
 
 def _fields_of(method: str) -> list[str]:
-    from fairpate.app.catalogue import fields_of
+    from fairpate.app.terminal.catalogue import fields_of
     from fairpate.methods import find_method
 
     with suppress(UserError):

@@ -10,8 +10,8 @@ import typer
 
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import DataDir, DatasetName, Folder, OptionValues, data_config
-from fairpate.app.output import Output
-from fairpate.app.progress import Reporter, waiting
+from fairpate.app.terminal.output import Output
+from fairpate.app.terminal.progress import Reporter, waiting
 from fairpate.config import ConfigError
 from fairpate.files import check_output_folder, write_atomically
 from fairpate.strict_json import strict
@@ -24,7 +24,7 @@ def list_data(data_dir: DataDir = None) -> Output:
     """Every data set with its task, sensitive attribute, size and licence."""
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
-    from fairpate.app.summary import listing_table
+    from fairpate.app.terminal.summary import listing_table
     from fairpate.data import list_datasets
 
     listings = list_datasets(data_dir or _data_dir_from_environment())
@@ -49,7 +49,7 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValue
 @app.command("describe")
 def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
     """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
-    from fairpate.app.summary import describe_table
+    from fairpate.app.terminal.summary import describe_table
     from fairpate.data import describe
 
     with waiting("data"):
@@ -99,7 +99,7 @@ def check_data(
     options: OptionValues = None,
 ) -> Output:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
-    from fairpate.app.summary import check_table
+    from fairpate.app.terminal.summary import check_table
     from fairpate.data.declared.check import check_declaration
 
     with waiting("data"):

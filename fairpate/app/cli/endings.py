@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import typer
 
 from fairpate.app.cli.commands import asks_for_json
-from fairpate.app.output import fail, speaking, tell_program
-from fairpate.app.terminal import discard_output, ended_by_signals
+from fairpate.app.terminal.console import discard_output, ended_by_signals
+from fairpate.app.terminal.output import fail, speaking, tell_program
 from fairpate.config import ConfigError
 from fairpate.types import UsageError, UserError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fairpate.app.cli.endings import checked_arguments
-from fairpate.app.output import Output
+from fairpate.app.terminal.output import Output
 from fairpate.config import ConfigError
 from fairpate.files import check_output_folder
 

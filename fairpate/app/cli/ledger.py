@@ -10,8 +10,8 @@ import typer
 
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import DatasetName, RunFolder, RunOrLedger
-from fairpate.app.output import Output, is_for_program, say
-from fairpate.app.progress import waiting
+from fairpate.app.terminal.output import Output, is_for_program, say
+from fairpate.app.terminal.progress import waiting
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file
 from fairpate.meaning import delta_text
@@ -23,7 +23,7 @@ app = Commands(help="A run's ledger, and what all releases cost together. For th
 @app.command("verify")
 def verify_ledger(path: RunOrLedger) -> Output:
     """Check every entry against the chain; a service may be writing meanwhile."""
-    from fairpate.app.ledgers import verified_facts
+    from fairpate.app.ledgers.commands import verified_facts
 
     with waiting("ledger"):
         return Output(facts=verified_facts(path))
@@ -40,7 +40,7 @@ def audit_ledger(
         check_output_file(out, "--out")
     if follow and is_for_program():
         raise UsageError("--follow: has no end, and --json is one document; leave out --json, each line is JSON.")
-    from fairpate.app.ledgers import audit_lines
+    from fairpate.app.ledgers.commands import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
@@ -52,7 +52,7 @@ def back_up_ledger(
 ) -> Output:
     """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
     check_output_file(out, "out", suffixes=(".sqlite",))
-    from fairpate.app.ledgers import back_up
+    from fairpate.app.ledgers.commands import back_up
 
     with waiting("ledger"):
         entries = back_up(path, out)
@@ -68,7 +68,7 @@ def restore_ledger(
     ] = None,
 ) -> Output:
     """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
-    from fairpate.app.ledger_copies import restore
+    from fairpate.app.ledgers.copies import restore
     from fairpate.app.rundir import run_at
 
     with waiting("ledger"):
@@ -82,7 +82,7 @@ def anchor_ledger(
     place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
 ) -> Output:
     """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
-    from fairpate.app.ledger_place import add_anchor
+    from fairpate.app.ledgers.place import add_anchor
     from fairpate.app.rundir import run_at
 
     with waiting("ledger"):
@@ -95,7 +95,7 @@ def anchor_ledger(
 def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> Output:
     """Write every entry, votes included. Private: keep the file to yourself."""
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
-    from fairpate.app.ledgers import export
+    from fairpate.app.ledgers.commands import export
 
     with waiting("ledger"):
         export(path, out)
@@ -107,7 +107,7 @@ def show_ledger(
     path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
 ) -> Output:
     """Print the last charges and what became of them. Private."""
-    from fairpate.app.ledgers import last_charges
+    from fairpate.app.ledgers.commands import last_charges
 
     with waiting("ledger"):
         return last_charges(path, last)
@@ -119,7 +119,7 @@ def total_of_releases(
     delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
 ) -> Output:
     """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
-    from fairpate.app.ledgers import describe_totals
+    from fairpate.app.ledgers.commands import describe_totals
 
     _checked_delta(delta)
     with waiting("total"):
@@ -140,7 +140,7 @@ def limit_releases(
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
 ) -> Output:
     """Refuse from now on what would make all releases on a data set cost more than this."""
-    from fairpate.app.odometer import Odometer
+    from fairpate.app.spending.odometer import Odometer
     from fairpate.data import REGISTRY
     from fairpate.names import nearest
     from fairpate.types import UNITS

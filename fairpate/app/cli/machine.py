@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fairpate.app.output import Output
-from fairpate.app.terminal import facts
+from fairpate.app.terminal.console import facts
+from fairpate.app.terminal.output import Output
 
 
 def doctor() -> Output:
     """Print versions, processors, Ray, disk, folders and optional extras. Code 1 where something has to be fixed."""
-    from fairpate.app.doctor import findings
+    from fairpate.app.terminal.doctor import findings
 
     found, marks = findings(), {"ok": "", "fix": "fix: "}
     return Output(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fairpate.app.output import Output
+from fairpate.app.terminal.output import Output
 
 
 def new(

@@ -22,7 +22,7 @@ from fairpate.app.cli.options import (
     data_named,
     with_data_dir,
 )
-from fairpate.app.output import Output
+from fairpate.app.terminal.output import Output
 from fairpate.config import BACKBONES, ConfigError, DataConfig
 from fairpate.config_reader import apply_override, parse_config, read_yaml
 from fairpate.files import check_output_folder
@@ -74,10 +74,10 @@ def run(
 
     Without CONFIG, and with a method, data or an epsilon, all else is chosen from public facts of the data set.
     """
-    from fairpate.app.progress import Reporter
     from fairpate.app.run import run_method
     from fairpate.app.rundir import open_run_directory
-    from fairpate.app.summary import outcome
+    from fairpate.app.terminal.progress import Reporter
+    from fairpate.app.terminal.summary import outcome
 
     if out is not None:  # before settings are fitted: public records may have to be counted
         check_output_folder(out, "--out")
@@ -122,9 +122,9 @@ def compare(
 def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
     from fairpate.app.finished import finished_run
-    from fairpate.app.progress import Reporter, waiting
     from fairpate.app.run import run_method
-    from fairpate.app.summary import outcome
+    from fairpate.app.terminal.progress import Reporter, waiting
+    from fairpate.app.terminal.summary import outcome
 
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
@@ -139,8 +139,8 @@ def card(
     contact: Annotated[str | None, typer.Option(help="Who answers questions about it.")] = None,
 ) -> Output:
     """Write the privacy-and-fairness card of a published student, as HTML and JSON, beside it."""
-    from fairpate.app.card import write_card
-    from fairpate.app.progress import waiting
+    from fairpate.app.publication.card import write_card
+    from fairpate.app.terminal.progress import waiting
 
     with waiting("card"):
         files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)

@@ -26,7 +26,7 @@ from fairpate.app.cli.options import (
     Traces,
     Words,
 )
-from fairpate.app.output import Output, say, show
+from fairpate.app.terminal.output import Output, say, show
 from fairpate.types import UsageError
 
 
@@ -53,8 +53,8 @@ def serve(
     stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
 ) -> None:
     """Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model."""
-    from fairpate.app import serve as serving
-    from fairpate.app.serve_settings import service_settings
+    from fairpate.app.serving import serve as serving
+    from fairpate.app.serving.settings import service_settings
 
     if stop:
         serving.stop_aggregators(folders, say=say)
@@ -106,6 +106,6 @@ def query(
     token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
 ) -> Output | None:
     """Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids)."""
-    from fairpate.app.query import query as run_query
+    from fairpate.app.serving.query import query as run_query
 
     return run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)

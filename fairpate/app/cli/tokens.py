@@ -8,8 +8,8 @@ import typer
 
 from fairpate.app.cli.commands import Commands
 from fairpate.app.cli.options import RunFolder
-from fairpate.app.output import Output, say
-from fairpate.app.progress import waiting
+from fairpate.app.terminal.output import Output, say
+from fairpate.app.terminal.progress import waiting
 
 app = Commands(help="Who may ask a run's service, until when, and how much. Works while it runs.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Whose token; charges and limits are kept by name.")]
@@ -29,7 +29,7 @@ def add_token(
     expires: Annotated[str | None, typer.Option(help="30d, 12h, or a date; without: never.")] = None,
 ) -> Output:
     """Make a token for a new name and print it, once: only its digest is kept."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     limit = tokens.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
     return _shown_once(name, tokens.add(folder, name, role=role, limit=limit, expires=expires))
@@ -38,7 +38,7 @@ def add_token(
 @app.command("list")
 def list_tokens(folder: RunFolder) -> Output:
     """Print whose tokens there are, until when, and their limits; also limits that the ledger alone knows."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     with waiting("ledger"):
         return tokens.describe(folder)
@@ -49,7 +49,7 @@ def limit_name(
     folder: RunFolder, name: Name, epsilon: Epsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Give a name this limit instead of the one it has; what it was charged with before counts."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     own = tokens.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
     tokens.limit(folder, name, own)
@@ -61,7 +61,7 @@ def expire_tokens(
     folder: RunFolder, name: Name, when: Annotated[str, typer.Argument(help="30d, 12h, 0s, a date, or never.")]
 ) -> Output:
     """Let a name's tokens end."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     tokens.expire(folder, name, when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
@@ -74,7 +74,7 @@ def rotate_token(
     keep_old: Annotated[str, typer.Option(help="How long the old one stays good: 1h, 2d.")] = "0s",
 ) -> Output:
     """Make another token for a name and print it, once."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     return _shown_once(name, tokens.rotate(folder, name, keep_old=keep_old))
 
@@ -82,7 +82,7 @@ def rotate_token(
 @app.command("revoke")
 def revoke_tokens(folder: RunFolder, name: Name) -> Output:
     """Take a name's tokens away; what it was charged with stays in the ledger."""
-    from fairpate.app import tokens
+    from fairpate.app.serving import tokens
 
     tokens.revoke(folder, name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: has no token any more")

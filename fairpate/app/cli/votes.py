@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairpate.app.cli.options import Out, Overrides
-from fairpate.app.output import Output
-from fairpate.app.terminal import facts
+from fairpate.app.terminal.console import facts
+from fairpate.app.terminal.output import Output
 from fairpate.config import ConfigError
 from fairpate.meaning import delta_text
 
@@ -45,7 +45,7 @@ def aggregate(
 ) -> Output:
     """Release labels from votes made elsewhere: one ledger, one price, and a student where there are features."""
     from fairpate.app.aggregate import aggregate as run_aggregator
-    from fairpate.app.progress import Reporter
+    from fairpate.app.terminal.progress import Reporter
 
     if not votes.is_file():
         raise ConfigError(f"{votes}: no such file; give the CSV or Parquet file of the votes.")
@@ -62,7 +62,7 @@ def aggregate(
 def _outcome(run: RunDirectory) -> Output:
     """What was released, at what price, and what a student made of it."""
     from fairpate.app.rundir import read_json, read_statement
-    from fairpate.app.summary import measured_rows
+    from fairpate.app.terminal.summary import measured_rows
     from fairpate.evaluation.page import epsilon_text
 
     statement = read_statement(run)

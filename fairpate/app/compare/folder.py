@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from fairpate.app.compare.cells import Cell
-from fairpate.app.records_table import (
+from fairpate.app.compare.records_table import (
     SCHEMA,
     RecordsTableError,
     Row,

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fairpate.app.compare.records_table import Row
 from fairpate.app.compare.report import summarise_comparison
 from fairpate.app.compare.run import Comparison
-from fairpate.app.output import Output
-from fairpate.app.records_table import Row
+from fairpate.app.terminal.output import Output
 from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.page import counted
 from fairpate.fairness.notions import NotionName

@@ -6,7 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 
-from fairpate.app.records_table import read_rows
+from fairpate.app.compare.records_table import read_rows
 from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport
 from fairpate.evaluation.rows import FAILED, Row

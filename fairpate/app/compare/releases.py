@@ -17,10 +17,10 @@ from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.tasks import count_cell, in_time
 from fairpate.app.compare.votes import Shared
 from fairpate.app.identity import values_digest
-from fairpate.app.odometer import LimitReachedError
-from fairpate.app.progress import Reporter
-from fairpate.app.receipt import OdometerError, Release, read_receipt
 from fairpate.app.run import make_release
+from fairpate.app.spending.odometer import LimitReachedError
+from fairpate.app.spending.receipt import OdometerError, Release, read_receipt
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import TasksConfig
 from fairpate.files import write_atomically
 from fairpate.methods.releasing import ReleasingMethod

@@ -16,10 +16,10 @@ from rich.text import Text
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.reading import parse_sweep
+from fairpate.app.compare.records_table import Row
 from fairpate.app.compare.run import Comparison, compare
-from fairpate.app.progress import Reporter
-from fairpate.app.records_table import Row
 from fairpate.app.rundir import write_text
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
 from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.frontier_figures import frontier_figures

@@ -21,18 +21,18 @@ from rich.console import Console
 from fairpate.app.backbones import with_pinned_weights
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
+from fairpate.app.compare.records_table import Row, read_rows
 from fairpate.app.compare.releases import collect_shared_releases, release_name
 from fairpate.app.compare.table import SweepTable
 from fairpate.app.compare.tasks import count_cell, in_time
 from fairpate.app.compare.votes import Shared, ballot, collect_shared_votes
 from fairpate.app.identity import determining_values
-from fairpate.app.odometer import LimitReachedError
-from fairpate.app.progress import Reporter
-from fairpate.app.receipt import OdometerError, Release, read_receipt
-from fairpate.app.records_table import Row, read_rows
 from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectory, create_run_directory, read_json
+from fairpate.app.spending.odometer import LimitReachedError
+from fairpate.app.spending.receipt import OdometerError, Release, read_receipt
 from fairpate.app.tables import read_votes, write_votes
+from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset

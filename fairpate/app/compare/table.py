@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.app.compare.cells import Cell
-from fairpate.app.progress import Pace, is_live
-from fairpate.app.records_table import Row
+from fairpate.app.compare.records_table import Row
+from fairpate.app.terminal.progress import Pace, is_live
 
 _REFRESHES_PER_S = 2
 

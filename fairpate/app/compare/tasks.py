@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from fairpate.app.odometer import LimitReachedError, Odometer
-from fairpate.app.receipt import Release
+from fairpate.app.spending.odometer import LimitReachedError, Odometer
+from fairpate.app.spending.receipt import Release
 from fairpate.compare_config import TasksConfig
 
 

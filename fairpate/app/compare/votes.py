@@ -15,10 +15,10 @@ from pathlib import Path
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.identity import determining_values
-from fairpate.app.progress import Reporter
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import checkpoint_folder
 from fairpate.app.tables import write_votes
+from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes import collect_vote_batch
 from fairpate.config import RayConfig
 from fairpate.data import load_dataset

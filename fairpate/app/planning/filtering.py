@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from fairpate.app.terminal import facts
+from fairpate.app.terminal.console import facts
 from fairpate.meaning import delta_text
 from fairpate.methods.preprocess import (
     cost_behind_sorted_filter,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairpate.app.bundle import (
+from fairpate.app.publication.bundle import (
     CLAIM,
     EVENTS,
     HEAD,
@@ -28,7 +28,7 @@ from fairpate.app.bundle import (
     events_of,
     head_of,
 )
-from fairpate.app.card import card_of, card_values
+from fairpate.app.publication.card import card_of, card_values
 from fairpate.app.released import read_release
 from fairpate.app.rundir import RunDirectory, environment, read_json, read_statement
 from fairpate.app.tables import read_labels

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.gnmax import ConfidentGnmax
-from fairpate.app.plan import AGREEMENT, SPREAD, assumed_profile, worth_of
+from fairpate.app.planning.plan import AGREEMENT, SPREAD, assumed_profile, worth_of
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
 from fairpate.data import Dataset, entry_for, load_dataset
 from fairpate.meaning import exact_text

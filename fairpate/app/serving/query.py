@@ -18,10 +18,10 @@ from rich.table import Table
 from aggregator.client import DEFAULT_URL, AggregatorClient, QueryError
 from aggregator.service.wire import Reply
 from aggregator.shell import CommandError, QueryShell, describe, parse_range, reply_facts
-from fairpate.app.odometer import state_folder
-from fairpate.app.output import Output, is_for_program, say, show
-from fairpate.app.progress import Reporter
-from fairpate.app.terminal import terminal
+from fairpate.app.spending.odometer import state_folder
+from fairpate.app.terminal.console import terminal
+from fairpate.app.terminal.output import Output, is_for_program, say, show
+from fairpate.app.terminal.progress import Reporter
 from fairpate.files import check_output_file, write_atomically
 from fairpate.types import UserError
 

@@ -11,9 +11,9 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairpate.app.output import Output
 from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.terminal import facts, listing
+from fairpate.app.terminal.console import facts, listing
+from fairpate.app.terminal.output import Output
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text

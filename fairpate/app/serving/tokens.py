@@ -14,10 +14,10 @@ from aggregator.ledger.files import LedgerError
 from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
 from aggregator.service.tokens import OIDC_PREFIX, Role
-from fairpate.app.ledger_place import has_ledger, place_of
-from fairpate.app.output import Output, say
+from fairpate.app.ledgers.place import has_ledger, place_of
 from fairpate.app.rundir import run_at
-from fairpate.app.terminal import listing
+from fairpate.app.terminal.console import listing
+from fairpate.app.terminal.output import Output, say
 from fairpate.config import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aggregator.service.wire import worded
-from fairpate.app.meter import Meter
-from fairpate.app.odometer import Standing, standing_remarks
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement, write_json
+from fairpate.app.spending.meter import Meter
+from fairpate.app.spending.odometer import Standing, standing_remarks
 from fairpate.data import Dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.releasing import ReleasingMethod, shared_remarks

@@ -2,7 +2,7 @@
 
 Two runs on the same private records cost their sum, whatever folders they lie in. So every release writes one row
 here, in a file of the operator (``FAIRPATE_STATE``, else ``~/.local/state/fairpate``), before anything of it becomes
-visible (:mod:`fairpate.app.meter`). Releases under another unit or relation are another sum. One by person
+visible (:mod:`fairpate.app.spending.meter`). Releases under another unit or relation are another sum. One by person
 counts in the sum of records too, at the person's price.
 
 Not known here: who trains, how much noise would meet a limit, and what other machines released.
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.app.receipt import OdometerError, Release, composed_epsilon, release_values
+from fairpate.app.spending.receipt import OdometerError, Release, composed_epsilon, release_values
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.meaning import delta_text
 from fairpate.privacy.event_values import event_from

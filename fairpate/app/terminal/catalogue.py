@@ -14,13 +14,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fairpate.app.kept import kept
-from fairpate.app.output import Output
-from fairpate.app.terminal import listing
+from fairpate.app.terminal.console import listing
+from fairpate.app.terminal.output import Output
 from fairpate.config import ConfigError, Section
 from fairpate.methods import find_method, method_names, own_names
 
 _PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
-_CODEBOOKS = Path(__file__).parents[1] / "data/codebooks"
+_CODEBOOKS = Path(__file__).parents[2] / "data/codebooks"
 _WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
 
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from fairpate.app.odometer import state_folder
 from fairpate.app.rundir import environment
+from fairpate.app.spending.odometer import state_folder
 from fairpate.files import PlaceError, check_output_folder
 
 _EXTRAS = {

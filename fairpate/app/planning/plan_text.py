@@ -1,4 +1,4 @@
-"""The plans of :mod:`fairpate.app.plan` in words: tables for a terminal, values for a program."""
+"""The plans of :mod:`fairpate.app.planning.plan` in words: tables for a terminal, values for a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.app.plan import Plan, Proposal
+from fairpate.app.planning.plan import Plan, Proposal
 from fairpate.evaluation.page import epsilon_text
 from fairpate.meaning import delta_text
 from fairpate.strict_json import strict

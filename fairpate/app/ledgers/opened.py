@@ -16,9 +16,9 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
-from fairpate.app.ledger_place import place_of
-from fairpate.app.meter import LedgerMeter
+from fairpate.app.ledgers.place import place_of
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, write_json
+from fairpate.app.spending.meter import LedgerMeter
 from fairpate.app.tables import read_labels
 from fairpate.data import Split
 from fairpate.strict_json import strict

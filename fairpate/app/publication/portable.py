@@ -11,8 +11,8 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-from fairpate.app.progress import Reporter
 from fairpate.app.rundir import RunDirectory, read_json, write_json
+from fairpate.app.terminal.progress import Reporter
 from fairpate.data import Dataset
 from fairpate.data.files import sha256_of
 from fairpate.data.gradients import feature_names

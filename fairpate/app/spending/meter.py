@@ -17,9 +17,9 @@ from aggregator.ledger.budget import queries_that_fit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
-from fairpate.app.odometer import LimitReachedError, Odometer, Standing
-from fairpate.app.receipt import Release, read_receipt, write_receipt
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
+from fairpate.app.spending.odometer import LimitReachedError, Odometer, Standing
+from fairpate.app.spending.receipt import Release, read_receipt, write_receipt
 from fairpate.privacy.event_values import merged
 from fairpate.privacy.events import Event
 from fairpate.privacy.fair_training import of_teachers

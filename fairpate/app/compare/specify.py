@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fairpate.app.records_table import read_rows
+from fairpate.app.compare.records_table import read_rows
 from fairpate.evaluation.demands import (
     Achievable,
     Demand,

@@ -19,9 +19,9 @@ from aggregator.ledger.files import LedgerError, beside, head_path, ledger_files
 from aggregator.ledger.ledger import replayed
 from aggregator.ledger.stores import Place, Stored, open_store, reading, shown, write_store
 from aggregator.mechanism import Outcome
-from fairpate.app.ledger_place import LedgerPlace, note_place, parsed, place_of
+from fairpate.app.ledgers.opened import missing_labels
+from fairpate.app.ledgers.place import LedgerPlace, note_place, parsed, place_of
 from fairpate.app.release import choose_queries
-from fairpate.app.run_ledger import missing_labels
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
 from fairpate.app.trained_on import load_for
 from fairpate.config import ConfigError

@@ -13,7 +13,7 @@ from aggregator.ledger.entries import Charge
 from aggregator.ledger.terms import LedgerTerms
 from fairpate import __version__
 from fairpate.app.assess import Assessment
-from fairpate.app.card import guarantee_of
+from fairpate.app.publication.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
 from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.operator_report import private_report

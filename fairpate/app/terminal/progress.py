@@ -11,8 +11,8 @@ from threading import Timer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fairpate.app.output import is_for_program
-from fairpate.app.terminal import terminal
+from fairpate.app.terminal.console import terminal
+from fairpate.app.terminal.output import is_for_program
 from fairpate.steps import Advance, heard_by, tell
 
 _NAME_WIDTH = 12

@@ -1,4 +1,4 @@
-"""The answer to a demand in words: what a terminal shows of :mod:`fairpate.app.specify`."""
+"""The answer to a demand in words: what a terminal shows of :mod:`fairpate.app.compare.specify`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.app.specify import CAVEAT, DISTANCE, Answer, Transferred, repeat_command
+from fairpate.app.compare.specify import CAVEAT, DISTANCE, Answer, Transferred, repeat_command
 from fairpate.evaluation.demands import Achievable, Demand, Offer, Transfer
 from fairpate.evaluation.frontier import Point
 from fairpate.evaluation.frontier_charts import class_label, with_spread

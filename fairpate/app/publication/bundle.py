@@ -2,7 +2,7 @@
 
 The public part alone is read, and the versions of software beside it. The head holds digests of those files and the
 claim; nothing in it follows from votes, private records or a ledger, whose own digests would confirm guesses about
-votes. Equal runs give equal bytes. What :mod:`fairpate.app.verify` checks of it is said in its README.txt.
+votes. Equal runs give equal bytes. What :mod:`fairpate.app.publication.verify` checks of it is said in its README.txt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.service.wire import worded
-from fairpate.app.card import write_card
+from fairpate.app.publication.card import write_card
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, run_at
 from fairpate.data.files import sha256_of
 from fairpate.files import check_output_file, write_atomically

@@ -23,14 +23,14 @@ from aggregator.service.api import Backend, ServiceSettings, url_host
 from aggregator.service.gateway import PREFIX, Runs
 from aggregator.session import AggregatorSession
 from fairpate.app.finished import finished_run
-from fairpate.app.ledger_copies import last_backup_s
-from fairpate.app.ledger_place import place_of
-from fairpate.app.meter import LedgerMeter, Meter
-from fairpate.app.odometer import Odometer, state_folder
-from fairpate.app.public_pool import public_pool, public_words
+from fairpate.app.ledgers.copies import last_backup_s
+from fairpate.app.ledgers.opened import open_ledger, state_for_service
+from fairpate.app.ledgers.place import place_of
 from fairpate.app.release import choose_queries, ledger_terms
-from fairpate.app.run_ledger import open_ledger, state_for_service
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
+from fairpate.app.serving.public_pool import public_pool, public_words
+from fairpate.app.spending.meter import LedgerMeter, Meter
+from fairpate.app.spending.odometer import Odometer, state_folder
 from fairpate.app.trained_on import load_for, record_data, require_data_by_name
 from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig

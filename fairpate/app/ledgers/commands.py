@@ -16,14 +16,14 @@ from aggregator.ledger import audit, audit_log
 from aggregator.ledger.files import head_path, ledger_files
 from aggregator.ledger.ledger import read_ledger
 from aggregator.ledger.stores import shown
-from fairpate.app import ledger_copies
-from fairpate.app.ledger_copies import labels_held
-from fairpate.app.ledger_place import LedgerPlace, has_ledger, place_of
-from fairpate.app.odometer import Odometer
-from fairpate.app.output import Output
-from fairpate.app.receipt import OdometerError
+from fairpate.app.ledgers import copies as ledger_copies
+from fairpate.app.ledgers.copies import labels_held
+from fairpate.app.ledgers.place import LedgerPlace, has_ledger, place_of
 from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
-from fairpate.app.terminal import listing
+from fairpate.app.spending.odometer import Odometer
+from fairpate.app.spending.receipt import OdometerError
+from fairpate.app.terminal.console import listing
+from fairpate.app.terminal.output import Output
 from fairpate.evaluation.page import epsilon_text
 from fairpate.meaning import delta_text
 from fairpate.methods.voting import VotingMethod

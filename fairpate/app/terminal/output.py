@@ -17,8 +17,8 @@ from typing import Any, TextIO
 from rich.console import RenderableType
 from rich.text import Text
 
-from fairpate.app.terminal import facts as in_lines
-from fairpate.app.terminal import terminal
+from fairpate.app.terminal.console import facts as in_lines
+from fairpate.app.terminal.console import terminal
 from fairpate.strict_json import strict
 
 

@@ -1,0 +1,1 @@
+"""Who could vote at an epsilon, and with which noise."""

@@ -1,0 +1,1 @@
+"""What a command shows: lines, bars, tables, or one document for a program."""
