@@ -341,6 +341,7 @@ PICTURES: dict[str, list[Panel]] = {
         tradeoff("odds", "adult", "3", [(0.01, 0.7625), (0.02, 0.7658), (0.05, 0.8188)]),
         tradeoff("odds", "parkinsons_row", "3"),
         faces("fermi_faces", "DP-FERMI, Figure 5: one hidden layer on gradients"),
+        faces("fermi_faces_cnn", "DP-FERMI, Figure 5: a convolutional network"),
     ],
     "paper-pf-ld": [
         over_epsilon("demographic_parity", "parity", "violation"),
