@@ -89,7 +89,10 @@ class SfPate(PateFamily):
     def unread(self) -> tuple[str, ...]:
         """F-LD is what learns: the student of SF_S, or the teachers of SF_T, each from its whole shard."""
         if self.sf_pate.variant == "sf_s":
-            return tuple(f"student.{field}" for field in LearningConfig.model_fields)
+            admission = self.aggregator.admission
+            # Between rounds of an admission a student learns too, and decides what is asked next.
+            read = {"fit"} if admission is not None and admission.fit is None else set()
+            return tuple(f"student.{field}" for field in LearningConfig.model_fields if field not in read)
         return ("teachers.fit", "teachers.standardize", "teachers.max_shard_size")
 
     @property

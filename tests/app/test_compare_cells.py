@@ -186,6 +186,13 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
     assert "--set aggregator.gate.max_disparity=.inf" in found[1].command
 
 
+def test_the_command_names_nothing_that_only_its_start_leaves_unread() -> None:
+    (cell,) = cells(
+        methods={"dp_postprocessing": {"settings": {"dp_postprocessing.base": "dp_sgd", "dp_sgd.epochs": 3}}}
+    )
+    assert cell.command.partition(" --set ")[2] == "dp_sgd.epochs=3.0 --set dp_postprocessing.base=dp_sgd"
+
+
 def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) -> None:
     weights = tmp_path / "alice" / "resnet18.pth"
     weights.parent.mkdir()

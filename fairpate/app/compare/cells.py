@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from fairpate.app.identity import config_digest, determining_values, flattened
+from fairpate.app.identity import config_digest, determining, determining_values, flattened
 from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
 from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.config_reader import merge, parse_config, read_yaml
@@ -60,7 +60,8 @@ class Cell:
         It is published, so it names files of weights without their folders; the checksum says which file is meant.
         """
         name = self.config.data.name
-        start = flattened(determining_values(_start(self.method, name)))
+        # Without what this cell leaves unread, which where it starts may read, and the other way about.
+        start = flattened(determining(_start(self.method, name).model_dump(mode="json"), self.config))
         now = flattened(determining_values(self.config))
         every = flattened(self.config.model_dump(mode="json"))
         now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
