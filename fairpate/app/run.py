@@ -174,10 +174,12 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
-    run = own_folder(create_run_directory(config), config)
-    # Two at once would each release, and leave one's model beside the other's statement. The meter is made inside:
-    # before, it might not see the receipt of the run that it waits for, and count what that released once more.
-    with sole_worker(run.root, command):
+    # Two at once would each release, and leave one's model beside the other's statement, or under its configuration.
+    # The meter is made inside: before, it might not see the receipt of the run that it waits for, and count what that
+    # released once more.
+    found.root.mkdir(parents=True, exist_ok=True)
+    with sole_worker(found.root, command):
+        run = own_folder(create_run_directory(config), config)
         record_data(run, dataset, given_from_python=is_given)
         keep_embedding(run, dataset)
         if release_of is not None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
 _TESTED_BY = ("votes.test", "votes.label")  # measures a model, and determines nothing of it
+_LOCK = ".lock"  # comes before all else in a folder
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
@@ -157,7 +158,7 @@ def check_run_directory(config: Method) -> RunDirectory:
     check_output_folder(run.root, "--out")
     if run.config.exists():
         _require_same(run, config)
-    elif run.root.exists() and any(run.root.iterdir()):
+    elif run.root.exists() and any(entry.name != _LOCK for entry in run.root.iterdir()):
         raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
     return run
 
@@ -184,7 +185,7 @@ def create_run_directory(config: Method) -> RunDirectory:
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
     """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
-    with (folder / ".lock").open("a") as lock:  # cuts off nothing, should the name lead elsewhere
+    with (folder / _LOCK).open("a") as lock:  # cuts off nothing, should the name lead elsewhere
         try:
             # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -73,6 +73,15 @@ def test_a_second_run_in_the_same_folder_waits_outside(tmp_path):
     assert run_method(config, QUIET, load=load_two_labels).student.exists()
 
 
+def test_of_two_that_begin_a_folder_at_once_the_second_leaves_no_configuration(tmp_path):
+    config = config_of("record_votes", tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    with sole_worker(tmp_path / "run", "fairpate run"), pytest.raises(RunDirectoryError, match="works here"):
+        run_method(config, QUIET, load=load_two_labels)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    assert create_run_directory(config).config.exists()  # what a crash left of the first is no other run's
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_report_and_card_open_any_run(trained, method, fairpate, monkeypatch):
     folder = trained(method)
