@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _FOLDS = 5
 _FEWEST, _MOST = 50, 4000
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
+_MOST_KEPT = 32  # a sweep goes through its data sets, and seeds of their splits, one after another
 _predictions: dict[bytes, IntArray] = {}
 
 
@@ -66,13 +67,17 @@ def _predicted(
     """By the model that learned from the other folds; once for the same records, on which a sweep measures many."""
     tested = np.concatenate([np.append(rows, -1) for _, rows in parts])
     key = hashlib.blake2b(b"|".join(each.tobytes() for each in (np.array(x_NF.shape), x_NF, labels_N, tested))).digest()
-    if key not in _predictions:
+    predicted = _predictions.get(key)
+    if predicted is None:
         learner = sklearn.linear_model.LogisticRegression(max_iter=100, tol=1e-2)
         model = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), learner)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison
-            _predictions[key] = sklearn.model_selection.cross_val_predict(model, x_NF, labels_N, cv=parts)
-    return _predictions[key]
+            predicted = sklearn.model_selection.cross_val_predict(model, x_NF, labels_N, cv=parts)
+        while len(_predictions) >= _MOST_KEPT:
+            _predictions.pop(next(iter(_predictions)), None)
+        _predictions[key] = predicted
+    return predicted
 
 
 def _features(x: Tensor) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairpate.app import baseline
 from fairpate.app.assess import assess
 from fairpate.app.baseline import without_privacy
 from fairpate.app.students import student_card
@@ -88,3 +89,13 @@ def test_no_private_record_moves_it() -> None:
     found, again = (assess(student, each, seed=0).without_privacy for each in (dataset, other))
     assert found is not None
     assert found == again
+
+
+def test_predictions_of_a_few_tests_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "_MOST_KEPT", 2)
+    rng = np.random.default_rng(4)
+    y = rng.integers(0, 2, 60)
+    tests = [split(rng.normal(y[:, None], 1.0, (60, 2)), y) for _ in range(3)]
+    first = [without_privacy(test, everything(test), seed=0) for test in tests]
+    assert len(baseline._predictions) == 2
+    assert [without_privacy(test, everything(test), seed=0) for test in tests] == first
