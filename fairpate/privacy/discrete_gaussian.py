@@ -134,7 +134,7 @@ def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
 
 
 def sample_discrete_laplace(scale: int | Fraction, source: RandomSource) -> int:
-    """One exact draw with mass proportional to exp(-|x| / ``scale``) on the integers; ``scale`` > 0."""
+    """One exact draw with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
     numerator, denominator = scale.numerator, scale.denominator
     while True:
         # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.

@@ -119,7 +119,7 @@ def test_every_order_is_what_counting_each_prefix_gives() -> None:
     measured = spread(stream, rule, orders=orders, num_groups=3, num_classes=4, truth=truth)
     for order, result in zip(orders, measured.orders, strict=True):
         gate = DemographicParityGate(rule, num_groups=3, num_classes=4)
-        answered = [row for row in order if gate.offer(*stream[row].tolist()).accepted]
+        answered = [row for row in order if gate.admit(*stream[row].tolist())]
         prefixes = [stream[answered[: end + 1]] for end in range(len(answered))]
         warm = [end for end, prefix in enumerate(prefixes) if np.bincount(prefix[:, 0], minlength=3).min() >= 5]
         gaps = [_largest_gap(prefixes[end]) for end in warm]
