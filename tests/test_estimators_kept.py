@@ -57,6 +57,12 @@ class TestAFolder:
         np.testing.assert_array_equal(again.predict_proba(TEST_X), voted.predict_proba(TEST_X))
         assert load_student(folder / "student.safetensors").record_shape == (2,)
 
+    def test_settings_that_others_leave_unread_are_those_of_the_next_fit(self, tmp_path: Path) -> None:
+        model = PostprocessingClassifier(**QUICK, dp_sgd={"epochs": 7}).fit(X, Y, sensitive_features=Z)
+        loaded = PostprocessingClassifier.load(model.save(tmp_path / "model"))
+        assert loaded.config_ == model.config_
+        assert loaded.get_params()["dp_sgd"].epochs == 7  # of the base that was not trained
+
     def test_pictures_and_their_graph(self, tmp_path: Path) -> None:
         pictures = np.random.default_rng(0).integers(256, size=(90, 1, 12, 12), dtype=np.uint8)
         model = WeightedVotesClassifier(**QUICK, public_X=pictures[60:]).fit(pictures[:60], np.arange(60) % 3)

@@ -42,8 +42,17 @@ def determining_values(config: Method) -> dict[str, Any]:
 
 def determining(values: dict[str, Any], config: Method) -> dict[str, Any]:
     """``values`` of the method of ``config`` without what decides nothing there."""
+    return _without(values, (*_PLACES, *config.unread))
+
+
+def placeless_values(config: Method) -> dict[str, Any]:
+    """All that ``config`` says but places, what it does not read too: as settings to start from elsewhere."""
+    return _without(config.model_dump(mode="json"), _PLACES)
+
+
+def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     kept = copy.deepcopy(values)
-    for place in (*_PLACES, *config.unread):
+    for place in fields:
         *parents, field = place.split(".")
         section: Any = kept
         for name in parents:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from fairpate.app.identity import determining_values
+from fairpate.app.identity import placeless_values
 from fairpate.data.embedding_file import save_embedding
 from fairpate.data.files import sha256_of
 from fairpate.estimators.parameters import parameters_of, plain
@@ -52,7 +52,7 @@ def save(estimator: FairClassifier, folder: Path) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_student(estimator.student_, temporary)
-        config = determining_values(estimator.config_)
+        config = placeless_values(estimator.config_)
         (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         text = json.dumps(_described(estimator) | {"files": files}, indent=2, allow_nan=False)
