@@ -38,6 +38,10 @@ def test_version_and_help(fairpate):
     [
         (["rum"], ["rum", "run"]),
         (["run", "--sed", "1"], ["--sed"]),
+        (["run", "--epsilon", "abc"], ["--epsilon: expected a number, got 'abc'."]),
+        (["run", "--seed", "1.5"], ["--seed: expected a whole number, got '1.5'."]),
+        (["new", "--kind", "foo", "x"], ["--kind: 'foo' is not one of 'table', 'images', 'embeddings'."]),
+        (["data", "show"], ["No such command 'show'; known: ", "describe", "fetch"]),
         (["run", "missing.yaml"], ["missing.yaml", "no such file"]),
         (["run", "--set", "teachers.num_teacher=5"], ["teachers.num_teacher", "did you mean num_teachers"]),
         (["run", "--set", "teachers.num_teachers=1"], ["teachers.num_teachers", "expected >= 2"]),
@@ -50,7 +54,7 @@ def test_version_and_help(fairpate):
         (["run", "--method", "dpsgd"], ["method", "'dpsgd'", "did you mean dp_sgd?"]),
         (["run", "--method", "dp_sgd", "--data", "colour_digits"], ["colour_digits", "did you mean color_digits"]),
         (["run", "--method", "dp_sgd", "--epsilon", "-1"], ["target.epsilon", "expected > 0", "-1"]),
-        (["run", "--method", "dp_sgd", "--epsilon", "two"], ["--epsilon", "valid number"]),
+        (["run", "--method", "dp_sgd", "--epsilon", "two"], ["--epsilon", "expected a number, got 'two'"]),
         (["run", "--method", "dp_sgd", "--set", "dp_sgd.clip=1"], ["dp_sgd.clip", "did you mean clip_norm"]),
         (["run", "--method", "dp_sgd", "--set", "target.relation=swap"], ["target.relation", "swap"]),
         (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -18,6 +19,7 @@ from fairpate.app.cli.commands import asks_for_json
 from fairpate.app.terminal.console import discard_output, ended_by_signals
 from fairpate.app.terminal.output import fail, speaking, tell_program
 from fairpate.config import ConfigError
+from fairpate.faults import expected
 from fairpate.types import UsageError, UserError
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
@@ -73,8 +75,20 @@ def _is_bad_usage(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
+    if type(error).__name__ == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
+        return _refused_value(error)
     format_message = getattr(error, "format_message", None)
-    return str(format_message() if callable(format_message) else error) or type(error).__name__
+    message = str(format_message() if callable(format_message) else error) or type(error).__name__
+    if message.startswith("No such command") and message.endswith("."):  # and nothing near it was found
+        return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
+    return message
+
+
+def _refused_value(error: Any) -> str:
+    """What typer's own check of an option found wrong with its value, in the words of a configuration's faults."""
+    name, fault = error.param.get_error_hint().replace("'", ""), error.__cause__.errors()[0]
+    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"  # a choice's words say it
+    return f"{name}: {expected(fault)}{got}."
 
 
 @contextmanager
