@@ -72,7 +72,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
             stack.enter_context(_private_to_this_process())
             stack.callback(ray.shutdown)
             with _own_sigterm():
-                ray.init("local", **quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+                _start_here(**quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
         yield
 
 
@@ -129,6 +129,20 @@ def _own_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def _start_here(**options: Any) -> None:
+    """PoolError where Ray does not come up on this machine, as on a very busy one: it waits for half a minute."""
+    import ray
+
+    try:
+        ray.init("local", **options)
+    except Exception as error:  # Ray raises bare ones
+        said = f"{error}".strip().splitlines() or [type(error).__name__]
+        raise PoolError(
+            f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of space in /tmp, "
+            "wait until it is not and give the same command again; what is stored is found."
+        ) from error
 
 
 def _join_cluster(**options: Any) -> None:
