@@ -140,8 +140,8 @@ def _start_here(**options: Any) -> None:
     except Exception as error:  # Ray raises bare ones
         said = f"{error}".strip().splitlines() or [type(error).__name__]
         raise PoolError(
-            f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of space in /tmp, "
-            "wait until it is not and give the same command again; what is stored is found."
+            f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of "
+            "space in /tmp, wait until it is not and give the same command again; what is stored is found."
         ) from error
 
 
