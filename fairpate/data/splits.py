@@ -150,5 +150,6 @@ def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str)
     if empty:
         raise DataError(
             f"The {split} split has no member of {what} {', '.join(empty)}; "
-            "choose larger splits (data.num_public, num_validation, num_test), another data.seed, or fill the files."
+            "where a file names the split, add some to it; where it is drawn, choose larger splits (data.num_public, "
+            "num_validation, num_test) or another data.seed."
         )

@@ -130,8 +130,18 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (PRIVATE, ",no\n", ",\n", ("patients.csv: column readmitted: expected a class, got none in 2 rows", "only public")),
     (PUBLIC, "B,M", "B,D", ("pool.csv: column sex: expected a declared group, got 'D' in 1 row; declared: F, M",)),
     (PUBLIC, "B,M", "B,", ("pool.csv: column sex: expected a group, got none in 1 row",)),
-    (TEST, "B,M", "B,F", ("The test split has no member of group of sex M", "fill the files")),
-    (PRIVATE, "yes", "no", ("The private split has no member of class yes", "fill the files")),
+    (
+        TEST,
+        "B,M",
+        "B,F",
+        ("The test split has no member of group of sex M", "where a file names the split, add some to it"),
+    ),
+    (
+        PRIVATE,
+        "yes",
+        "no",
+        ("The private split has no member of class yes", "where a file names the split, add some to it"),
+    ),
 ]
 
 
