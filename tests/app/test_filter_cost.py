@@ -48,7 +48,7 @@ def test_who_spends_what_it_says_stays_within(fairpate, epsilon: str, spent: str
     [
         (["--epsilon", "1", "--disparity", "1"], "0 <= max_disparity < 1, got 1.0"),
         (["--epsilon", "1", "--disparity", "0.1", "--delta", "1"], "0 <= delta < 1"),
-        (["--epsilon", "nan", "--disparity", "0.1"], "greater than or equal to 0"),
+        (["--epsilon", "nan", "--disparity", "0.1"], "expected >= 0"),
         (["--epsilon", "-1", "--disparity", "0.1"], "--epsilon"),
         (["--epsilon", "inf", "--disparity", "0.1"], "a finite epsilon >= 0"),
         (["--epsilon", "1"], "--disparity"),
