@@ -91,7 +91,7 @@ def timed(folder: Path) -> list[Timed]:
             steps.append(Timed(waited=waited, worked=worked, load=os.getloadavg()[0]))
     finally:
         for process in services:
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)
             process.communicate()
     return steps
 

@@ -111,8 +111,8 @@ def release_shares(
     if not (totals_E1 > 0).all():
         empty = np.flatnonzero(totals_E1 <= 0).tolist()
         raise ValueError(
-            f"Expected records in every event, found none in {empty} (labels, under equalized_odds); use another "
-            "constraint."
+            f"Expected records in every event, found none in {empty} (labels, under equalized_odds) under noise of "
+            f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint."
         )
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
