@@ -130,7 +130,7 @@ def train(
     return Postprocessed(
         model=model,
         events=(*base.events, counted),
-        # Of two sources the one that protects nobody decides.
+        # Of two sources the one that is not private decides.
         noise=source.label if base.noise == OS_ENTROPY else base.noise,
         mixing_GCC=mixing.mixing_GCC,
         remarks=(
