@@ -45,6 +45,8 @@ BELOW: dict[str, Callable[[], str]] = {
 
 
 REACHED = {
+    # The seconds of a bar of progress, too pale on the ground of an output.
+    '<span class=" -Color -Color-Yellow">': '<span class=" -Color">',
     "<pre>": '<pre tabindex="0">',  # what scrolls sideways is reached by the keyboard too
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
     'role="heading">': 'role="heading" aria-level="2">',
