@@ -38,10 +38,9 @@ from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine, choose_engine, train_teachers
 from teachers.vote import Counts, VoteArray, count_block
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a worker process imports this module and needs no data loaders
     from torch import Tensor
 
-if TYPE_CHECKING:  # a worker process imports this module and needs no data loaders
     from fairpate.data.dataset import Split
 
 # Teachers per block, whatever the number of workers, so that a checkpoint is found again with more or fewer of them. A
