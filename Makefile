@@ -1,6 +1,8 @@
 # Everything a fresh machine needs: Python >= 3.11, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start hundreds of processes: without bytecode each would compile the package, and each worker every test, anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint types docs bench clean
 
