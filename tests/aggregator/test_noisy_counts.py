@@ -88,6 +88,7 @@ def test_chances_are_those_of_all_tables_of_votes(counts_C: tuple[int, ...], tot
     assert chances_1C[0].tolist() == pytest.approx(by_enumeration(np.array(counts_C), total, stddev), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_chances_are_right_as_often_as_they_say() -> None:
     """Shares from the simplex, votes, noise and one more vote, drawn as the model says: chances of a half are right
     half the time. Those for other noise are not."""

@@ -114,7 +114,9 @@ def predicted_elsewhere(folder, told, tmp_path):
     return np.array(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("overrides", [[], ["data.embedding={}"]], ids=["columns", "embedding"])
+@pytest.mark.parametrize(
+    "overrides", [[], pytest.param(["data.embedding={}"], marks=pytest.mark.slow)], ids=["columns", "embedding"]
+)
 def test_the_documents_snippet_predicts_raw_rows_without_this_package(fairpate, visits, tmp_path, overrides):
     run(fairpate, visits, tmp_path / "run", *overrides)
     # A record is known by the hash of its text, so raw rows are found by what they encode to.
@@ -178,6 +180,7 @@ def test_pictures_are_read_as_bytes_and_a_second_command_writes_nothing_anew(fai
     assert graph.stat().st_mtime_ns != before
 
 
+@pytest.mark.slow
 def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tmp_path):
     run(fairpate, visits, tmp_path / "run", "data.embedding={}", data="color_digits")
     held_out = load_dataset(DataConfig(name="color_digits")).test.x

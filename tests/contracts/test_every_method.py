@@ -62,7 +62,9 @@ def own_class(name: str) -> Any:
     return getattr(estimators, f"{class_names()[name]}Classifier")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "private_knn" else ()) for name in METHODS]
+)
 def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, digits: Dataset, tmp_path: Path) -> None:
     """Bit by bit, twice, on the same records."""
     given = arrays(digits)
@@ -137,7 +139,7 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["weighted_votes", "dp_sgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fairpate", "f_ld"))]
+    "name", ["weighted_votes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fairpate", "dp_sgd", "f_ld"))]
 )
 def test_an_estimator_that_is_told_nothing_has_the_weights_of_a_command_that_is(
     name: str, digits: Dataset, tmp_path: Path

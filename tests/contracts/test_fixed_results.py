@@ -15,7 +15,9 @@ from fixed_results import STORED, result_of
 RESULTS = json.loads(STORED.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "private_knn" else ()) for name in RESULTS]
+)
 def test_fixed_seeds_give_the_stored_result(name: str, tmp_path: Path) -> None:
     stored, found = RESULTS[name], result_of(name, tmp_path / name)
     assert found.keys() == stored.keys()

@@ -117,7 +117,8 @@ def test_what_a_release_tells_needs_no_private_record_and_belongs_to_its_student
     assert np.mean([group.coverage.value for group in refused.groups]) == pytest.approx(public.mean(), abs=0.1)
 
 
-@pytest.mark.parametrize("method", [pytest.param("record_votes", marks=pytest.mark.slow), "weighted_votes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["record_votes", "weighted_votes"])
 def test_intervals_hold_the_true_rates_of_private_records(method: str, digits: Dataset, tmp_path: Path) -> None:
     """Over noises and students: of all rates and gaps, in sum, about as many as is said."""
     held = []

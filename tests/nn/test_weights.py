@@ -248,7 +248,10 @@ def test_an_architecture_takes_a_trained_state_without_the_file(norm: str, files
 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "functional"])
-@pytest.mark.parametrize(("norm", "trainable"), [("frozen_batch", "all"), ("group", "all"), ("frozen_batch", "head")])
+@pytest.mark.parametrize(
+    ("norm", "trainable"),
+    [pytest.param("frozen_batch", "all", marks=pytest.mark.slow), ("group", "all"), ("frozen_batch", "head")],
+)
 def test_clipped_sums_match_one_backward_pass_per_record(
     norm: str, trainable: str, engine: Engine, files: dict[str, Path]
 ) -> None:

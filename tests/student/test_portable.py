@@ -26,13 +26,10 @@ from student.predict import Student
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),
-    ("mlp", TABLE),
-    ("logistic", PICTURES),
     ("hog_logistic", PICTURES),
-    ("lenet", PICTURES),
-    ("tanh_cnn", PICTURES),
     ("cnn", PICTURES),
-    pytest.param("resnet18", PICTURES, marks=pytest.mark.slow),
+    pytest.param("mlp", TABLE, marks=pytest.mark.slow),
+    *(pytest.param(name, PICTURES, marks=pytest.mark.slow) for name in ("logistic", "lenet", "tanh_cnn", "resnet18")),
 ]
 
 
