@@ -32,9 +32,9 @@ from fairpate.evaluation.frontier_planes import (
     shifts,
     size_of,
 )
-from fairpate.evaluation.frontier_settings import settings_read, shared_settings
 from fairpate.evaluation.hypervolume import attainment_surface, sets_by_seed
 from fairpate.evaluation.page import decimal, epsilon_text, percent
+from fairpate.evaluation.settings_read import settings_read, shared_settings
 from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 from fairpate.meaning import delta_text
 from fairpate.strict_json import strict

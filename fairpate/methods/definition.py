@@ -7,6 +7,7 @@ follow from the class. Names of sections are shared: ``dp_sgd`` means the same w
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -135,9 +136,9 @@ class Method(Section):
         return getattr(self, "noise", None) == "seeded"
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        """Dotted fields and sections that other settings leave unread: they decide nothing, nor the run's digest."""
-        return ()
+    def unread(self) -> Mapping[str, str]:
+        """Dotted fields and sections that decide nothing, nor the run's digest, each with the field that says so."""
+        return {}
 
     @property
     def declared_size(self) -> int | None:

@@ -353,6 +353,20 @@ class OracleLearner(AttributeMethod):
         self.require_linear_mixture()
 
     @property
+    def unread(self) -> dict[str, str]:
+        """What other rules, releases and noises have."""
+        settings = self.dp_oracle_learner
+        by_group, as_in_paper = settings.rules == "by_group", settings.noise_rule == "as_in_paper"
+        causes = (
+            (settings.num_rounds is not None, "num_rounds", ("failure_probability",)),
+            (settings.release == "every_round", "release", ("feature_share",)),
+            (by_group, "rules", ("feature_share", "num_directions", "release")),
+            (as_in_paper, "noise_rule", ("feature_share", "num_directions", "release", "frequency_share", "min_share")),
+        )
+        prefix = "dp_oracle_learner."
+        return {prefix + field: prefix + cause for holds, cause, fields in causes if holds for field in fields}
+
+    @property
     def learns_two_classes(self) -> bool:
         """And no more."""
         return True

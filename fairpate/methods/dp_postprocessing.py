@@ -319,9 +319,10 @@ class Postprocessing(DpSgdFamily):
         return self.dp_postprocessing.base == "sgd"
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unread(self) -> dict[str, str]:
         """What trains the other base."""
-        return ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
+        unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
+        return dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
         """ConfigError for what would undo the mixing, and for a target under another relation."""

@@ -1,19 +1,23 @@
 """From YAML and ``section.field=value`` to the configuration of one method.
 
 A file may serve several methods: what another method reads in it is checked and left out here, what none reads is an
-error. An option that the method does not read is an error, since it would change nothing.
+error. An option that the method does not read is an error, since it would change nothing, and so is one that other
+settings leave unread; a file may hold those, as the configuration of a finished run does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from fairpate.app.identity import flattened
 from fairpate.config import ConfigError
 from fairpate.config_reader import apply_override, merge, parse_config, read_yaml
+from fairpate.evaluation.settings_read import unread_because_of
 from fairpate.methods import DEFAULT, all_methods, find_method
 from fairpate.methods.definition import Method
 from fairpate.named_code import PLACE, REMEDY, may_run
@@ -27,7 +31,7 @@ Names = tuple[str, ...]
 def load_method(path: Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
     """The configuration in ``path`` with ``overrides`` on top; ``method`` None: the one that they name.
 
-    ConfigError lists every fault with its field, value and remedy.
+    ConfigError lists every fault with its field, value and remedy: of an override also that nothing reads it.
     """
     values = {} if path is None else read_yaml(path)
     if {"methods", "data_sets"} & values.keys():
@@ -55,9 +59,23 @@ def configured(values: Values, overrides: Sequence[str] = (), *, method: str | N
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
         faults.append(str(error))
+    else:
+        faults += _left_unread(config, said)
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
+
+
+def _left_unread(config: Method, said: Values) -> list[str]:
+    """What is wrong with fields that were said to this run although other settings leave them unread."""
+    settings, faults = flattened(config.model_dump(mode="json")), []
+    for field, value in flattened(said).items():
+        own = [cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}.")]
+        cause = own[0] if own else unread_because_of(field, settings)
+        if cause is not None and value is not None:
+            found = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
+            faults.append(f"{field}: {cause}{found} leaves it unread; leave it out, or change {cause}.")
+    return faults
 
 
 def configured_exactly(values: Values, *, method: str) -> Method:

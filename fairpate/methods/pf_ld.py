@@ -312,6 +312,15 @@ class PfLd(AttributeMethod):
         """The paper's form releases exact violations and undercharges the rest."""
         return super().is_private and self.pf_ld.form != "as_in_paper"
 
+    @property
+    def unread(self) -> dict[str, str]:
+        """What the paper's form does not have, and the release of sizes that are declared."""
+        sizes = ("size_share", "min_group_share")
+        if self.pf_ld.form == "as_in_paper":
+            unread = ("batches", "multipliers", "tolerance", "dual_share", "group_sizes", *sizes)
+            return {f"pf_ld.{field}": "pf_ld.form" for field in unread}
+        return {} if self.pf_ld.group_sizes is None else {f"pf_ld.{field}": "pf_ld.group_sizes" for field in sizes}
+
     def train(self, training: Training) -> Trained:
         """With noise on violations and gradients."""
         from fairpate.methods import pf_ld_as_in_paper  # which builds on this file

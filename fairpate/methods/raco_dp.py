@@ -236,6 +236,12 @@ class RacoDp(DpSgdFamily):
     method: str = "raco_dp"
     raco_dp: RacoDpConfig = RacoDpConfig()
 
+    @property
+    def unread(self) -> dict[str, str]:
+        """What names a constraint, where others are given."""
+        named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
+        return {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
+
     def check(self) -> None:
         """ConfigError for a target that a histogram beside the gradient is not priced under, or two caps at once."""
         if self.target.record_relation != "add or remove one":

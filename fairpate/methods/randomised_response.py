@@ -207,14 +207,16 @@ class RandomisedResponse(AttributeMethod):
     f_ld: FldConfig = FldConfig()
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unread(self) -> dict[str, str]:
         """What the other learner reads, and with one step what the second would."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
-        mixing = ("mixing_gap", "min_share") if one_step else ()
+        steps = ("mixing_gap", "min_share") if one_step else ()
         both = ("constraint", "reference_group") if one_step and by_f_ld else ()
-        others = () if by_f_ld else ("f_ld",)
-        return (*others, *(f"randomised_response.{field}" for field in (*game, *mixing, *both)))
+        learner, form = "randomised_response.learner", "randomised_response.form"
+        causes = dict.fromkeys((*game, *both), learner) | dict.fromkeys(steps, form)
+        others = {} if by_f_ld else {"f_ld": learner}
+        return others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
         """ConfigError for another relation, and for a published model that the learner does not make."""

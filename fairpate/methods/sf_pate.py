@@ -86,14 +86,15 @@ class SfPate(PateFamily):
             )
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unread(self) -> dict[str, str]:
         """F-LD is what learns: the student of SF_S, or the teachers of SF_T, each from its whole shard."""
+        unread = [f"teachers.{field}" for field in ("fit", "standardize", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             admission = self.aggregator.admission
             # Between rounds of an admission a student learns too, and decides what is asked next.
             read = {"fit"} if admission is not None and admission.fit is None else set()
-            return tuple(f"student.{field}" for field in LearningConfig.model_fields if field not in read)
-        return ("teachers.fit", "teachers.standardize", "teachers.max_shard_size")
+            unread = [f"student.{field}" for field in LearningConfig.model_fields if field not in read]
+        return dict.fromkeys(unread, "sf_pate.variant")
 
     @property
     def reads_public(self) -> bool:

@@ -193,6 +193,11 @@ def test_the_command_names_nothing_that_only_its_start_leaves_unread() -> None:
     assert cell.command.partition(" --set ")[2] == "dp_sgd.epochs=3.0 --set dp_postprocessing.base=dp_sgd"
 
 
+def test_the_command_names_nothing_that_another_setting_leaves_unread() -> None:
+    (cell,) = cells(settings={"student.model": {"name": "logistic", "hidden": [7]}})
+    assert cell.command.partition(" --set ")[2] == "student.model.name=logistic"
+
+
 def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) -> None:
     weights = tmp_path / "alice" / "resnet18.pth"
     weights.parent.mkdir()

@@ -1,5 +1,6 @@
 """Every method, on digits of two labels without their colour, where all of them can be trained: one shape of run."""
 
+import copy
 import dataclasses
 import hashlib
 import io
@@ -20,7 +21,9 @@ from fairpate.app.run import run_method
 from fairpate.app.rundir import RunDirectoryError, create_run_directory, sole_worker
 from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import apply_override
 from fairpate.data import find_entry, load_dataset
+from fairpate.fairness.named_constraints import named_constraints
 from fairpate.methods import find_method
 from fairpate.methods.load import configured, load_method
 from fairpate.methods.releasing import ReleasingMethod
@@ -176,7 +179,12 @@ def test_the_relation_of_the_target_is_the_statements(tmp_path):
         ("sgd", "sgd.augment", "sgd.augment.rotation_degrees=5", "changes images"),
         ("sgd", "public_data.pretrain", "public_data.pretrain={epochs: 1}", "learns from images"),
         ("pate", "teachers.fit.augment", "teachers.fit.augment.erase=0.5", "changes images"),
-        ("pate", "student.strong_augment", "student.strong_augment.erase=0.5", "changes images"),
+        (
+            "pate",
+            "student.strong_augment",
+            "student={method: fixmatch, strong_augment: {erase: 1}}",
+            "changes images",
+        ),
     ],
 )
 def test_settings_for_images_are_refused_for_a_table(method, field, setting, words, tmp_path):
@@ -226,6 +234,43 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
     assert digest("raco_dp", raco_dp={"bound": 0.2}) != digest("raco_dp")
     assert not configured({"noise": "seeded"}, method="sgd").is_seeded
     assert configured({"noise": "seeded"}, method="dp_sgd").is_seeded
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "setting", "cause"),
+    [
+        ("dp_postprocessing", {}, "dp_sgd={epochs: 3, momentum: 0}", "dp_postprocessing.base=sgd"),
+        ("randomised_response", {}, "randomised_response.mixing_gap=0.1", "randomised_response.form=one_step"),
+        ("sf_pate", {"sf_pate": {"variant": "sf_t"}}, "teachers.fit={epochs: 3}", "sf_pate.variant=sf_t"),
+        ("dp_fermi", {}, "dp_fermi.positive_label=0", "dp_fermi.constraint=demographic_parity"),
+        ("dp_fermi", {"dp_fermi": {"shares": [[0.5, 0.5]]}}, "dp_fermi.share_noise=3", "dp_fermi.shares=[[0.5, 0.5]]"),
+        ("pf_ld", {"pf_ld": {"form": "as_in_paper"}}, "pf_ld.batches=poisson", "pf_ld.form=as_in_paper"),
+        ("pf_ld", {"pf_ld": {"group_sizes": [1, 2]}}, "pf_ld.size_share=0.1", "pf_ld.group_sizes=[1.0, 2.0]"),
+        ("dp_oracle_learner", {}, "dp_oracle_learner.failure_probability=0.1", "dp_oracle_learner.num_rounds=25"),
+        ("fair_dp_sgd", {}, "fair_dp_sgd.max_temperature=1", "fair_dp_sgd.maximum=hardmax"),
+        ("pate", {}, "teachers.model.width=8", "teachers.model.name=mlp"),
+        ("pate", {}, "teachers.model.norm=group", "teachers.model.weights=null"),
+        ("pate", {}, "student.fit.momentum=0.5", "student.fit.optimizer=adam"),
+        ("pate", {}, "student.strong_augment={erase: 0.5}", "student.method=supervised"),
+        ("pate", {"teachers": {"model": {"python": "m:f"}}}, "teachers.standardize=1", "teachers.model.python=m:f"),
+    ],
+)
+def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_hold_it(method, file, setting, cause):
+    with pytest.raises(ConfigError) as caught:
+        configured(file, [setting], method=method)
+    for fault in str(caught.value).splitlines():
+        field, _, why = fault.partition(": ")
+        assert setting.startswith(field.rpartition(".")[0])
+        assert why == f"{cause} leaves it unread; leave it out, or change {cause.partition('=')[0]}."
+    values = copy.deepcopy(file)
+    apply_override(values, setting)
+    assert configured(values, method=method) != configured(file, method=method)
+
+
+def test_constraints_of_ones_own_leave_the_named_one_unread():
+    own = named_constraints("demographic_parity", num_classes=2, num_groups=2, bound=0.1)
+    with pytest.raises(ConfigError, match=r"^raco_dp\.bound: raco_dp\.constraints leaves it unread; leave it out"):
+        configured({"raco_dp": {"constraints": own}}, ["raco_dp.bound=0.2"], method="raco_dp")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.app.tables import read_labels
 from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods import sf_pate
 from fairpate.methods.definition import Training
@@ -47,8 +50,12 @@ SMALL = [
 DATA = DataConfig(options={"colour_as_feature": False})
 
 
-def configured(out: Path, *overrides: str) -> SfPate:
-    config = load({}, [*SMALL, f"out={out}", *overrides])
+def configured(out: Path, *overrides: str, file: Sequence[str] = ()) -> SfPate:
+    """``file``: settings of a file, which may hold what a variant leaves unread."""
+    values: dict[str, Any] = {}
+    for setting in (*SMALL, *file):
+        apply_override(values, setting)
+    config = load(values, [f"out={out}", *overrides])
     assert isinstance(config, SfPate)
     return config
 
@@ -175,7 +182,7 @@ def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch:
 )
 def test_what_a_variant_does_not_read_changes_no_digest(tmp_path: Path, variant: str, unread: str, read: str) -> None:
     plain, other, changed = (
-        configured(tmp_path / "run", f"sf_pate.variant={variant}", *more) for more in ((), (unread,), (read,))
+        configured(tmp_path / "run", f"sf_pate.variant={variant}", file=more) for more in ((), (unread,), (read,))
     )
     assert config_digest(other) == config_digest(plain) != config_digest(changed)
     create_run_directory(plain)
@@ -189,5 +196,5 @@ def test_what_trains_students_between_rounds_of_an_admission_decides_the_digest(
     tmp_path: Path, own: str, reads_students: bool
 ) -> None:
     in_rounds = ["sf_pate.variant=sf_s", f"aggregator.admission={{rounds: 2{own}}}"]
-    plain, other = (configured(tmp_path, *in_rounds, *more) for more in ((), ("student.fit.epochs=7",)))
+    plain, other = (configured(tmp_path, *in_rounds, file=more) for more in ((), ("student.fit.epochs=7",)))
     assert (config_digest(plain) != config_digest(other)) is reads_students

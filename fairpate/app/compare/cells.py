@@ -26,6 +26,7 @@ from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.config_reader import merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
 from fairpate.data.files import locate
+from fairpate.evaluation.settings_read import unread_because_of
 from fairpate.methods import find_method
 from fairpate.methods.definition import Method
 from fairpate.methods.load import configured, read_of, refused, start_of, unread_by
@@ -68,7 +69,9 @@ class Cell:
         overrides = [
             f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
             for path, value in now.items()
-            if (path not in start or start[path] != value) and path not in ("method", "data.name")
+            if (path not in start or start[path] != value)
+            and path not in ("method", "data.name")
+            and unread_because_of(path, every) is None
         ]
         return " ".join(["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(name), *overrides])
 
