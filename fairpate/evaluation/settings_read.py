@@ -17,6 +17,17 @@ _UNREAD_BY_LEARNING: Mapping[Any, tuple[str, ...]] = {
     "fixmatch": ("rounds",),
     "pseudo_label": ("unlabelled_ratio", "strong_augment"),
 }
+_NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
+_UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "momentum": ("optimizer", ("adam",)),
+    "max_temperature": ("maximum", ("hardmax",)),
+    "sharpness": ("constraint", ("accuracy_parity",)),
+    "positive_label": ("constraint", _NOT_OF_A_LABEL),
+    "label": ("constraint", _NOT_OF_A_LABEL),
+    "threshold_stddev_votes": ("threshold", (None,)),
+    "failure_probability": ("slack", (False,)),
+}
+"""A field, the one beside it, and the values of that under which nothing reads the first."""
 
 
 def settings_read(settings: Settings) -> dict[str, Any]:
@@ -35,10 +46,9 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     section, _, field = name.rpartition(".")
     if section.endswith("model") and (cause := _of_architecture(section, field, settings)):
         return cause
-    if field == "momentum" and settings.get(f"{section}.optimizer", "sgd") != "sgd":
-        return f"{section}.optimizer"
-    if field == "max_temperature" and settings.get(f"{section}.maximum") == "hardmax":
-        return f"{section}.maximum"
+    other, values = _UNREAD_BESIDE.get(field, ("", ()))
+    if settings.get(beside := f"{section}.{other}", ...) in values:
+        return beside
     unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
     if name.startswith(tuple(f"student.{part}" for part in unread)):
         return "student.method"

@@ -272,10 +272,8 @@ class DpFermi(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The label of another constraint, and the noise on shares that nothing releases."""
-        of_constraint = {"dp_fermi.positive_label": "dp_fermi.constraint"}
-        unread = {} if self.dp_fermi.constraint == "equal_opportunity" else of_constraint
-        return unread | ({} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"})
+        """The noise on shares that nothing releases."""
+        return {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
 
     def check(self) -> None:
         """ConfigError where the mode protects an attribute and the target speaks of records that come and go."""

@@ -358,7 +358,6 @@ class OracleLearner(AttributeMethod):
         settings = self.dp_oracle_learner
         by_group, as_in_paper = settings.rules == "by_group", settings.noise_rule == "as_in_paper"
         causes = (
-            (settings.num_rounds is not None, "num_rounds", ("failure_probability",)),
             (settings.release == "every_round", "release", ("feature_share",)),
             (by_group, "rules", ("feature_share", "num_directions", "release")),
             (as_in_paper, "noise_rule", ("feature_share", "num_directions", "release", "frequency_share", "min_share")),
