@@ -318,6 +318,8 @@ class RunRecord:
     ``disparity`` is the value of demographic parity.
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
     records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
+    ``underserved_groups`` are those that always their own most common class would serve better, by more than chance;
+    ``unmeasured_groups`` have no answered test record. Files of earlier versions name none.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
     group in the order of its codes; null for other methods.
     """
@@ -336,6 +338,8 @@ class RunRecord:
     config: dict[str, Any]
     majority_accuracy: float | None = None
     degenerate: tuple[str, ...] = ()
+    underserved_groups: tuple[str, ...] = ()
+    unmeasured_groups: tuple[str, ...] = ()
     fairness: dict[str, dict[str, float | None]] = field(default_factory=dict)
     answered: int | None = None
     answered_by_group: tuple[int, ...] | None = None

@@ -295,6 +295,8 @@ def _write_records(
         config=determining_values(config),
         majority_accuracy=headline.majority_accuracy,
         degenerate=headline.degenerate,
+        underserved_groups=headline.underserved_groups,
+        unmeasured_groups=headline.not_measured,
         fairness=headline.fairness,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=None if labels is None else _by_group(labels, len(headline.group_names)),

@@ -9,7 +9,9 @@ than ``LEAST_RECORDS`` are not spoken of. Numbers are those of the evaluated rec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from fairpate.evaluation.metrics import Evaluation
+    from fairpate.types import RunRecord
 
 LEAST_RECORDS = 10
 NEARLY_ALL = 0.99
@@ -47,12 +50,12 @@ def what_is_degenerate(measured: Evaluation) -> tuple[str, ...]:
     return (*words, *groups)
 
 
-def worse_than_constant(measured: Evaluation) -> tuple[str, ...]:
+def worse_than_constant(measured: Evaluation) -> dict[str, str]:
     """The groups whose own most common class is right more often than the model, by two standard deviations.
 
     Only records count on which the two differ, as in a sign test: of ``lost`` the constant alone is right.
     """
-    found = []
+    found = {}
     for group, counts in zip(measured.groups, measured.confusion_GYC, strict=True):
         counts_YC = np.asarray(counts)
         if group.num_answered < LEAST_RECORDS:
@@ -62,11 +65,44 @@ def worse_than_constant(measured: Evaluation) -> tuple[str, ...]:
         gained = float(np.trace(counts_YC) - counts_YC[common, common])
         if lost - gained > _CHANCE * math.sqrt(lost + gained):
             always = float(counts_YC[common].sum() / counts_YC.sum())
-            found.append(
+            found[group.name] = (
                 f"is right about {_percent(group.accuracy)} of {group.name}, always predicting "
                 f"{measured.class_names[common]!r} about {_percent(always)}"
             )
-    return tuple(found)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsTold:
+    """In how many of ``num_runs`` runs a group is served worse than by a constant, or was not measured, by its name."""
+
+    num_runs: int = 0
+    underserved: Mapping[str, int] = field(default_factory=dict)
+    unmeasured: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> GroupsTold:
+        """What the records of some runs tell together."""
+        return cls(
+            num_runs=len(records),
+            underserved=Counter(name for record in records for name in record.underserved_groups),
+            unmeasured=Counter(name for record in records for name in record.unmeasured_groups),
+        )
+
+    def words(self, noun: str) -> tuple[str, ...]:
+        """A sentence for each of the two, where there is a group; ``noun`` is what a run is one of, such as a seed."""
+        told = (
+            ("Served worse than by a constant", self.underserved),
+            ("In no gap for lack of answered test records", self.unmeasured),
+        )
+        return tuple(
+            f"{words}: {', '.join(self._counted(name, number, noun) for name, number in groups.items())}."
+            for words, groups in told
+            if groups
+        )
+
+    def _counted(self, name: str, number: int, noun: str) -> str:
+        return name if self.num_runs == 1 else f"{name} (in {number} of {self.num_runs} {noun}s)"
 
 
 def _hardly_answered(measured: Evaluation) -> Iterator[str]:

@@ -24,6 +24,7 @@ import moocore
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.evaluation.degenerate import GroupsTold
 from fairpate.fairness.notions import DEFAULT, NAMES, NotionName
 from fairpate.types import STOPPED_BY_VOTES, Relation, RunRecord, Unit
 
@@ -62,7 +63,8 @@ class Point:
     Their disparity is that of ``notion``; ``fairness_S`` has those of all notions, which :meth:`seen_by` chooses from.
     ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s.
     ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN where it is not known;
-    ``degenerate`` names predictors that are worth nothing whatever their gaps, in any of the seeds.
+    ``degenerate`` names predictors that are worth nothing whatever their gaps, in any of the seeds; ``groups`` counts
+    the seeds in which a constant would serve a group better, or a group had no answered test record.
     """
 
     method: str
@@ -74,6 +76,7 @@ class Point:
     commands: tuple[str, ...]
     majority_accuracy: float = math.nan
     degenerate: tuple[str, ...] = ()
+    groups: GroupsTold = field(default_factory=GroupsTold)
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     mean_O: FloatArray = field(init=False)
@@ -100,7 +103,12 @@ class Point:
     def remarks(self) -> tuple[str, ...]:
         """What qualifies its numbers, in words."""
         stops = self.settings.get("aggregator.budget.kind") == "data_dependent"
-        return (*((STOPPED_BY_VOTES,) if stops else ()), *self.degenerate)
+        return (*((STOPPED_BY_VOTES,) if stops else ()), *self.cautions)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What a small gap does not tell of its predictors."""
+        return (*self.degenerate, *self.groups.words("seed"))
 
     @property
     def spread_O(self) -> FloatArray:
@@ -328,6 +336,7 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
         commands=tuple(command for _, command in runs),
         majority_accuracy=float(np.mean([_or_nan(record.majority_accuracy) for record, _ in runs])),
         degenerate=_degenerate([record.degenerate for record, _ in runs]),
+        groups=GroupsTold.of([record for record, _ in runs]),
         fairness_S={name: np.array([_or_nan(notion_value(record, name)) for record, _ in runs]) for name in NAMES},
     )
 

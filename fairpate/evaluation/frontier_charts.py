@@ -144,6 +144,7 @@ def _plain_point(point: Point, series: int, settings: Mapping[str, str]) -> dict
         "seeds": point.seeds,
         "remarks": point.remarks,
         "degenerate": point.degenerate,
+        "cautions": point.cautions,
         "settings": settings,
         "commands": point.commands if any(point.commands) else [],
     }

@@ -49,10 +49,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What is said of one panel: of the middle budget first, and what no sentence is about."""
+    """What is said of one panel: of the middle budget first, what no sentence is about, and what none of them says."""
 
     budgets: tuple[Budget, ...]
     left_out: tuple[str, ...]
+    unsaid: tuple[str, ...]
 
 
 def findings(points: Sequence[Point]) -> Findings:
@@ -65,6 +66,7 @@ def findings(points: Sequence[Point]) -> Findings:
             for number in _some(len(levels), first=middle_level(told))
         ),
         left_out=tuple(_left_out(points)),
+        unsaid=tuple(_underserving(told)),
     )
 
 
@@ -246,6 +248,19 @@ def _left_out(points: Sequence[Point]) -> list[str]:
         f"{counted(len(names), 'configuration')} of {_listed(list(dict.fromkeys(names)))}: {reason}"
         for reason, names in reasons.items()
     ]
+
+
+def _underserving(points: Sequence[Point]) -> list[str]:
+    """How many of ``points`` have come to what they are by serving a group worse than a constant would."""
+    found = [point for point in points if point.groups.underserved]
+    if not found:
+        return []
+    methods, groups = (
+        _listed(list(dict.fromkeys(names)))
+        for names in ([point.method for point in found], [name for point in found for name in point.groups.underserved])
+    )
+    several = counted(len(found), "configuration")
+    return [f"{several} of {methods} with a group that is served worse than by a constant in some seed: {groups}."]
 
 
 def _reason(point: Point) -> str:

@@ -166,7 +166,12 @@ class Evaluation:
     def underserved(self) -> tuple[str, ...]:
         """Predicates of groups whom their own most common class would serve better, by more than chance: a model may
         have come to equal errors by levelling down."""
-        return worse_than_constant(self)
+        return tuple(worse_than_constant(self).values())
+
+    @property
+    def underserved_groups(self) -> tuple[str, ...]:
+        """The names of these groups."""
+        return tuple(worse_than_constant(self))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""

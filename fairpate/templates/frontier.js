@@ -55,7 +55,7 @@
   const hover = ({ point }) =>
     `<b>${escaped(model.series[point.series].name)}</b><br>ε ${point.words[0]}<br>${model.titles[1]} ${point.words[1]}` +
     `<br>accuracy ${point.words[2]}<br>coverage ${point.words[3]}` +
-    point.degenerate.map(words => `<br>${escaped(words)}`).join("") + "<extra></extra>";
+    point.cautions.map(words => `<br>${escaped(words)}`).join("") + "<extra></extra>";
 
   function axis(panel, objective, inks) {
     const common = {

@@ -146,13 +146,17 @@ def test_the_terminal_shows_the_baseline_and_names_degenerate_models_within_80_c
     cells = cells_of(sweep_of(methods=["dp_sgd"]), folder=Path())
     folder = open_sweep_folder(tmp_path, sweep_of())
     constant = {"majority_accuracy": 0.76, "degenerate": ("predicts 'no' for every record",)}
-    for cell, values in zip(cells, (constant, {"majority_accuracy": 0.76}, {}), strict=True):
+    levelled = {"majority_accuracy": 0.76, "underserved_groups": ("red",)}
+    for cell, values in zip(cells, (constant, levelled, {}), strict=True):
         row = measured(cell, cell.config.target.epsilon)
         assert row.record is not None
         folder.add(cell, [replace(row, record=replace(row.record, **values))])
     folder.assemble(cells)
     printed = io.StringIO()
-    Console(file=printed, width=80).print(summarise_comparison(Comparison(folder=folder, changed=True)), crop=False)
+    outcome = comparison_outcome(Comparison(folder=folder, changed=True))
+    Console(file=printed, width=80).print(outcome.words, crop=False)
+    assert "dp_sgd on color_digits: Served worse than by a constant: red (in 1 of 3 cells).\n" in printed.getvalue()
+    assert outcome.facts["data_sets"][0]["methods"][0]["underserved_groups"] == {"red": 1}
     assert "accuracy of always the most common class: .760" in printed.getvalue()
     named = f"degenerate: dp_sgd on color_digits, seed 0, {cells[0].digest}: predicts 'no' for every record\n"
     assert named in printed.getvalue()

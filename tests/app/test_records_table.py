@@ -49,6 +49,7 @@ def failed() -> Row:
 def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
     odds = {"equalized_odds": {"value": 0.2, "low": 0.1, "high": 0.4}}
     named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",), fairness=odds)
+    named = replace(named, record=replace(named.record, underserved_groups=("men",), unmeasured_groups=("children",)))
     asked = measured(answered=7, answered_by_group=(4, 3))
     rows = [named, asked, measured(epsilon=math.inf), failed()]
     write_rows(rows, tmp_path / "rows.parquet")
@@ -98,7 +99,8 @@ def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
         [measured(fairness={"equalized_odds": {"value": 0.1, "low": 0.1, "high": 0.2}})], tmp_path / "new.parquet"
     )
     fairness = [f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")]
-    added = ["has_guarantee", "majority_accuracy", "degenerate", "answered", "answered_by_group", *fairness]
+    added = ["has_guarantee", "majority_accuracy", "answered", "answered_by_group", *fairness]
+    added += ["degenerate", "underserved_groups", "unmeasured_groups"]
     pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(added), tmp_path / "old.parquet")
     assert read_rows(tmp_path / "old.parquet") == [measured()]
 

@@ -225,6 +225,23 @@ def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
     assert "is crossed out" not in Nesting(written(rows)).words
 
 
+def test_groups_that_a_constant_would_serve_better_are_named_with_the_point_and_beside_the_sentences(comparison):
+    rows = [row for row in comparison() if row.data == "adult" and row.method != "dp_fermi"]
+    of_one = [
+        replace(row, record=replace(row.record, underserved_groups=("<men>",))) if row.method == "dp_sgd" else row
+        for row in rows
+    ]
+    page = written(of_one)
+    sentence = "Served worse than by a constant: <men> (in 2 of 2 seeds)."
+    for point in model_of(page)["points"]:
+        is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
+        assert point["cautions"] == point["remarks"] == ([sentence] if is_named else [])
+        assert not point["degenerate"]
+    assert "3 configurations of dp_sgd with a group that is served worse than by a constant" in Nesting(page).words
+    assert sentence in Nesting(page).words
+    assert "worse than by a constant" not in Nesting(written(rows)).words
+
+
 def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):
     rows = comparison()
     records = [row.record for row in rows if row.record is not None and row.method == "dp_sgd"]

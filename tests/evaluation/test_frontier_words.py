@@ -154,6 +154,16 @@ def test_degenerate_models_win_nothing_and_are_counted():
     assert nobody == ([], ["1 configuration of pate: degenerate"])
 
 
+def test_configurations_that_serve_a_group_worse_than_a_constant_are_named_beside_the_sentences():
+    runs = [
+        *configuration("pate", (0.8, 0.82), (0.0, 0.0), underserved_groups=("men",)),
+        *configuration("dp_sgd", (0.8, 0.82), (0.1, 0.12)),
+    ]
+    words = "1 configuration of pate with a group that is served worse than by a constant in some seed: men."
+    assert findings(points_of(runs)).unsaid == (words,)
+    assert findings(points_of(runs[4:])).unsaid == ()
+
+
 def test_a_budget_holds_all_that_costs_no_more_and_the_middle_one_comes_first():
     texts, _ = said(
         *(

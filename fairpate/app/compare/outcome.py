@@ -10,6 +10,7 @@ from fairpate.app.compare.records_table import Row
 from fairpate.app.compare.report import summarise_comparison
 from fairpate.app.compare.run import Comparison
 from fairpate.app.terminal.output import Output
+from fairpate.evaluation.degenerate import GroupsTold
 from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.page import counted
 from fairpate.fairness.notions import NotionName
@@ -42,6 +43,7 @@ def _data_set(data: str, by_method: Mapping[str, Sequence[Row]], notion: NotionN
 
 def _method(method: str, rows: Sequence[Row], notion: NotionName) -> dict[str, Any]:
     records = _records(rows)
+    told = GroupsTold.of(records)
     return {
         "method": method,
         "cells": len(rows),
@@ -50,6 +52,8 @@ def _method(method: str, rows: Sequence[Row], notion: NotionName) -> dict[str, A
         "accuracy": _range(record.accuracy for record in records),
         "disparity": _range(notion_value(record, notion) for record in records),
         "coverage": _range(record.coverage for record in records),
+        "underserved_groups": dict(told.underserved),
+        "unmeasured_groups": dict(told.unmeasured),
     }
 
 

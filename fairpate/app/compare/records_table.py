@@ -39,6 +39,7 @@ __all__ = [
 _FAIRNESS = {
     name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
 }
+_WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 SCHEMA = pa.schema(
     [
         pa.field("digest", pa.string(), nullable=False),
@@ -60,14 +61,14 @@ SCHEMA = pa.schema(
         pa.field("minutes", pa.float64()),
         pa.field("has_guarantee", pa.bool_()),
         pa.field("majority_accuracy", pa.float64()),
-        pa.field("degenerate", pa.list_(pa.string())),
+        *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
         pa.field("answered", pa.int64()),
         pa.field("answered_by_group", pa.list_(pa.int64())),
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
 # Columns that tables of earlier versions lack; null there.
-_ADDED = frozenset({"has_guarantee", "majority_accuracy", "degenerate", "answered", "answered_by_group", *_FAIRNESS})
+_ADDED = frozenset({"has_guarantee", "majority_accuracy", *_WORDS, "answered", "answered_by_group", *_FAIRNESS})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
@@ -170,7 +171,7 @@ def _row(values: dict[str, Any]) -> Row:
     record = None
     if values["status"] == "ok":
         found = {name: values[name] for name in _MEASURED}
-        found |= {"degenerate": tuple(values["degenerate"] or ()), "fairness": _fairness(values)}
+        found |= {name: tuple(values[name] or ()) for name in _WORDS} | {"fairness": _fairness(values)}
         if found["answered_by_group"] is not None:
             found["answered_by_group"] = tuple(found["answered_by_group"])
         record = RunRecord(**identity, **found)

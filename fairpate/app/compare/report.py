@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from fairpate.app.compare.run import Comparison, compare
 from fairpate.app.rundir import write_text
 from fairpate.app.terminal.progress import Reporter
 from fairpate.compare_config import SweepConfig
+from fairpate.evaluation.degenerate import GroupsTold
 from fairpate.evaluation.frontier import notion_value
 from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
@@ -97,6 +98,7 @@ def summarise_comparison(comparison: Comparison) -> Group:
     by_data = comparison.rows_by_data.items()
     tables = [_methods_table(data, by_method, comparison.notion) for data, by_method in by_data]
     warnings = [_degenerate(row) for row in comparison.rows if row.record is not None and row.record.degenerate]
+    warnings += [words for data, by_method in by_data for words in _groups(data, by_method)]
     failures = [_failure(row) for row in comparison.failed]
     folder = comparison.folder
     files = Table.grid(padding=(0, 2))
@@ -119,6 +121,13 @@ def _degenerate(row: Row) -> Text:
     assert row.record is not None
     name = f"{row.method} on {row.data}, seed {row.seed}, {row.digest}"
     return Text(f"degenerate: {name}: {'; '.join(row.record.degenerate)}", no_wrap=True, overflow="ignore")
+
+
+def _groups(data: str, by_method: Mapping[str, Sequence[Row]]) -> Iterator[Text]:
+    """Which groups a method's models serve worse than a constant, and which were not measured, in how many cells."""
+    for method, rows in by_method.items():
+        for words in GroupsTold.of([row.record for row in rows if row.record is not None]).words("cell"):
+            yield Text(f"{method} on {data}: {words}", no_wrap=True, overflow="ignore")
 
 
 def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]], notion: NotionName) -> Table:

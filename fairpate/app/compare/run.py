@@ -298,13 +298,11 @@ def _row(cell: Cell, record: RunRecord, minutes: float) -> Row:
 
 def _read_record(path: Path, cell: Cell) -> RunRecord:
     """The record of a run, under the name that the sweep gives its data set and without the places where it ran."""
-    values = read_json(path)
+    stored = read_json(path)
+    values: dict[str, Any] = {n: tuple(each) if isinstance(each, list) else each for n, each in stored.items()}
     epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
-    by_group = values.get("answered_by_group")
     return replace(
         RunRecord(**values),
-        degenerate=tuple(values["degenerate"]),
-        answered_by_group=None if by_group is None else tuple(by_group),
         epsilon=epsilon,
         data=cell.data,
         config=strict(determining_values(cell.config)),

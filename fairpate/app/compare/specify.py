@@ -215,6 +215,8 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
         "distance": offer.distance,
         "majority_accuracy": point.majority_accuracy,
         "degenerate": list(point.degenerate),
+        "underserved_groups": dict(point.groups.underserved),
+        "unmeasured_groups": dict(point.groups.unmeasured),
         "noise_from_seed": point.is_seeded,
         "remarks": list(point.remarks),
         "settings": dict(point.settings),
