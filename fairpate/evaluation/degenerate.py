@@ -3,7 +3,9 @@
 A model that answers hardly anybody, says one class to nearly everyone or to nearly all of a group, or is right no more
 often than the most common class has small gaps for that alone. Thresholds are ours: one class for ``NEARLY_ALL`` is as
 one for all where true labels are twice as mixed, answers to fewer than ``HARDLY_ANY`` are as none, and groups of fewer
-than ``LEAST_RECORDS`` are not spoken of. Numbers are those of the evaluated records.
+than ``LEAST_RECORDS`` are not spoken of. To say one class to a group that has hardly another is to be right: it counts
+from ``LEAST_OTHERS`` records of other classes on, of which a model with the labels' own rates would by chance predict
+none in one case of twenty. Numbers are those of the evaluated records.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 LEAST_RECORDS = 10
 NEARLY_ALL = 0.99
 HARDLY_ANY = 0.05
+LEAST_OTHERS = 3
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
 
@@ -118,9 +121,11 @@ def _one_class_groups(measured: Evaluation, or_nearly: bool) -> Iterator[str]:
         if group.num_answered < LEAST_RECORDS:
             continue
         constant, nearly = _only_class(counts_YC), _nearly_only_class(counts_YC)
+        if nearly is None or counts_YC.sum() - counts_YC[nearly].sum() < LEAST_OTHERS:
+            continue
         if constant is not None:
             yield f"predicts {measured.class_names[constant]!r} for every record of {group.name}"
-        elif nearly is not None and or_nearly:
+        elif or_nearly:
             name = measured.class_names[nearly]
             yield f"predicts {name!r} for {_share(counts_YC)} of the records of {group.name}"
 
