@@ -82,6 +82,14 @@ class RacoDpConfig(NoisyHistogramConfig):
     max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
     max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
 
+    @property
+    def has_small_cells(self) -> bool:
+        """As the constraint's partition says."""
+        if self.constraints is None:
+            return self.constraint in ("equalized_odds", "equal_opportunity")
+        partition = self.constraints.partition
+        return partition.num_labels > 1 and partition.num_groups > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintReport:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from priced import priced
 
+from fairpate.app.identity import config_digest, determining_values
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import RacoDpClassifier
 from fairpate.methods import noisy_histogram
 from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.load import configured
 from fairpate.methods.noisy_histogram import HistogramSteps
 from fairpate.methods.raco_dp import RacoDpConfig
 from fairpate.methods.trained import private_randomness
@@ -82,6 +84,34 @@ def test_the_split_keeps_the_budget_and_the_histogram_its_part(share: float) -> 
     precisions = [steps.gradient.noise_multiplier**-2, steps.laplace_scale**-2, (steps.size_noise or math.inf) ** -2]
     assert [each / sum(precisions) for each in precisions] == pytest.approx([0.7 * (1 - share), 0.3, 0.7 * share])
     assert (steps.size_noise is None) == (share == 0)
+
+
+OWN = {
+    "num_classes": 2,
+    "constraints": [{"name": "own", "terms": [{"cells": [0], "weights": [0.0, 1.0]}], "bound": 0.1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 0.0),
+        *(({"constraint": name}, 0.3) for name in ("equalized_odds", "equal_opportunity")),
+        *(({"constraint": f"false_{name}_rate"}, 0.0) for name in ("negative", "positive", "discovery")),
+        ({"constraint": "equalized_odds", "size_share": 0.0}, 0.0),
+        ({"constraints": OWN | {"partition": {"num_labels": 2, "num_groups": 2}}}, 0.3),
+        ({"constraints": OWN | {"partition": {"num_groups": 2}}}, 0.0),
+    ],
+)
+def test_cells_of_a_label_and_a_group_have_their_sizes_released_unless_said(settings: Any, share: float) -> None:
+    left_out = configured({"raco_dp": settings}, method="raco_dp")
+    stated = configured({"raco_dp": settings | {"size_share": share}}, method="raco_dp")
+    steps = noisy_histogram.plan_steps(
+        DpSgdConfig(epochs=2), left_out.raco_dp, num_records=5000, noise_multiplier=1.0, laplace_scale=1.0
+    )
+    assert (steps.size_noise or math.inf) ** -2 == pytest.approx(share)
+    assert config_digest(left_out) == config_digest(stated), "a digest is of what is computed"
+    assert determining_values(left_out)["raco_dp"]["size_share"] == share
 
 
 def test_what_a_row_lacks_is_spread_over_it_by_hand() -> None:
