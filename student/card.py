@@ -94,6 +94,8 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
+        if not path.exists():
+            raise StudentFileError(f"{path}: no such file; give a student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
         raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
 

@@ -88,8 +88,10 @@ class TestAFolder:
             voted.save(folder)
         with pytest.raises(StudentFileError, match=r"a model of weighted_votes, not of dp_sgd; load it by FairCl"):
             DpSgdClassifier.load(folder)
-        with pytest.raises(StudentFileError, match="not a readable estimator"):
+        with pytest.raises(StudentFileError, match=r"holds no estimator \(no estimator\.json\)"):
             FairClassifier.load(tmp_path)
+        with pytest.raises(StudentFileError, match="modle: no such folder; give one that `save` wrote"):
+            FairClassifier.load(tmp_path / "modle")
         for path in sorted(folder.iterdir()):
             whole = path.read_bytes()
             for damaged in (whole[: len(whole) // 2], whole.replace(b"weighted_votes", b"dp_sgd"), b""):

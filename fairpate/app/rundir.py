@@ -206,7 +206,8 @@ def run_at(root: Path) -> RunDirectory:
     """The run in ``root``. RunFolderError where there is none."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
-        raise RunFolderError(f"{root}: holds no run (no config.yaml); give the folder that `fairpate run` named.")
+        reason = "no config.yaml" if root.is_dir() else "no such folder"
+        raise RunFolderError(f"{root}: holds no run ({reason}); give the folder that `fairpate run` named.")
     return run
 
 

@@ -66,6 +66,8 @@ def read_embedding(path: Path) -> Embedding:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         return _embedding(values, tensors)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        if not path.exists():
+            raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         raise EmbeddingFileError(
             f"{path}: no embedding that can be read ({' '.join(str(error).split())}); restore it from a copy."
         ) from error

@@ -68,6 +68,12 @@ def save(estimator: FairClassifier, folder: Path) -> Path:
 
 def load(kind: type[FairClassifier], folder: Path) -> Any:
     """The estimator of ``folder``, of the class that it was or of the one that names its method."""
+    if not (folder / _ESTIMATOR).is_file():
+        if not folder.exists():
+            raise StudentFileError(f"{folder}: no such folder; give one that `save` wrote.")
+        raise StudentFileError(
+            f"{folder}: holds no estimator (no {_ESTIMATOR}); give one that `save` wrote, or restore it from a copy."
+        )
     try:
         values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
         _require_whole(folder, values)

@@ -73,7 +73,10 @@ def test_version_and_help(fairpate):
         (["compare"], ["config"]),
         (["plan", "--data", "colour_digits", "--epsilon", "1"], ["colour_digits", "did you mean color_digits"]),
         (["plan", "--data", "color_digits"], ["--epsilon"]),
-        *([[*words, "nowhere"], ["nowhere: holds no run"]] for words in (["report"], ["card"], ["serve"])),
+        *(
+            [[*words, "nowhere"], ["nowhere: holds no run (no such folder)"]]
+            for words in (["report"], ["card"], ["serve"])
+        ),
         (["serve", "--student", "nowhere"], ["nowhere: holds no run"]),
         (["serve", "--stop", "nowhere"], ["nowhere: holds no run"]),
         (["plan", "--data", "color_digits", "--epsilon", "1", "--votes", "nowhere"], ["--votes: nowhere", "no votes"]),

@@ -79,7 +79,11 @@ def test_a_file_that_is_no_student_is_refused(tmp_path):
     damaged, foreign = tmp_path / "damaged.safetensors", tmp_path / "foreign.safetensors"
     damaged.write_bytes(b"\x00" * 40)
     save_file({"weight": torch.zeros(2)}, foreign)
-    for path, cause in ((damaged, "readable"), (foreign, "format"), (tmp_path / "missing", "readable")):
+    for path, cause in (
+        (damaged, "readable"),
+        (foreign, "format"),
+        (tmp_path / "missing", "missing: no such file; give"),
+    ):
         with pytest.raises(StudentFileError, match=cause):
             load_student(path)
 
