@@ -26,6 +26,13 @@ _BOUNDS = {
     "less_than": ("<", "lt"),
     "less_than_equal": ("<=", "le"),
 }
+_FORMS = {
+    "^[a-z][a-z0-9_]*$": "a name of lower-case letters (a to z), digits and underscores that begins with a letter",
+    "^[a-z][a-z ]{0,39}$": "at most 40 lower-case letters (a to z) and spaces that begin with a letter",
+    "^[0-9a-f]{64}$": "a sha256 of 64 digits 0 to 9 and a to f",
+    r"^[\w.]+:[\w.]+$": "module:name",
+    r"^(pixels|oriented_gradients|[\w.]+:[\w.]+)$": "'pixels', 'oriented_gradients' or module:function",
+}
 
 
 def expected(fault: Mapping[str, Any]) -> str:
@@ -43,7 +50,7 @@ def expected(fault: Mapping[str, Any]) -> str:
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}"
     if kind == "string_pattern_mismatch":
-        return f"expected text of the form {context['pattern']}"
+        return f"expected {_FORMS.get(context['pattern'], 'text of the form ' + context['pattern'])}"
     # `int_type`, `int_parsing`, `int_from_float` and the like.
     known = next((words for name, words in _KINDS.items() if kind == name or kind.startswith(f"{name}_")), None)
     if known is not None:

@@ -6,8 +6,13 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
+from fairpate.app.votes_file import VotesConfig
+from fairpate.data.declared.declaration import Declaration
+from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.entry import SourceFile
 from fairpate.faults import expected
 from fairpate.meaning import exact_text
+from fairpate.votes_config import TeacherModelConfig
 
 
 class Settings(BaseModel):
@@ -53,6 +58,24 @@ def test_a_fault_says_what_is_expected(field, value, words):
         Settings.model_validate({field: value})
     (fault,) = raised.value.errors()
     assert expected(fault) == words
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "value", "words"),
+    [
+        (Declaration, "name", "Klinik Zürich", "lower-case letters"),
+        (VotesConfig, "unit", "Hospital", "lower-case letters"),
+        (SourceFile, "sha256", "unknown", "64 digits"),
+        (PicturesConfig, "features", "edges", "module:function"),
+        (TeacherModelConfig, "python", "mine", "module:name"),
+    ],
+)
+def test_a_form_is_told_in_words(schema, field, value, words):
+    with pytest.raises(ValidationError) as raised:
+        schema.model_validate({field: value})
+    (fault,) = (each for each in raised.value.errors() if each["type"] == "string_pattern_mismatch")
+    assert words in expected(fault)
+    assert "^" not in expected(fault)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,12 @@ def test_an_anchor_in_the_run_s_own_folder_is_refused(fairpate, copied):
     assert not folder.ledger_place.exists()
 
 
+def test_a_run_without_a_ledger_has_none_to_anchor(fairpate, trained, tmp_path):
+    code, _, error = fairpate("ledger", "anchor", str(trained("record_votes").root), str(tmp_path / "elsewhere"))
+    assert (code, "no ledger; give a run of a method that asks teachers" in error) == (2, True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_an_empty_or_damaged_copy_is_refused(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"

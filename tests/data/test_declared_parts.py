@@ -141,8 +141,8 @@ def test_a_person_is_in_one_part(clinic: Path) -> None:
     assert str(error.value).splitlines() == [
         "private-2.csv: column who: expected a person, got none in 1 row; give each row its person, or "
         "protect each record by itself (data.unit=record).",
-        "test.csv: column who: expected other persons than in other parts, got none in 1 row; keep all rows of a "
-        "person in one part, or protect each record by itself (data.unit=record).",
+        "test.csv: column who: expected other persons than in other parts, got persons of another part in 1 row; "
+        "keep all rows of a person in one part, or protect each record by itself (data.unit=record).",
     ]
     alone = load(clinic, unit="record")
     assert (alone.unit, len(alone.private), len(alone.test)) == ("record", 5, 2)

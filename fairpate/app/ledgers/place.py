@@ -9,7 +9,7 @@ from aggregator.ledger.anchors import open_anchor
 from aggregator.ledger.files import ledger_files
 from aggregator.ledger.ledger import read_ledger
 from aggregator.ledger.stores import Place, is_database, shown
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json
+from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError, read_json, write_json
 from fairpate.config import ConfigError
 
 
@@ -56,8 +56,11 @@ def parsed(text: str) -> Place:
 def add_anchor(run: RunDirectory, text: str) -> str:
     """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
 
-    ConfigError where the ledger has an anchor, or the place is in the run's folder. LedgerError where a service writes.
+    RunFolderError without a ledger. ConfigError where it has an anchor, or the place is in the run's folder.
+    LedgerError where a service writes.
     """
+    if not has_ledger(run):
+        raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), parsed(text)
     if place.anchor is not None:
         raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")

@@ -19,6 +19,7 @@ _SHOWN, _LENGTH = 3, 40
 class Fault:
     """One kind of fault in one column of a file."""
 
+    met: str = "none"
     rows: int = 0
     values: dict[str, None] = field(default_factory=dict)
 
@@ -33,7 +34,7 @@ class Fault:
     def __str__(self) -> str:
         shown = [repr(value) for value in self.values][:_SHOWN] + ["..."] * (len(self.values) > _SHOWN)
         where = f"in {self.rows:,} row{'s' if self.rows != 1 else ''}"
-        return f"{', '.join(shown) or 'none'} {where}"
+        return f"{', '.join(shown) or self.met} {where}"
 
 
 @dataclass(kw_only=True)
@@ -47,10 +48,20 @@ class Faults:
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
-    def add(self, file: str, column: str, *, expected: str, remedy: str, rows: int, values: Iterable[str] = ()) -> None:
-        """``rows`` rows of ``column`` are not as ``expected``, with ``values`` among them."""
+    def add(
+        self,
+        file: str,
+        column: str,
+        *,
+        expected: str,
+        remedy: str,
+        rows: int,
+        values: Iterable[str] = (),
+        met: str = "none",
+    ) -> None:
+        """``rows`` rows of ``column`` are not as ``expected``: ``values`` are among them, or without any, ``met``."""
         if rows:
-            self.found.setdefault((file, column, expected, remedy), Fault()).add(rows, values)
+            self.found.setdefault((file, column, expected, remedy), Fault(met=met)).add(rows, values)
 
     @property
     def lines(self) -> list[str]:

@@ -347,12 +347,11 @@ class _Persons:
             of_part = list(batches)
             known = np.unique(np.concatenate(earlier)) if earlier else np.zeros(0, dtype=np.int64)
             for _, file, persons in of_part:
-                remedy = "keep all rows of a person in one part"
-                self._require(
-                    faults, file, "other persons than in other parts", remedy, int(np.isin(persons, known).sum())
-                )
+                count = int(np.isin(persons, known).sum())
+                expected, remedy = "other persons than in other parts", "keep all rows of a person in one part"
+                self._require(faults, file, expected, remedy, count, met="persons of another part")
             earlier += [persons for _, _, persons in of_part]
 
-    def _require(self, faults: Faults, file: str, expected: str, remedy: str, count: int) -> None:
+    def _require(self, faults: Faults, file: str, expected: str, remedy: str, count: int, *, met: str = "none") -> None:
         remedy = f"{remedy}, or protect each record by itself (data.unit=record)"
-        faults.add(file, self.person.column, expected=expected, remedy=remedy, rows=count)
+        faults.add(file, self.person.column, expected=expected, remedy=remedy, rows=count, met=met)
