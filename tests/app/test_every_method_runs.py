@@ -287,7 +287,7 @@ def test_a_configuration_holds_what_its_method_reads_and_is_read_back(method):
     config = config_of(method, "somewhere")
     assert type(config) is find_method(method)
     again = configured(config.model_dump(mode="json"))
-    assert again == config
+    assert again.model_dump(mode="json") == config.model_dump(mode="json")  # where defaults are settled
     assert config_digest(again) == config_digest(config)
 
 
