@@ -23,9 +23,10 @@ import scipy
 
 from aggregator.mechanism import NOT_CONFIDENT, FloatArray, Mechanism, Outcome, gated
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy import accountant, gnmax, smooth_sensitivity
+from fairpate.privacy import gnmax, smooth_sensitivity
 from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.privacy.ledger_as_in_paper import as_in_paper_rdp
 from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters
 
@@ -156,7 +157,7 @@ class ConfidentGnmax(ConfidentVotes):
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """The published code charges nothing where the gate refused a label."""
-        return accountant.as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
+        return as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
 
     def check_publication(self, release: SmoothRelease, *, num_classes: int) -> None:
         """As :func:`fairpate.privacy.smooth_sensitivity.check_monotonicity`."""

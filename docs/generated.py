@@ -29,7 +29,7 @@ MODULES = {
     "methods": "fairpate.types fairpate.methods.definition fairpate.methods.trained",
     "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.calibration "
     "fairpate.privacy.filters fairpate.privacy.gnmax fairpate.privacy.record_votes fairpate.privacy.laplace "
-    "fairpate.privacy.discrete_gaussian "
+    "fairpate.privacy.discrete_gaussian fairpate.privacy.discrete_gaussian_tails fairpate.privacy.ledger_as_in_paper "
     "fairpate.privacy.independent fairpate.privacy.audit",
     "fairness": "fairpate.fairness.rates fairpate.fairness.gaps fairpate.fairness.notions fairpate.fairness.gate "
     "fairpate.fairness.rate_constraints fairpate.fairness.named_constraints fairpate.fairness.private_population",

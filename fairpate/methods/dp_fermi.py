@@ -64,9 +64,8 @@ from fairpate.nn.fermi import (
     watched_targets,
 )
 from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps
-from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.calibration import least_noise
-from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.events import Event, PoissonGaussians, of_unit
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting
-from fairpate.privacy.events import Event
+from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import QueryOutcomes, Relation, Unit
 
@@ -66,7 +66,7 @@ class Trained:
 
     def of_unit(self, unit: Unit) -> Self:
         """The same, where what the events bound is what all that a ``unit`` holds does together."""
-        return replace(self, events=tuple(accountant.of_unit(event, unit) for event in self.events))
+        return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ from fairpate.fairness.private_population import KEPT_NOISE, TableByGroup
 from fairpate.methods.definition import Training, Voting
 from fairpate.methods.trained import Trained
 from fairpate.methods.votes_of_records import UNITS, PoolLabels, TaughtConfig, ToldByGroup, VotesOfRecords, with_noise
-from fairpate.privacy.accountant import of_unit
+from fairpate.privacy.events import of_unit
 from fairpate.privacy.record_votes import VoteSums
 from fairpate.types import IntArray
 

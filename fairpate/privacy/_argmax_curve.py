@@ -16,7 +16,7 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.privacy import gnmax
-from fairpate.privacy.discrete_gaussian import log_difference_survival_table
+from fairpate.privacy.discrete_gaussian_tails import log_difference_survival_table
 from fairpate.types import IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 from typing import Any, Literal
 
@@ -114,18 +114,6 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     )
 
 
-def of_unit(event: Any, unit: Unit) -> Any:
-    """The same event, priced alike, where all that a ``unit`` holds stands where one record stood.
-
-    TypeError for an event that is priced for one unit alone.
-    """
-    if event.unit == unit:
-        return event
-    if "unit" not in {column.name for column in fields(event)}:
-        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
-    return replace(event, unit=unit)
-
-
 def event_kinds() -> dict[str, type]:
     """The event types that have a price, by name, as far as their modules are imported; refinements included."""
     found = [kind for kind in event_rdp.registry if kind is not object]
@@ -150,7 +138,10 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     _common_guarantee(events)
     total_A = np.zeros(len(orders))
     for event in events:
-        total_A += _checked_price(event, event_rdp(event, orders))
+        price_A = event_rdp(event, orders)
+        if not np.all(price_A >= 0):
+            raise ValueError(f"Expected the price of {type(event).__name__} without NaN or negative values.")
+        total_A += price_A
     return total_A
 
 
@@ -317,36 +308,6 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     return min(by_curves, epsilon_pld(events, target_delta=target_delta))
 
 
-def as_in_paper_rdp(
-    event: ConfidentGnmaxVotes,
-    *,
-    fairness_rejected_Q: npt.ArrayLike | None = None,
-    orders_A: npt.ArrayLike = DEFAULT_ORDERS,
-) -> FloatArray:
-    """The ledger of the published PATE and FairPATE code, shape (A,), for comparison only: NOT a valid privacy cost.
-
-    Per query the threshold's cost plus P[answered] times the argmax's: an expectation, not what happened. Where
-    ``fairness_rejected_Q`` says that the gate refused the label it charges nothing, although both steps ran.
-    """
-    charged_Q = np.ones(len(event.votes_QC), dtype=bool)
-    if fairness_rejected_Q is not None:
-        charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
-    if charged_Q.shape != (len(event.votes_QC),):
-        raise ValueError(f"Expected one flag per query ({len(event.votes_QC)}), got shape {charged_Q.shape}.")
-    votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
-    threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
-    log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
-    argmax_QA = gnmax.gnmax_rdp(log_q_Q, noise_stddev_votes=noise, orders_A=orders_A)
-    answered_Q = gnmax.answer_probability(
-        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, tail=tail
-    )
-    threshold_QA = gnmax.threshold_rdp(
-        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, orders_A=orders_A, tail=tail
-    )
-    total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
-    return total_A
-
-
 def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
     """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
     return {
@@ -359,12 +320,6 @@ def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict
 def _repeated(count: int, single_A: FloatArray) -> FloatArray:
     """``count`` times one curve; nothing done costs nothing, even where one would cost infinity."""
     return count * single_A if count else np.zeros_like(single_A)
-
-
-def _checked_price(event: Event, rdp_A: FloatArray) -> FloatArray:
-    if not np.all(rdp_A >= 0):
-        raise ValueError(f"Expected the price of {type(event).__name__} without NaN or negative values.")
-    return rdp_A
 
 
 def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol
 
 from fairpate.types import IntArray, Relation, Tail, Unit
 
@@ -130,3 +130,15 @@ class PoissonGaussians:
 def _require_count(count: int) -> None:
     if count < 0:
         raise ValueError(f"Expected count >= 0, got {count}.")
+
+
+def of_unit(event: Any, unit: Unit) -> Any:
+    """The same event, priced alike, where all that a ``unit`` holds stands where one record stood.
+
+    TypeError for an event that is priced for one unit alone.
+    """
+    if event.unit == unit:
+        return event
+    if "unit" not in {column.name for column in fields(event)}:
+        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
+    return replace(event, unit=unit)

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import loss_distributions, subsampled
-from fairpate.privacy.accountant import event_pld, event_rdp, of_unit
-from fairpate.privacy.events import ConfidentGnmaxQueries, Event
+from fairpate.privacy.accountant import event_pld, event_rdp
+from fairpate.privacy.events import ConfidentGnmaxQueries, Event, of_unit
 from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 

@@ -33,7 +33,7 @@ from fairpate.privacy._moments import (
     join_exponents,
     pricings,
 )
-from fairpate.privacy.discrete_gaussian import log_difference_survival_table, log_survival_and_complement
+from fairpate.privacy.discrete_gaussian_tails import log_difference_survival_table, log_survival_and_complement
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]

@@ -39,7 +39,7 @@ import scipy
 
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
+from fairpate.privacy.discrete_gaussian_tails import log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     LossDistribution,
     gaussians,

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy.accountant import event_rdp, of_unit
-from fairpate.privacy.events import Event, TeacherEvent
+from fairpate.privacy.accountant import event_rdp
+from fairpate.privacy.events import Event, TeacherEvent, of_unit
 from fairpate.privacy.smooth_release import SmoothRelease
 from fairpate.types import Relation, Unit
 

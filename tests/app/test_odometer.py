@@ -19,9 +19,9 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.spending.meter import LedgerMeter, Meter
 from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.app.spending.receipt import OdometerError
-from fairpate.privacy.accountant import epsilon_pld, of_unit
+from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.event_values import event_from, event_json
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians, of_unit
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_release import SmoothRelease

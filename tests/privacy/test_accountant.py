@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, epsilon_of_curve
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, NoisyArgmaxes, ThresholdChecks
+from fairpate.privacy.ledger_as_in_paper import as_in_paper_rdp
 
 INTEGER_ORDERS = np.arange(2.0, 257.0)
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}
@@ -36,9 +37,7 @@ def test_golden_stream_exact_joint_cost() -> None:
 
 
 def test_golden_stream_other_ledgers() -> None:
-    assert stream_epsilon(accountant.as_in_paper_rdp(STREAM, orders_A=INTEGER_ORDERS)) == pytest.approx(
-        2.954801, abs=5e-7
-    )
+    assert stream_epsilon(as_in_paper_rdp(STREAM, orders_A=INTEGER_ORDERS)) == pytest.approx(2.954801, abs=5e-7)
     log_q = gnmax.log_q(STREAM.votes_QC, noise_stddev_votes=15, tail="gaussian")
     argmax = gnmax.gnmax_rdp(log_q, noise_stddev_votes=15, orders_A=INTEGER_ORDERS)
     check = gnmax.threshold_rdp(
@@ -78,9 +77,9 @@ def test_refusals_by_the_gate_are_free_only_in_the_published_ledger() -> None:
     rejected = np.zeros(350, dtype=bool)
     rejected[:200] = True
     kept = ConfidentGnmaxVotes(votes_QC=STREAM.votes_QC[200:], **MECHANISM, tail="gaussian")
-    assert_allclose(accountant.as_in_paper_rdp(STREAM, fairness_rejected_Q=rejected), accountant.as_in_paper_rdp(kept))
+    assert_allclose(as_in_paper_rdp(STREAM, fairness_rejected_Q=rejected), as_in_paper_rdp(kept))
     with pytest.raises(ValueError, match="one flag per query"):
-        accountant.as_in_paper_rdp(STREAM, fairness_rejected_Q=[True])
+        as_in_paper_rdp(STREAM, fairness_rejected_Q=[True])
 
 
 def test_private_votes_are_priced_under_a_private_name_only() -> None:
