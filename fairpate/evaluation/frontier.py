@@ -151,22 +151,6 @@ class Frontier:
     undefined: tuple[Point, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dominance:
-    """How many points of ``loser`` some point of ``winner`` dominates, and at which epsilons of the loser."""
-
-    winner: str
-    loser: str
-    num_dominated: int
-    num_points: int
-    epsilons: tuple[float, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of the loser's points; NaN where it has none."""
-        return self.num_dominated / self.num_points if self.num_points else math.nan
-
-
 def summary(values_SO: FloatArray) -> FloatArray:
     """A configuration's point from its runs: the mean of each objective, but the *largest* epsilon.
 
@@ -285,13 +269,6 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return kept_N
 
 
-def dominance(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> list[Dominance]:
-    """For each ordered pair of series in one panel: what of the second some point of the first dominates."""
-    require_one_panel(points)
-    series = by_series(defined(points, objectives)[0])
-    return [_dominance(winner, loser, series, objectives) for winner in series for loser in series if winner != loser]
-
-
 def require_one_panel(points: Sequence[Point]) -> None:
     """ValueError for points that may not be compared."""
     notions = sorted({point.notion for point in points})
@@ -303,24 +280,6 @@ def require_one_panel(points: Sequence[Point]) -> None:
             f"Expected points of one data set, unit, relation and delta, got {len(panels)}: "
             f"{'; '.join(map(str, sorted(panels)))}. Split them with by_panel."
         )
-
-
-def _dominance(
-    winner: str, loser: str, series: Mapping[str, Sequence[Point]], objectives: Sequence[Objective]
-) -> Dominance:
-    better_NO, worse_MO = guaranteed(series[winner], objectives), guaranteed(series[loser], objectives)
-    nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
-    somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
-    beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
-    return Dominance(
-        winner=winner,
-        loser=loser,
-        num_dominated=int(beaten_M.sum()),
-        num_points=len(worse_MO),
-        epsilons=tuple(
-            sorted({point.value("epsilon") for point, beaten in zip(series[loser], beaten_M, strict=True) if beaten})
-        ),
-    )
 
 
 def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:

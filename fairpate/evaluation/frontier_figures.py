@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairpate.evaluation.figure_style import WIDTHS_IN, FigureStyle
 from fairpate.evaluation.frontier import OBJECTIVES, Point, by_panel, by_series, defined
 from fairpate.evaluation.frontier_charts import PAIRS, TITLES, attainment, class_label, on_frontier, sound, titles
 from fairpate.evaluation.frontier_looks import COLOURS, Look, looks
@@ -40,9 +41,6 @@ from fairpate.evaluation.frontier_planes import (
 from fairpate.evaluation.page import epsilon_text
 from fairpate.later import matplotlib
 
-FORMATS = ("pdf", "svg", "png")
-WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
-"""Inches of one column and of two (85 and 178 mm)."""
 _DASHES: Mapping[str, Any] = {
     "solid": "-",
     "dash": (0, (4, 2)),
@@ -52,55 +50,11 @@ _DASHES: Mapping[str, Any] = {
     "longdashdot": (0, (8, 2, 1, 2)),
     "2px,2px,8px,2px": (0, (2, 2, 8, 2)),
 }
-_INK, _MUTED, _GRID = COLOURS[-1], "#5b6672", "#e4e7ea"
+_INK, _MUTED = COLOURS[-1], "#5b6672"
 _POINTS_PER_PIXEL = 0.42  # a mark on paper is smaller than on a screen
 _PALE = 0.4
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigureStyle:
-    """How wide pictures are, how large their text, and in which formats they are written.
-
-    ``columns``: 1 or 2; ``width_in`` None is that of so many columns. ValueError for values out of range.
-    """
-
-    columns: int = 2
-    font_size: float = 8.0
-    width_in: float | None = None
-    formats: tuple[str, ...] = ("png", "pdf")
-
-    def __post_init__(self) -> None:
-        if self.columns not in WIDTHS_IN:
-            raise ValueError(f"columns: expected 1 or 2, got {self.columns}.")
-        if not 4 <= self.font_size <= 24:
-            raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
-        if self.width_in is not None and not 1 <= self.width_in <= 40:
-            raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
-
-        unknown = [name for name in self.formats if name not in FORMATS]
-        if unknown:
-            raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
-
-    @property
-    def width(self) -> float:
-        """Inches."""
-        return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Matplotlib's: one font size, embedded fonts, and the same file every time."""
-        sizes = ("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
-        return dict.fromkeys((*sizes, "legend.fontsize", "figure.titlesize"), self.font_size) | {
-            "pdf.fonttype": 42,
-            "svg.fonttype": "path",
-            "svg.hashsalt": "fairpate",
-            "text.parse_math": False,  # a name with dollars is no formula
-            "axes.linewidth": 0.6,
-            "grid.color": _GRID,
-            "grid.linewidth": 0.5,
-        }
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:

@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from fairpate.evaluation.frontier import OBJECTIVES, Dominance, Point, by_series, dominance, guaranteed
+from fairpate.evaluation.dominance import Dominance, dominance
+from fairpate.evaluation.frontier import OBJECTIVES, Point, by_series, guaranteed
 from fairpate.evaluation.frontier_charts import sound, titles, with_spread
 from fairpate.evaluation.hypervolume import VolumeInterval, reference_point, volume_interval
 from fairpate.evaluation.page import counted, epsilon_text, percent

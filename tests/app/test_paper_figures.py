@@ -13,8 +13,9 @@ from matplotlib.text import Text
 
 from fairpate.app.compare.pictures import write_figures
 from fairpate.app.compare.records_table import write_rows
+from fairpate.evaluation.figure_style import FigureStyle
 from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
+from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_looks import COLOURS
 from fairpate.evaluation.rows import Row
 from fairpate.types import RunRecord, UsageError

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from run_records import run_record
 
+from fairpate.evaluation.dominance import dominance
 from fairpate.evaluation.frontier import (
     OBJECTIVES,
     by_panel,
     by_series,
-    dominance,
     frontier,
     is_seeded,
     pareto_mask,

@@ -26,7 +26,7 @@ def figures(
 ) -> Output:
     """Draw the frontier of a finished comparison for a paper: vector, a column wide, in the journal's font size."""
     from fairpate.app.compare.pictures import write_figures
-    from fairpate.evaluation.frontier_figures import FigureStyle
+    from fairpate.evaluation.figure_style import FigureStyle
     from fairpate.fairness.notions import notion_named
 
     if not results.exists():

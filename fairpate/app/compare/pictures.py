@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from fairpate.app.compare.records_table import read_rows
-from fairpate.evaluation.frontier_figures import FigureStyle, frontier_figures
+from fairpate.evaluation.figure_style import FigureStyle
+from fairpate.evaluation.frontier_figures import frontier_figures
 from fairpate.evaluation.frontier_page import FrontierReport
 from fairpate.evaluation.rows import FAILED, Row
 from fairpate.fairness.notions import DEFAULT, NotionName
