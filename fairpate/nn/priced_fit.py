@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
+from fairpate.nn.owners import shares_of
+from fairpate.nn.per_example import ClippedSum, GradientClipper
 from fairpate.nn.private_fit import (
     GaussianNoise,
     LaplaceNoise,

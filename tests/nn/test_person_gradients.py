@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.nn.fermi import FermiTraining, MatrixGame, watched_targets
-from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
+from fairpate.nn.owners import part_bounds
+from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.nn.priced_fit import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
 from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness
 from fairpate.nn.shifted_fit import ShiftedClipper
