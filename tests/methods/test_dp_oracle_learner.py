@@ -17,12 +17,8 @@ from sklearn.base import BaseEstimator
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import OracleLearnerClassifier
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import (
-    DpOracleLearnerConfig,
-    feature_sensitivity,
-    published_num_rounds,
-    published_round_epsilon,
-)
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, published_num_rounds
+from fairpate.methods.oracle_sides import feature_sensitivity, published_round_epsilon
 from fairpate.methods.parity import Cells, Constraint
 from fairpate.methods.parity_game import cost_differences
 from fairpate.nn.mixture import said_labels
