@@ -16,7 +16,6 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import Tags
-from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
 from fairpate.app.run import train_model
@@ -24,7 +23,7 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.spending.stating import statement_of
 from fairpate.app.terminal.progress import Reporter
 from fairpate.data.embedding import embedded
-from fairpate.estimators import kept, told
+from fairpate.estimators import kept, refusals, told
 from fairpate.estimators.parameters import (
     Sizes,
     configuration_of,
@@ -148,9 +147,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sizes = Sizes(num_records=self._declared(protected), num_public=0 if public is None else len(public.x))
         config = self._configuration(sizes, seed=seed)
         # All refusals before training: what it releases is spent, whatever fails afterwards.
-        self._require_inputs(config, private, public)
-        self._require_classes(config, labels)
-        self._require_persons_protected(config, given=bool(whose))
+        refusals.require_inputs(config, private, public)
+        refusals.require_classes(config, labels)
+        refusals.require_persons_protected(config, given=bool(whose))
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
@@ -310,39 +309,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
         return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
-
-    def _require_inputs(self, config: Method, private: Records, public: Records | None) -> None:
-        if config.reads_groups and private.groups is None:
-            raise ValueError(
-                f"{self.method} reads groups: give sensitive_features to fit, or name their column: sensitive_feature."
-            )
-        needing = [f"public_data.{name}" for name, use in config.public_data if use is not None]
-        needing += [self.method] if config.reads_public else []
-        needing += ["embedding"] if config.data.embedding is not None else []
-        if needing and public is None:
-            raise ValueError(
-                f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
-                "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
-            )
-        if public is not None and public.groups is None and config.reads_public_groups:
-            raise ValueError(
-                f"{self.method} reads groups of public records: give public_X and public_sensitive_features together."
-            )
-
-    def _require_classes(self, config: Method, labels: npt.NDArray[Any]) -> None:
-        kind = type_of_target(labels)
-        if config.learns_two_classes and kind != "binary":
-            raise ValueError(
-                f"Only binary classification is supported. The type of the target is {kind}; choose another method "
-                f"than {self.method}."
-            )
-
-    def _require_persons_protected(self, config: Method, *, given: bool) -> None:
-        if given and config.is_private and not config.protects_persons:
-            raise ValueError(
-                f"persons: {self.method} does not bound what all records of a person do together; leave persons out, "
-                "which protects each record by itself, or choose another method (docs/python.md)."
-            )
 
     def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:
         """What qualifies the claim of an estimator beside that of a run."""
