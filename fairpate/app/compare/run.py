@@ -172,24 +172,8 @@ def run_cells(
     """
     import ray
 
-    tasks = sweep.tasks
-    reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
-    remote: Any = reserve(in_time)
     pending: dict[Any, Cell] = {}
-
-    @cache
-    def put_once(name: str) -> Any:
-        """As plain arguments the votes would travel with every cell."""
-        return ray.put(_read_shared(shared.paths[name]))
-
-    def submit(cell: Cell) -> None:
-        name = ballot(cell) or release_name(cell)
-        if name in shared.faults:
-            _fail(cell, shared.faults[name], folder, table)
-            return
-        handed = None if name is None else put_once(name)
-        pending[remote.remote(tasks, _compute, compute, cell, folder.run(cell), handed, tasks.torch_threads)] = cell
-
+    submit = _submitter(pending, folder, shared, sweep, table, compute)
     waiting, settled = iter(missing), itertools.count(1)
     started, has_room = time.monotonic(), False
     with table.shown():
@@ -209,6 +193,37 @@ def run_cells(
             # Also after an interrupt: cells that nobody waits for would keep the cluster busy.
             for reference in pending:
                 ray.cancel(reference, force=True)
+
+
+def _submitter(
+    pending: dict[Any, Cell],
+    folder: SweepFolder,
+    shared: Shared,
+    sweep: SweepConfig,
+    table: SweepTable,
+    compute: Compute,
+) -> Callable[[Cell], None]:
+    """What makes a Ray task of a cell and puts it among ``pending``."""
+    import ray
+
+    tasks = sweep.tasks
+    reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
+    remote: Any = reserve(in_time)
+
+    @cache
+    def put_once(name: str) -> Any:
+        """As plain arguments the votes would travel with every cell."""
+        return ray.put(_read_shared(shared.paths[name]))
+
+    def submit(cell: Cell) -> None:
+        name = ballot(cell) or release_name(cell)
+        if name in shared.faults:
+            _fail(cell, shared.faults[name], folder, table)
+            return
+        handed = None if name is None else put_once(name)
+        pending[remote.remote(tasks, _compute, compute, cell, folder.run(cell), handed, tasks.torch_threads)] = cell
+
+    return submit
 
 
 def _read_shared(path: Path) -> VoteBatch | bytes:
