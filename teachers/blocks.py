@@ -7,7 +7,7 @@ and computed where it is not.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,14 @@ class Block:
 
 
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
-
-
 Given = list[ArrayShard] | list[IntArray]
 """Of a block's teachers: their records, or the rows of them in what a worker reads itself."""
 
 
 def blocks_in(
-    checkpoint_dir: Path | Storage, teachers: Iterable[tuple[int, ...]], content_of: Callable[[tuple[int, ...]], str]
+    checkpoint_dir: Path | Storage, num_teachers: int, size: int, content_of: Callable[[tuple[int, ...]], str]
 ) -> tuple[tuple[Block, ...], Storage | None]:
-    """Blocks of these teachers with the places of their checkpoints, named by what determines them."""
+    """All teachers by blocks of ``size``, with the places of their checkpoints, named by what determines them."""
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
 
@@ -51,7 +49,8 @@ def blocks_in(
         name = content if storage is None else keyed_name(content, storage.identity)
         return Block(teacher_indices=indices, content=content, checkpoint=join(folder, name))
 
-    return tuple(map(block, teachers)), storage
+    teachers = range(num_teachers)
+    return tuple(block(tuple(teachers[start : start + size])) for start in range(0, num_teachers, size)), storage
 
 
 def computed(
@@ -61,13 +60,13 @@ def computed(
     storage: Storage | None,
     given: Callable[[tuple[int, ...]], Given],
     workers: Pool,
-    report: TeacherCounter,
+    on_progress: Progress | None,
 ) -> Iterator[tuple[Block, ResultT]]:
-    """What ``function`` gives for every block that has no checkpoint yet, in any order; ``report`` hears of all.
+    """What ``function`` gives for every block that has no checkpoint yet, in any order; progress is told of all.
 
     ``given(teachers)`` is what a worker is sent of a block.
     """
-    missing = missing_blocks(blocks, storage, workers)
+    missing, report = missing_blocks(blocks, storage, workers), TeacherCounter(blocks, on_progress)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
@@ -93,12 +92,6 @@ def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
     if storage is not None:
         storage.require_here()
     return is_intact(checkpoint)
-
-
-def split_blocks(num_teachers: int, size: int) -> list[tuple[int, ...]]:
-    """Teachers by blocks of ``size``."""
-    teachers = range(num_teachers)
-    return [tuple(teachers[start : start + size]) for start in range(0, num_teachers, size)]
 
 
 class TeacherCounter:

@@ -21,16 +21,7 @@ from fairpate.later import torch
 from fairpate.nn.models import build_architecture
 from fairpate.storage import Storage
 from fairpate.votes_config import TeachersConfig
-from teachers.blocks import (
-    Block,
-    Given,
-    Progress,
-    TeacherCounter,
-    blocks_in,
-    computed,
-    digest_of,
-    split_blocks,
-)
+from teachers.blocks import Block, Given, Progress, TeacherCounter, blocks_in, computed, digest_of
 from teachers.checkpoint import ArrayWeights, block_path, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
 from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards
@@ -156,19 +147,19 @@ def train_ensemble(
         return block_path("", shards.of(teachers), spec, teachers, engine)
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks, storage = blocks_in(checkpoint_dir, split_blocks(config.num_teachers, size), content_of)
+    blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, size, content_of)
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
-    _train_missing(blocks, lessons, shards, workers, TeacherCounter(blocks, on_progress))
+    _train_missing(blocks, lessons, shards, workers, on_progress)
     return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
 def _train_missing(
-    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: Pool, report: TeacherCounter
+    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: Pool, on_progress: Progress | None
 ) -> None:
     """Train and store the blocks that have no checkpoint yet; a warning says how many teachers diverged."""
     given = partial(shards.given, as_rows=lessons.read is not None)
     num_diverged = 0
-    for block, done in computed(_train_block, lessons, blocks, lessons.storage, given, workers, report):
+    for block, done in computed(_train_block, lessons, blocks, lessons.storage, given, workers, on_progress):
         if done.weights is not None:
             save_block(block.checkpoint, done.weights)
         num_diverged += done.num_diverged

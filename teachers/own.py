@@ -35,17 +35,7 @@ from fairpate.later import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.storage import Storage
 from fairpate.votes_config import TeachersConfig
-from teachers.blocks import (
-    ArrayShard,
-    Block,
-    Given,
-    Progress,
-    TeacherCounter,
-    blocks_in,
-    computed,
-    digest_of,
-    split_blocks,
-)
+from teachers.blocks import ArrayShard, Block, Given, Progress, blocks_in, computed, digest_of
 from teachers.checkpoint import ArrayWeights, load_block, save_block
 from teachers.ensemble import other_records, read_shards, rows_of_teachers
 from teachers.own_code import Factory, OwnTeacherError, load_factory, made, own_modules, require_apart
@@ -123,10 +113,9 @@ def ask_own_teachers(
     def content_of(teachers: tuple[int, ...]) -> str:
         return _name(told, teachers, shards(teachers))
 
-    parts = split_blocks(config.num_teachers, config.block_size or _BLOCK)
-    blocks, storage = blocks_in(checkpoint_dir, parts, content_of)
-    failures, report = list[str](), TeacherCounter(blocks, on_progress)
-    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, given, workers, report):
+    blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, config.block_size or _BLOCK, content_of)
+    failures: list[str] = []
+    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, given, workers, on_progress):
         save_block(block.checkpoint, asked)
         failures += [] if failure is None else [failure]
     stored = [load_block(each.checkpoint) for each in blocks]
