@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import measured
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[1] / "docs" / "img"
@@ -23,7 +24,14 @@ _INK, _MUTED = "#18212b", "#5b6672"
 _COLOURS = ("#00224e", "#575c6d", "#a59c74", "#d9b300", "#7c1d1d", "#2f6f4f")
 CROSS = "x"
 Panel = Callable[[Any], None]
-_drawn_from: set[str] = set()
+
+
+class Chart(Axes):
+    """Axes that know which results they are drawn from."""
+
+    def __init__(self, *places: Any, **look: Any) -> None:
+        super().__init__(*places, **look)
+        self.drawn_from: set[str] = set()
 
 
 def main() -> None:
@@ -36,8 +44,7 @@ def main() -> None:
         columns = min(3, len(panels))
         rows = -(-len(panels) // columns)
         figure = Figure(figsize=(4.1 * columns, 3.3 * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        _drawn_from.clear()
+        axes = figure.subplots(rows, columns, squeeze=False, subplot_kw={"axes_class": Chart}).ravel()
         for axis, panel in zip(axes, panels, strict=False):
             panel(axis)
         for axis in axes[len(panels) :]:
@@ -45,7 +52,7 @@ def main() -> None:
         if any(line.get_marker() == CROSS for axis in axes for line in axis.lines):
             figure.supxlabel("crossed out: a degenerate model in one seed or more", fontsize=7, color=_MUTED)
         FOLDER.mkdir(exist_ok=True)
-        sources = [f"{file}.json {digest(file)}" for file in sorted(_drawn_from)]
+        sources = [f"{file}.json {digest(file)}" for file in sorted(set().union(*(axis.drawn_from for axis in axes)))]
         figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None, "Source": ", ".join(sources)})
 
 
@@ -58,7 +65,7 @@ def curve(axis: Any, file: str, names: Sequence[str], x: str | Sequence[float], 
     """``y`` over ``x``, a metric of the cells or given numbers, through the cells that were run."""
     cells = measured.read(file)
     if cells:
-        _drawn_from.add(file)
+        axis.drawn_from.add(file)
     points = []
     for index, name in enumerate(names):
         if name in cells:
