@@ -1,4 +1,4 @@
-"""What follows from the sources of the methods alone, kept beside other caches until they change: they take seconds."""
+"""What follows from this package's sources alone, kept beside other caches until one changes: it takes seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def kept(name: str, make: Callable[[], FoundT]) -> FoundT:
 
     A cache that cannot be used is no reason to fail.
     """
-    sources = [_PACKAGE / "config.py", _PACKAGE / "votes_config.py", *(_PACKAGE / "methods").glob("*.py")]
-    version = f"{__version__} {max(path.stat().st_mtime_ns for path in sources)}"
+    # All of them: what a field says may come from any file that a configuration imports.
+    version = f"{__version__} {max(path.stat().st_mtime_ns for path in _PACKAGE.rglob('*.py'))}"
     path = cache_dir() / "methods" / f"{re.sub(r'[^a-z0-9_]', '', name)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fairpate.app import kept
 from fairpate.app.cli import completion
 from fairpate.app.terminal.catalogue import data_set_names
 from fairpate.config_reader import apply_override
@@ -98,6 +99,16 @@ def test_fields_of_the_method_that_is_named_so_far(complete, tmp_path, monkeypat
     assert "grid=" in complete("compare", "sweep.yaml", "--set", "")
     monkeypatch.setattr("fairpate.app.terminal.catalogue.fields_of", None)
     assert complete("run", "--method", "raco_dp", "--set", "raco_dp.") == found, "kept"
+
+
+def test_what_is_kept_is_made_again_once_any_source_is_newer(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "_PACKAGE", tmp_path)
+    (source := tmp_path / "privacy" / "texts.py").parent.mkdir()
+    source.touch()
+    assert [kept.kept("texts", lambda: 1), kept.kept("texts", lambda: 2)] == [1, 1]
+    os.utime(source, (2**31, 2**31))
+    assert kept.kept("texts", lambda: 2) == 2
 
 
 @pytest.mark.parametrize("method", all_methods())
