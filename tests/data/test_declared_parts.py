@@ -135,15 +135,19 @@ def test_a_person_is_in_one_part(clinic: Path) -> None:
     assert len(load(clinic).private) == 5
     assert [load(clinic, unit=unit).records_alone for unit in (None, "record")] == [False, True]
     change(clinic, "test.csv0", "public.csv1", file="test.csv")
+    change(clinic, "test.csv1", "public.csv1", file="test.csv")
     change(clinic, "private-2.csv1", "", file="private-2.csv")
     with pytest.raises(DataError) as error:
         load(clinic)
     assert str(error.value).splitlines() == [
         "private-2.csv: column who: expected a person, got none in 1 row; give each row its person, or "
         "protect each record by itself (data.unit=record).",
-        "test.csv: column who: expected other persons than in other parts, got persons of another part in 1 row; "
-        "keep all rows of a person in one part, or protect each record by itself (data.unit=record).",
+        "test.csv: column who: expected other persons than in other parts, got persons of another part in 2 rows; "
+        "keep all rows of this person in one part, or protect each record by itself (data.unit=record).",
     ]
+    change(clinic, "y\npublic.csv1", "y\npublic.csv0", file="test.csv")
+    with pytest.raises(DataError, match=r"another part in 2 rows; keep all rows of each of these 2 persons in one part"):
+        load(clinic)
     alone = load(clinic, unit="record")
     assert (alone.unit, len(alone.private), len(alone.test)) == ("record", 5, 2)
 

@@ -243,10 +243,14 @@ class _Persons:
         for _, batches in itertools.groupby(self._met, key=lambda met: met[0]):
             of_part = list(batches)
             known = np.unique(np.concatenate(earlier)) if earlier else np.zeros(0, dtype=np.int64)
-            for _, file, persons in of_part:
-                count = int(np.isin(persons, known).sum())
-                expected, remedy = "other persons than in other parts", "keep all rows of a person in one part"
-                self._require(faults, file, expected, remedy, count, met="persons of another part")
+            for file, of_file in itertools.groupby(of_part, key=lambda met: met[1]):
+                persons = np.concatenate([persons for _, _, persons in of_file])
+                again = persons[np.isin(persons, known)]
+                number = len(np.unique(again))
+                whose = "this person" if number == 1 else f"each of these {number:,} persons"
+                remedy = f"keep all rows of {whose} in one part"
+                expected, met = "other persons than in other parts", "persons of another part"
+                self._require(faults, file, expected, remedy, len(again), met=met)
             earlier += [persons for _, _, persons in of_part]
 
     def _require(self, faults: Faults, file: str, expected: str, remedy: str, count: int, *, met: str = "none") -> None:
