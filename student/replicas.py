@@ -7,25 +7,31 @@ which takes each request's predictions at once and in order. The counts start em
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairpate.api_page import HEADERS, api_page
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.later import torch
+from fairpate.request_faults import FaultError, declared_length, fault, field_of, largest_body_bytes, remedy_for
 from fairpate.types import GateRule
 from student.card import StudentCard, read_card
 from student.predict import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
+_MAX_FAULTS = 10
 
 
 class Record(BaseModel):
@@ -41,14 +47,6 @@ class Records(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
-
-
-class BadRecordError(ValueError):
-    """A record that the student cannot read: field, value and remedy."""
-
-    def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field}: {remedy}")
-        self.fault = {"field": field, "value": str(value)[:80], "remedy": remedy}
 
 
 class SharedGate:
@@ -75,7 +73,7 @@ class StudentReplica:
         self._gate = gate
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """One label, or null where IDP3 refuses, per record. BadRecordError for a record it cannot read."""
+        """One label, or null where IDP3 refuses, per record. FaultError for a record it cannot read."""
         features = np.stack(
             [read_features(record, i, self._student.record_shape) for i, record in enumerate(body.records)]
         )
@@ -83,6 +81,13 @@ class StudentReplica:
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
         answered = [True] * len(labels) if self._gate is None else await self._gate.offer.remote(groups, labels)
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is read."""
+        shape = self._student.record_shape
+        is_image = len(shape) == _IMAGE_DIMENSIONS
+        return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
         """What the student was trained for."""
@@ -105,13 +110,13 @@ def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.
     try:
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise BadRecordError(field, record.features, "Expected nested lists of numbers, all of one length.") from None
+        raise FaultError(422, field, record.features, "Expected nested lists of numbers, all of one length.") from None
     if values.shape != shape:
-        raise BadRecordError(field, values.shape, f"Expected the shape {shape}.")
+        raise FaultError(422, field, values.shape, f"Expected the shape {shape}.")
     low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
     if not ((values >= low) & (values <= high)).all() or (is_image and (values % 1).any()):
         kind = "whole numbers" if is_image else "finite numbers"
-        raise BadRecordError(field, "out of range", f"Expected {kind} from {low:g} to {high:g}.")
+        raise FaultError(422, field, "out of range", f"Expected {kind} from {low:g} to {high:g}.")
     return values.astype(np.uint8 if is_image else np.float32)
 
 
@@ -121,14 +126,36 @@ def read_group(record: Record, position: int, card: StudentCard) -> int:
         return 0
     if record.group not in card.group_names:
         names = ", ".join(card.group_names)
-        raise BadRecordError(f"records.{position}.group", record.group, f"Expected one of: {names}.")
+        raise FaultError(422, f"records.{position}.group", record.group, f"Expected one of: {names}.")
     return card.group_names.index(record.group)
 
 
-def http_replica() -> Any:
-    """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
-    from ray import serve
+class BodyLimit:
+    """ASGI middleware that refuses a body which is too large, or does not say how large it is, before it is read."""
 
+    def __init__(self, app: ASGIApp, *, most: Callable[[], int]) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it here."""
+        if scope["type"] != "http":  # the start, before there is a copy to ask
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            declared_length(headers, self._most())
+        except FaultError as refused:
+            await _faults(refused.status_code, [refused.fault])(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _faults(status: int, faults: Sequence[dict[str, str]]) -> JSONResponse:
+    return JSONResponse({"errors": faults}, status_code=status)
+
+
+def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
+    """The routes; ``replica`` is the copy that serves a request."""
     app = FastAPI(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
@@ -136,19 +163,24 @@ def http_replica() -> Any:
         redoc_url=None,
     )
 
-    def replica() -> StudentReplica:
-        """The copy that serves this request."""
-        found: Any = serve.get_replica_context().servable_object
-        assert isinstance(found, StudentReplica)
-        return found
+    app.add_middleware(BodyLimit, most=lambda: replica().max_body_bytes)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Any:
+        found = error.errors()[:_MAX_FAULTS]
+        return _faults(
+            422, [fault(".".join(field_of(each)) or "body", each.get("input"), remedy_for(each)) for each in found]
+        )
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Any:
+        at = fault("path", f"{request.method} {request.url.path}", f"{error.detail}; see /docs.")
+        return _faults(error.status_code, [error.fault if isinstance(error, FaultError) else at])
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
         """One label, or null where IDP3 refuses, per record."""
-        try:
-            return await replica().answer(body)
-        except BadRecordError as error:
-            return JSONResponse({"errors": [error.fault]}, status_code=422)
+        return await replica().answer(body)
 
     @app.get("/v1/student")
     async def card() -> Any:
@@ -164,7 +196,19 @@ def http_replica() -> Any:
     async def docs() -> Any:
         return HTMLResponse(api_page(app.openapi()), headers=HEADERS)
 
-    return serve.ingress(app)(StudentReplica)
+    return app
+
+
+def http_replica() -> Any:
+    """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
+    from ray import serve
+
+    def replica() -> StudentReplica:
+        found: Any = serve.get_replica_context().servable_object
+        assert isinstance(found, StudentReplica)
+        return found
+
+    return serve.ingress(student_app(replica))(StudentReplica)
 
 
 class ServedStudent(BaseModel):

@@ -12,12 +12,12 @@ from aggregator.ledger.budget import epsilon_fixed_beforehand
 from aggregator.service import metrics, request_bodies, wire
 from aggregator.service.answers_file import MEDIA_TYPES, answers_file
 from aggregator.service.batching import Batcher
-from aggregator.service.errors import FaultError
 from aggregator.service.health import Health
 from aggregator.service.questions import PublicPool
 from aggregator.service.responses import json_response
 from aggregator.service.writer import Snapshot, Writer
 from aggregator.session import BudgetStatus, OverBudget, sanitised_epsilon
+from fairpate.request_faults import FaultError
 from fairpate.strict_json import strict
 
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]

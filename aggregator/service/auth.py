@@ -16,10 +16,10 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aggregator.service.errors import FaultError
 from aggregator.service.rates import Buckets, RequestRate
 from aggregator.service.token_store import LiveTokens
 from aggregator.service.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller
+from fairpate.request_faults import FaultError, declared_length
 
 _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
@@ -120,18 +120,6 @@ class Auth:
 def _bearer(authorization: str) -> str | None:
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
-
-
-def declared_length(headers: dict[bytes, str], most: int) -> int:
-    """How many bytes the body has. FaultError where that is not said, or more than ``most``."""
-    if b"transfer-encoding" in headers:
-        raise FaultError(411, "Transfer-Encoding", headers[b"transfer-encoding"], "Send Content-Length instead.")
-    if headers.get(b"content-encoding", "identity").lower() != "identity":
-        raise FaultError(415, "Content-Encoding", headers[b"content-encoding"], "Send the body as it is.")
-    length = int(headers.get(b"content-length", "0"))  # the parser saw to it that these are digits
-    if length > most:
-        raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer queries at once.")
-    return length
 
 
 async def _read(receive: Receive) -> bytes | None:

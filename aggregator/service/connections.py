@@ -25,7 +25,7 @@ from typing import Any, Literal
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from aggregator.service.errors import fault
+from fairpate.request_faults import fault
 
 # A head passes its limit by no more than this before it is refused.
 _SLICE_BYTES = 4096

@@ -18,12 +18,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
 from aggregator.service.api import ServiceSettings
-from aggregator.service.auth import declared_length
-from aggregator.service.errors import FaultError
 from aggregator.service.observing import Observed
 from aggregator.service.page import gateway_page, page_headers
 from aggregator.service.responses import add_error_bodies, json_response
 from fairpate import __version__
+from fairpate.request_faults import FaultError, declared_length
 
 PREFIX = "/v1/runs/"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

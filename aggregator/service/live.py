@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.service.errors import FaultError
+from fairpate.request_faults import FaultError
 
 State = Callable[[], Awaitable[dict[str, Any]]]
 _MOST_STREAMS, _MOST_OF_ONE, _FOR_OPERATORS = 64, 8, 8

@@ -10,12 +10,12 @@ from fastapi import FastAPI, Query, Response
 from aggregator.ledger.entries import Asked
 from aggregator.mechanism import Outcome
 from aggregator.service import operator_wire, wire
-from aggregator.service.errors import FaultError
 from aggregator.service.overview import Overview
 from aggregator.service.questions import PublicPool
 from aggregator.service.responses import json_response
 from aggregator.service.writer import Writer
 from aggregator.session import PublicationError, sanitised_epsilon
+from fairpate.request_faults import FaultError
 from fairpate.strict_json import strict
 
 

@@ -6,7 +6,6 @@ The OpenAPI document is made of these types, so that it states what is accepted,
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Discriminator, FailFast, Field, Tag, create_model
 
-from aggregator.service.errors import FaultError
 from aggregator.service.questions import PublicPool, Question
 from aggregator.service.wire import MAX_QUERIES_PER_REQUEST, Body
 from fairpate.data.declared.form import FormField, RecordForm
+from fairpate.request_faults import FaultError, largest_body_bytes
 
 _MAX_COUNT = 1_000_000
-_MAX_BODY_BYTES = 2 * 2**20
-_BYTES_BESIDE_FEATURES, _BYTES_PER_BYTE, _BYTES_PER_FLOAT = 1024, 6, 26  # as "255.0," and "-3.4028234663852886e+38, "
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -63,9 +60,8 @@ def bodies_for(pool: PublicPool) -> Bodies:
 
 def max_body_bytes(pool: PublicPool) -> int:
     """The largest body that a request for this pool's records needs: 2 MiB, or one record where that is more."""
-    per_number = _BYTES_PER_BYTE if pool.features.dtype == np.uint8 else _BYTES_PER_FLOAT
-    record = _BYTES_BESIDE_FEATURES + per_number * math.prod(pool.record_shape)
-    return max(record, min(_MAX_BODY_BYTES, MAX_QUERIES_PER_REQUEST * record))
+    is_bytes = pool.features.dtype == np.uint8
+    return largest_body_bytes(pool.record_shape, is_bytes=is_bytes, most_records=MAX_QUERIES_PER_REQUEST)
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:

@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException
 
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.own_limits import QuotaExceededError
-from aggregator.service.errors import FaultError, fault, validation_faults
+from aggregator.service.errors import validation_faults
 from aggregator.session import VotesUnavailableError
+from fairpate.request_faults import FaultError, fault
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2

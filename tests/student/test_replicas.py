@@ -1,6 +1,9 @@
 """The student on a real Ray Serve: replicas that predict, one gate that counts for all of them."""
 
+import asyncio
+import json
 import socket
+from functools import partial
 
 import httpx
 import numpy as np
@@ -9,9 +12,18 @@ import torch
 from two_groups import untrained_student
 
 from fairpate.fairness.gate import filter_stream
+from fairpate.request_faults import FaultError
 from fairpate.types import GateRule
 from student.predict import save_student
-from student.replicas import BadRecordError, Record, read_features, serve_student, stop_student
+from student.replicas import (
+    MAX_RECORDS_PER_REQUEST,
+    Record,
+    StudentReplica,
+    read_features,
+    serve_student,
+    stop_student,
+    student_app,
+)
 
 RULE = GateRule(max_disparity=0.05, min_count=10)
 
@@ -56,8 +68,69 @@ def test_replicas_share_one_gate(url, student):
 
 @pytest.mark.parametrize("features", [[1, 2, 3], [[1, 2, 3, 4]], [1, 2, 3, "x"], [1, 2, 3, 1e39], [1, [2], 3, 4]])
 def test_a_record_of_another_shape_or_range_is_refused(features):
-    with pytest.raises(BadRecordError, match="Expected"):
+    with pytest.raises(FaultError, match="Expected"):
         read_features(Record(features=features, group="red"), 0, untrained_student().record_shape)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One copy without Ray, whose records of four numbers take at most 1024 + 26 * 4 bytes of a body."""
+    path, threads = tmp_path_factory.mktemp("alone") / "student.safetensors", torch.get_num_threads()
+    save_student(untrained_student(), path)
+    replica = StudentReplica(path, None)
+    torch.set_num_threads(threads)
+    app = student_app(lambda: replica)
+
+    async def asked(method, path, **content):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://student") as client:
+            return await client.request(method, path, **content)
+
+    return lambda *request, **content: asyncio.run(asked(*request, **content))
+
+
+async def pieces():
+    yield b"{}"
+
+
+def test_a_body_that_is_too_large_or_of_unknown_length_is_refused_before_it_is_read(alone):
+    most = MAX_RECORDS_PER_REQUEST * (1024 + 26 * 4)
+    ask = partial(alone, "POST", "/v1/predictions")
+    assert ask(content=b" " * most).status_code == 422
+    declared = ask(content=b" " * (most + 1))
+    assert (declared.status_code, declared.json()["errors"][0]["value"]) == (413, f"{most + 1} bytes")
+    assert ask(content=pieces()).status_code == 411
+    record = {"features": [1.0, 2.0, 3.0, 4.0]}
+    assert len(ask(json={"records": [record] * 3}).json()["labels"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "remedy"),
+    [
+        (b"{", "body", "Expected JSON; Expecting property name enclosed in double quotes."),
+        ({"records": [{}]}, "records.0.features", "Required; add this field."),
+        ({"records": [{"features": [1, 2, 3]}]}, "records.0.features", "Expected the shape (4,)."),
+        ({"records": [], "x": 1}, "records", "Expected at least 1 item."),
+    ],
+)
+def test_a_bad_request_is_refused_with_field_value_and_remedy(alone, body, field, remedy):
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    response = alone("POST", "/v1/predictions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["errors"][0].items() >= {"field": field, "remedy": remedy}.items()
+    assert alone("GET", "/v1/budget").json()["errors"][0]["remedy"] == "Not Found; see /docs."
+
+
+def test_the_routes_start_before_there_is_a_copy():
+    received, sent = iter(["startup", "shutdown"]), []
+
+    async def receive():
+        return {"type": f"lifespan.{next(received)}"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    asyncio.run(student_app(pytest.fail)({"type": "lifespan", "state": {}}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.mark.slow
