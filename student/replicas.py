@@ -174,7 +174,9 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Any:
-        at = fault("path", f"{request.method} {request.url.path}", f"{error.detail}; see /docs.")
+        # What queries an aggregator shows this to whoever gave it the URL.
+        here = "a published student is served here, no aggregator: it answers POST /v1/predictions"
+        at = fault("path", f"{request.method} {request.url.path}", f"{error.detail}; {here}, see /docs.")
         return _faults(error.status_code, [error.fault if isinstance(error, FaultError) else at])
 
     @app.post("/v1/predictions")

@@ -117,7 +117,12 @@ def test_a_bad_request_is_refused_with_field_value_and_remedy(alone, body, field
     response = alone("POST", "/v1/predictions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 422
     assert response.json()["errors"][0].items() >= {"field": field, "remedy": remedy}.items()
-    assert alone("GET", "/v1/budget").json()["errors"][0]["remedy"] == "Not Found; see /docs."
+
+
+def test_who_takes_it_for_an_aggregator_is_told_what_it_is(alone):
+    (fault,) = alone("GET", "/v1/budget").json()["errors"]
+    assert (fault["field"], fault["value"]) == ("path", "GET /v1/budget")
+    assert "a published student is served here, no aggregator" in fault["remedy"]
 
 
 def test_the_routes_start_before_there_is_a_copy():
