@@ -147,7 +147,7 @@ def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | Non
         noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale
     )
     step = loss_distributions.on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval)
-    return step.self_compose(event.count)
+    return loss_distributions.repeated(step, event.count)
 
 
 @event_pld.register
@@ -162,7 +162,7 @@ def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution
     if not event.count or inside is None:
         return inside
     step = loss_distributions.mixed_with_nothing(inside, event.sampling_rate, interval=interval)
-    return step.self_compose(event.count)
+    return loss_distributions.repeated(step, event.count)
 
 
 def _gaussian_rdp(count: int, noise_multiplier: float, orders_A: FloatArray) -> FloatArray:

@@ -35,7 +35,7 @@ from fairpate.later import dp_accounting, pld
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
-from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL, LossDistribution, nothing
+from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL, LossDistribution, nothing, repeated
 from fairpate.types import IntArray, Relation, Unit
 
 _GRID_BITS = 24
@@ -102,7 +102,7 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
     if math.isinf(event.epsilon):
         return None
     guaranteed = dp_accounting.pld.common.DifferentialPrivacyParameters(event.epsilon, 0.0)
-    return pld.from_privacy_parameters(guaranteed, interval).self_compose(event.count)
+    return repeated(pld.from_privacy_parameters(guaranteed, interval), event.count)
 
 
 @event_pld.register
@@ -111,9 +111,7 @@ def _(event: LaplaceReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    return pld.from_laplace_mechanism(1 / event.epsilon, value_discretization_interval=interval).self_compose(
-        event.count
-    )
+    return repeated(pld.from_laplace_mechanism(1 / event.epsilon, value_discretization_interval=interval), event.count)
 
 
 def pure_epsilon(events: Sequence[object]) -> float:

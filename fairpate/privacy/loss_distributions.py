@@ -67,7 +67,14 @@ def poisson_gaussians(
         sampling_prob=sampling_rate,
         neighboring_relation=pld.NeighborRel[_NEIGHBOURS[relation]],
     )
-    return step.self_compose(count)
+    return repeated(step, count)
+
+
+def repeated(step: LossDistribution, count: int) -> LossDistribution:
+    """``count`` steps, one after another."""
+    # Tails are cut where the tightest of many moments bounds them. One beyond any float bounds nothing, and is skipped.
+    with np.errstate(over="ignore"):
+        return step.self_compose(count)
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:

@@ -46,6 +46,7 @@ from fairpate.privacy.loss_distributions import (
     nothing,
     on_poisson_sample,
     poisson_gaussians,
+    repeated,
 )
 from fairpate.types import Relation, Unit
 
@@ -208,7 +209,7 @@ def _(event: VoteTables, interval: float) -> LossDistribution | None:
     if not event.noise_stddev_votes:
         return None
     pair = one_count_moves(event.noise_stddev_votes)
-    return on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval).self_compose(event.count)
+    return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
 
 @event_pld.register
@@ -232,7 +233,7 @@ def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
     pair = two_counts_move(event.noise_stddev_votes)
     if event.threshold_stddev_votes is not None:
         pair = both(pair, one_count_moves(event.threshold_stddev_votes))
-    return on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval).self_compose(event.count)
+    return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
 
 def _precision(event: NeighbourVotes) -> float:

@@ -209,6 +209,12 @@ def test_a_target_that_other_events_exceed_is_out_of_reach() -> None:
         least_noise(lambda noise: [secret(noise=noise)], target_epsilon=math.nan, target_delta=1e-5)
 
 
+def test_nearly_no_loss_is_composed_without_a_warning() -> None:
+    """What a plan for a small epsilon looks at: moments beyond any float bound no tail, and are left out."""
+    noisy = both(count=125, noise=636.6894750704607, scale=1910.068425211382, rate=0.16)
+    assert 0 < epsilon_pld([noisy], target_delta=1e-5) < 0.05
+
+
 def test_where_the_smallest_noise_is_enough_the_search_ends() -> None:
     noise = least_noise(lambda noise: [attribute(noise=noise)], target_epsilon=1e9, target_delta=1e-5)
     assert epsilon([attribute(noise=noise)], target_delta=1e-5).epsilon <= 1e9
