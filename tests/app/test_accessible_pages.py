@@ -25,6 +25,8 @@ def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
         assert tab.until(f"location.href === {page.as_uri()!r} && document.readyState === 'complete'")
         tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert barriers(tab) == [], page
+        least = "Math.min(24, ...[...document.querySelectorAll('summary')].map(e => e.getBoundingClientRect().height))"
+        assert tab.run(least) == 24, page  # pixels that a finger hits, WCAG 2.2
 
 
 def test_a_tap_on_a_word_opens_its_meaning_and_a_tap_elsewhere_closes_it(tab, finished, fairpate):
