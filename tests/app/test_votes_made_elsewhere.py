@@ -189,6 +189,7 @@ def test_labels_alone_need_no_features_and_cost_once_however_often_they_are_aske
     assert (total.unit, total.releases) == ("hospital", 1)
     assert total.epsilon <= 8
     assert statement["queries"]["submitted"] == RECORDS
+    assert f"all {len(read_labels(run.labels).labels)} are in it" in fairpate("ledger", "verify", run.root)[1]
 
 
 def test_other_votes_are_another_ledger(tmp_path, fairpate, state):

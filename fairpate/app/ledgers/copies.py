@@ -24,7 +24,9 @@ from fairpate.app.ledgers.place import LedgerPlace, note_place, parsed, place_of
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
 from fairpate.app.trained_on import load_for
+from fairpate.app.votes_file import read_votes_file
 from fairpate.config import ConfigError
+from fairpate.methods.own_votes import OwnVotes
 from fairpate.methods.voting import VotingMethod
 from fairpate.types import UserError
 
@@ -85,7 +87,8 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str], Outcome | None]) -> str:
     """In words, whether a ledger holds every label that the run released. RunDirectoryError if it does not."""
     try:
-        dataset = config.queried(load_for(run, config.data))
+        alone = isinstance(config, OwnVotes)
+        dataset = read_votes_file(config.votes).dataset if alone else config.queried(load_for(run, config.data))
     except UserError as error:
         return f"not compared, because the data set cannot be read ({error})"
     total, lost = missing_labels(run, choose_queries(dataset, config.plan(dataset).settings), outcome)
