@@ -146,7 +146,7 @@ def test_a_person_is_in_one_part(clinic: Path) -> None:
         "keep all rows of this person in one part, or protect each record by itself (data.unit=record).",
     ]
     change(clinic, "y\npublic.csv1", "y\npublic.csv0", file="test.csv")
-    with pytest.raises(DataError, match=r"another part in 2 rows; keep all rows of each of these 2 persons in one part"):
+    with pytest.raises(DataError, match=r"2 rows; keep all rows of each of these 2 persons in one part"):
         load(clinic)
     alone = load(clinic, unit="record")
     assert (alone.unit, len(alone.private), len(alone.test)) == ("record", 5, 2)
