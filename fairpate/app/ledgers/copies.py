@@ -87,8 +87,10 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str], Outcome | None]) -> str:
     """In words, whether a ledger holds every label that the run released. RunDirectoryError if it does not."""
     try:
-        alone = isinstance(config, OwnVotes)
-        dataset = read_votes_file(config.votes).dataset if alone else config.queried(load_for(run, config.data))
+        if isinstance(config, OwnVotes):
+            dataset = read_votes_file(config.votes).dataset
+        else:
+            dataset = config.queried(load_for(run, config.data))
     except UserError as error:
         return f"not compared, because the data set cannot be read ({error})"
     total, lost = missing_labels(run, choose_queries(dataset, config.plan(dataset).settings), outcome)
