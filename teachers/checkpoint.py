@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from fairpate import __version__
 from fairpate.later import torch
-from fairpate.storage import Location, exists, join, read, write
+from fairpate.storage import Location, exists, read, write
 from fairpate.types import UserError
 from teachers.teacher import Shard, TeacherSpec
 from teachers.train import Engine
@@ -36,10 +36,8 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be read; the message names its location and the remedy."""
 
 
-def block_path(
-    folder: Location, shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine
-) -> str:
-    """Where the block of ``teacher_indices`` with these shards belongs; any change of an input changes the name."""
+def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine) -> str:
+    """What the block of ``teacher_indices`` with these shards is called; any change of an input changes the name."""
     determined_by = {
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
@@ -57,7 +55,7 @@ def block_path(
         for tensor in (shard.x, shard.y):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
-    return join(folder, f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors")
+    return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
 
 
 def keyed_name(name: str, key: str) -> str:

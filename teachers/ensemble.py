@@ -22,7 +22,7 @@ from fairpate.nn.models import build_architecture
 from fairpate.storage import Storage
 from fairpate.votes_config import TeachersConfig
 from teachers.blocks import Block, Given, Progress, TeacherCounter, blocks_in, computed, digest_of
-from teachers.checkpoint import ArrayWeights, block_path, load_block, save_block
+from teachers.checkpoint import ArrayWeights, block_name, load_block, save_block
 from teachers.pool import InProcessPool, Pool, PoolError
 from teachers.shard import IntArray, assign_teachers, shard_key, shard_rows, trim_shards
 from teachers.teacher import Shard, TeacherSpec
@@ -144,7 +144,7 @@ def train_ensemble(
     shards = _Shards(private=private, rows=rows_of_teachers(private, config, seed))
 
     def content_of(teachers: tuple[int, ...]) -> str:
-        return block_path("", shards.of(teachers), spec, teachers, engine)
+        return block_name(shards.of(teachers), spec, teachers, engine)
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
     blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, size, content_of)
@@ -216,7 +216,7 @@ def _shards_of(block: Block, given: Any, lessons: _Lessons) -> list[Shard]:
         return [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     shards = read_shards(lessons.read, given)
     # What it is called follows from the records: by other ones it would be stored as what it is not.
-    if block_path("", shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
+    if block_name(shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
         raise other_records()
     return shards
 

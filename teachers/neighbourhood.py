@@ -69,8 +69,6 @@ class RayNeighbourhood:
         sampling_rate: float,
         seed: int | None,
         config: RayConfig,
-        timeout_s: float = _TIMEOUT_S,
-        hang_timeout_s: float = 5.0,
     ) -> None:
         import ray
 
@@ -82,7 +80,6 @@ class RayNeighbourhood:
             "concurrency_groups": {BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(_Part)
-        self._timeout_s = timeout_s
         # Kept here, so that an actor that is started again finds its records.
         self._sources = [ray.put(block) for block in blocks]
         num_actors = max(1, min(number_of_actors(config), len(blocks)))
@@ -90,7 +87,7 @@ class RayNeighbourhood:
             actor_class.remote(count, sampling_rate, seed, config.torch_threads, *self._sources[i::num_actors])
             for i in range(num_actors)
         ]
-        self._watch = VoterWatch(self.actors, hang_timeout_s=hang_timeout_s)
+        self._watch = VoterWatch(self.actors)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """As :meth:`Neighbourhood.nearest`."""
@@ -98,9 +95,9 @@ class RayNeighbourhood:
 
         reference = ray.put(queries_QD)
         try:
-            parts = ray.get([actor.nearest.remote(reference, names) for actor in self.actors], timeout=self._timeout_s)
+            parts = ray.get([actor.nearest.remote(reference, names) for actor in self.actors], timeout=_TIMEOUT_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise PoolError(f"Not all records could be asked within {self._timeout_s:g} s: {error}") from error
+            raise PoolError(f"Not all records could be asked within {_TIMEOUT_S:g} s: {error}") from error
         return merged(parts)
 
     def are_answering(self) -> bool:

@@ -60,14 +60,7 @@ class Voters:
     PoolError where the cluster is too small.
     """
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        config: RayConfig,
-        *,
-        timeout_s: float = _VOTE_TIMEOUT_S,
-        hang_timeout_s: float = _HANG_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
         import ray
 
         options: dict[str, Any] = {
@@ -79,7 +72,7 @@ class Voters:
             "concurrency_groups": {BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(Voter)
-        self._num_teachers, self._timeout_s = ensemble.num_teachers, timeout_s
+        self._num_teachers = ensemble.num_teachers
         # References, kept here, so that an actor that is started again, maybe on another node, finds its teachers.
         self._sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
         num_actors = min(number_of_actors(config), len(self._sources))
@@ -88,7 +81,7 @@ class Voters:
             actor_class.remote(ensemble.spec, config.torch_threads, device, *self._sources[i::num_actors])
             for i in range(num_actors)
         ]
-        self._watch = VoterWatch(self.actors, hang_timeout_s=hang_timeout_s)
+        self._watch = VoterWatch(self.actors)
 
     def are_answering(self) -> bool:
         """Whether every actor gave a sign of life lately; known without waiting."""
@@ -100,9 +93,9 @@ class Voters:
 
         reference = ray.put(queries)
         try:
-            counts = ray.get([actor.counts.remote(reference) for actor in self.actors], timeout=self._timeout_s)
+            counts = ray.get([actor.counts.remote(reference) for actor in self.actors], timeout=_VOTE_TIMEOUT_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise PoolError(f"Not all teachers voted within {self._timeout_s:g} s: {error}") from error
+            raise PoolError(f"Not all teachers voted within {_VOTE_TIMEOUT_S:g} s: {error}") from error
         votes_QC: VoteArray = np.sum(counts, axis=0)
         if not (votes_QC.sum(axis=1) == self._num_teachers).all():
             raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
@@ -124,9 +117,8 @@ class VoterWatch:
     A voter that has not answered yet since it was started is starting, however long that takes, and does not hang.
     """
 
-    def __init__(self, actors: Sequence[Any], *, hang_timeout_s: float, interval_s: float = _PING_INTERVAL_S) -> None:
-        self._voters = [_WatchedVoter(actor, hang_timeout_s) for actor in actors]
-        self._interval_s = interval_s
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._voters = [_WatchedVoter(actor) for actor in actors]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
         self._thread.start()
@@ -142,15 +134,15 @@ class VoterWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        while not self._ended.wait(_PING_INTERVAL_S):
             for voter in self._voters:
                 voter.look()
 
 
 class _WatchedVoter:
-    def __init__(self, actor: Any, hang_timeout_s: float) -> None:
+    def __init__(self, actor: Any) -> None:
         self.answers = False
-        self._actor, self._hang_timeout_s = actor, hang_timeout_s
+        self._actor = actor
         self._ping: Any = None
         self._asked_s = 0.0
 
@@ -164,8 +156,8 @@ class _WatchedVoter:
             self._asked_s = time.monotonic()
         if ray.wait([self._ping], timeout=0)[0]:
             self.answers, self._ping = _succeeded(self._ping), None
-        elif self.answers and time.monotonic() > self._asked_s + self._hang_timeout_s:
-            _log.warning("A voter gave no sign of life for %g s and is started again.", self._hang_timeout_s)
+        elif self.answers and time.monotonic() > self._asked_s + _HANG_TIMEOUT_S:
+            _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
             self.answers, self._ping = False, None
             ray.kill(self._actor, no_restart=False)
 

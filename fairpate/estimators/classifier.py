@@ -33,7 +33,7 @@ from fairpate.estimators.parameters import (
     settings_in,
     with_setting,
 )
-from fairpate.estimators.pipelines import fitted_steps, passes_on, steps_in_front
+from fairpate.estimators.pipelines import fitted_steps, passes_public_on, steps_in_front
 from fairpate.estimators.records import (
     Records,
     dataset_of,
@@ -301,7 +301,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
             return None
         if not isinstance(x, int | np.integer):
-            missed = [each for each in steps_in_front() if not (in_fit and passes_on(each, "public_X"))]
+            missed = [each for each in steps_in_front() if not (in_fit and passes_public_on(each))]
             if missed:
                 raise ValueError(
                     "public_X: the pipeline's steps change X and not public_X, which would make them incomparable; "

@@ -26,9 +26,9 @@ def fitted_steps(pipelines: tuple[Pipeline, ...]) -> tuple[str, ...]:
     )
 
 
-def passes_on(pipeline: Pipeline, name: str) -> bool:
-    """Whether the argument ``name`` of ``fit`` goes through the same steps as ``X``."""
-    return name in (getattr(pipeline, "transform_input", None) or ())
+def passes_public_on(pipeline: Pipeline) -> bool:
+    """Whether ``public_X`` goes through the same steps as ``X``."""
+    return "public_X" in (getattr(pipeline, "transform_input", None) or ())
 
 
 def _fitting() -> Iterator[Pipeline]:

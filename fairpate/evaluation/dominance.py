@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairpate.evaluation.frontier import OBJECTIVES, Objective, Point, by_series, defined, guaranteed, require_one_panel
+from fairpate.evaluation.frontier import OBJECTIVES, Point, by_series, defined, guaranteed, require_one_panel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +30,15 @@ class Dominance:
         return self.num_dominated / self.num_points if self.num_points else math.nan
 
 
-def dominance(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> list[Dominance]:
+def dominance(points: Sequence[Point]) -> list[Dominance]:
     """For each ordered pair of series in one panel: what of the second some point of the first dominates."""
     require_one_panel(points)
-    series = by_series(defined(points, objectives)[0])
-    return [_dominance(winner, loser, series, objectives) for winner in series for loser in series if winner != loser]
+    series = by_series(defined(points, OBJECTIVES)[0])
+    return [_dominance(winner, loser, series) for winner in series for loser in series if winner != loser]
 
 
-def _dominance(
-    winner: str, loser: str, series: Mapping[str, Sequence[Point]], objectives: Sequence[Objective]
-) -> Dominance:
-    better_NO, worse_MO = guaranteed(series[winner], objectives), guaranteed(series[loser], objectives)
+def _dominance(winner: str, loser: str, series: Mapping[str, Sequence[Point]]) -> Dominance:
+    better_NO, worse_MO = guaranteed(series[winner], OBJECTIVES), guaranteed(series[loser], OBJECTIVES)
     nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
     somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
     beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)

@@ -39,7 +39,7 @@ _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeInterval:
-    """A hypervolume as a share of the box between 0 and the reference, with its percentile interval over seeds.
+    """A hypervolume as a share of the box between 0 and the reference, with its 95 % percentile interval over seeds.
 
     ``low`` and ``high`` are NaN where some configuration has a single seed: nothing is known of its spread.
     """
@@ -47,7 +47,6 @@ class VolumeInterval:
     value: float
     low: float
     high: float
-    level: float
     num_points: int
     num_undefined: int
 
@@ -87,34 +86,30 @@ def _round_above(points: Sequence[Point], objective: Objective) -> float:
 
 def volume_interval(
     points: Sequence[Point],
-    objectives: Sequence[Objective] = OBJECTIVES,
     *,
     reference_O: npt.ArrayLike,
     generator: np.random.Generator,
     num_replicates: int = 400,
-    level: float = 0.95,
 ) -> VolumeInterval:
-    """Hypervolume of one panel's points with a percentile bootstrap over seeds.
+    """Hypervolume of one panel's points with a 95 % percentile bootstrap over seeds.
 
     A replicate draws seeds with replacement and joins each configuration's runs as ``summary`` does. Configurations
     with the same seeds share the draw, because a seed is one split and one start for all of them. The interval
     describes the spread over seeds alone; with few seeds it is too narrow.
     """
     require_one_panel(points)
-    have, lacking = defined(points, objectives)
+    have, lacking = defined(points, OBJECTIVES)
     reference = np.asarray(reference_O, dtype=np.float64)
-    columns = [OBJECTIVES.index(objective) for objective in objectives]
     box = float(reference.prod())
     low = high = math.nan
     if have and all(len(point.seeds) > 1 for point in have):
-        drawn_RNO = _resampled(have, generator, num_replicates)[..., columns]
+        drawn_RNO = _resampled(have, generator, num_replicates)
         volumes = [hypervolume(values_NO, reference_O=reference) / box for values_NO in drawn_RNO]
-        low, high = np.quantile(volumes, [(1 - level) / 2, (1 + level) / 2]).tolist()
+        low, high = np.quantile(volumes, [0.025, 0.975]).tolist()
     return VolumeInterval(
-        value=hypervolume(matrix(have, objectives), reference_O=reference) / box,
+        value=hypervolume(matrix(have, OBJECTIVES), reference_O=reference) / box,
         low=low,
         high=high,
-        level=level,
         num_points=len(have),
         num_undefined=len(lacking),
     )

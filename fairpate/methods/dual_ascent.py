@@ -27,7 +27,7 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float 
 
 
 class DualAscent:
-    """Multipliers that rise where a constraint is violated; from ``initial_J``, else from 0."""
+    """Multipliers that rise where a constraint is violated; from 0."""
 
     def __init__(
         self,
@@ -36,15 +36,12 @@ class DualAscent:
         learning_rate: float,
         cap: float = math.inf,
         l1_radius: float = math.inf,
-        initial_J: npt.ArrayLike | None = None,
     ) -> None:
         if not 0 <= learning_rate < math.inf:
             raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
         self._learning_rate, self._cap, self._l1_radius = learning_rate, cap, l1_radius
-        start_J = np.zeros(num_multipliers) if initial_J is None else np.asarray(initial_J, dtype=np.float64)
-        if start_J.shape != (num_multipliers,):
-            raise ValueError(f"Expected {num_multipliers} initial multipliers, got shape {start_J.shape}.")
-        self.multipliers_J = project(start_J, cap=cap, l1_radius=l1_radius)
+        _check_bounds(cap, l1_radius)
+        self.multipliers_J = np.zeros(num_multipliers)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
         """Ascend ``violations_J``, positive where a constraint fails; the multipliers after it, shape (J,)."""

@@ -168,7 +168,7 @@ def confident_gnmax_rdp_data_independent(
     An infinite ``threshold`` makes the first step free, and +inf the second one too. A standard deviation of 0 costs
     ``inf``.
     """
-    _require_number("threshold", threshold)
+    _require_number(threshold)
     orders = _checked_orders(orders_A)
     if threshold == math.inf:
         return np.zeros(len(orders))
@@ -325,7 +325,7 @@ def _checked_log_q(log_q_Q: npt.ArrayLike) -> FloatArray:
 
 
 def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> None:
-    _require_number("threshold", threshold)
+    _require_number(threshold)
     if math.isfinite(threshold) and abs(threshold) > MAX_THRESHOLD_VOTES:
         raise ValueError(f"Expected |threshold| <= 2^23 or an infinite threshold, got {threshold}.")
     _require_positive("threshold_stddev_votes", threshold_stddev)
@@ -333,9 +333,9 @@ def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> N
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
 
 
-def _require_number(field: str, value: float) -> None:
-    if math.isnan(value):
-        raise ValueError(f"Expected {field} to be a number, got nan.")
+def _require_number(threshold: float) -> None:
+    if math.isnan(threshold):
+        raise ValueError("Expected threshold to be a number, got nan.")
 
 
 def _require_positive(field: str, value: float) -> None:

@@ -12,8 +12,9 @@ import torch
 from object_store import ACCESS_KEY, SECRET_KEY, object_store
 
 from fairpate.config import FitConfig, ModelConfig
+from fairpate.storage import join
 from fairpate.types import UserError
-from teachers.checkpoint import CheckpointError, block_path, is_intact, load_block, save_block
+from teachers.checkpoint import CheckpointError, block_name, is_intact, load_block, save_block
 from teachers.teacher import Shard, TeacherSpec
 
 SPEC = TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=2, seed=0)
@@ -50,7 +51,7 @@ def test_the_name_follows_everything_that_determines_the_weights() -> None:
     def name(
         shards: list[Shard], spec: TeacherSpec = SPEC, teachers: tuple[int, ...] = (0, 1), engine: Any = "loop"
     ) -> str:
-        return block_path("", shards, spec, teachers, engine)
+        return block_name(shards, spec, teachers, engine)
 
     shards = [_shard(), _shard(1.0)]
     names = [
@@ -87,7 +88,7 @@ def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     with object_store() as store:
         folder = store.uri("teachers")
-        locations = [block_path(place, [_shard()], SPEC, (0,), "loop") for place in (folder, tmp_path)]
+        locations = [join(place, block_name([_shard()], SPEC, (0,), "loop")) for place in (folder, tmp_path)]
         assert not is_intact(locations[0])
         for location in locations:
             save_block(location, WEIGHTS)

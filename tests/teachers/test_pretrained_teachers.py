@@ -17,7 +17,7 @@ from fairpate.data.dataset import Split
 from fairpate.nn.models import build_architecture
 from fairpate.nn.predict import predict_logits
 from fairpate.votes_config import TeachersConfig
-from teachers.checkpoint import block_path, load_block
+from teachers.checkpoint import block_name, load_block
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.teacher import Shard, StackedWeights, TeacherSpec
 from teachers.train import choose_engine, train_teachers
@@ -118,10 +118,10 @@ def test_heads_are_stacked_everywhere_and_never_augmented(file: Path) -> None:
 def test_a_checkpoint_is_named_by_the_files_content_not_its_place(file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.pth"
     shutil.copy(file, copy)
-    names = [block_path(tmp_path, shards((2,)), spec_of(path), (0,), "loop") for path in (file, copy)]
+    names = [block_name(shards((2,)), spec_of(path), (0,), "loop") for path in (file, copy)]
     torch.save(published("resnet18").state_dict() | {"fc.bias": torch.ones(1000)}, copy)
     assert len(set(names)) == 1
-    assert block_path(tmp_path, shards((2,)), spec_of(copy), (0,), "loop") != names[0]
+    assert block_name(shards((2,)), spec_of(copy), (0,), "loop") != names[0]
 
 
 def test_an_ensemble_of_heads_is_one_block_of_small_checkpoints(file: Path, tmp_path: Path) -> None:
