@@ -2,12 +2,13 @@
 
 import contextlib
 import socket
+from dataclasses import replace
 
+import ledger_terms
 import numpy as np
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
 from aggregator.service.actor import HttpServer
 from aggregator.service.api import Backend, ServiceSettings
 from aggregator.service.questions import PublicPool
@@ -15,17 +16,13 @@ from aggregator.service.tokens import read_tokens
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.smooth_release import SmoothRelease
-from fairpate.types import Budget, GateRule
+from fairpate.types import Budget
 
 NUM_TEACHERS = 60
 ANALYST, OPERATOR = "analyst-token-of-the-tests", "operator-token-of-the-tests"
-TERMS = LedgerTerms(
+TERMS = replace(
+    ledger_terms.TERMS,
     mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
-    gate=GateRule(max_disparity=0.1, min_count=5),
-    num_teachers=NUM_TEACHERS,
-    num_classes=3,
-    num_groups=2,
-    noise="seeded: not private",
     ensemble="table",
     budget=Budget(kind="query_count", delta=1e-5, max_queries=10_000),
     publication=SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0),

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,33 +49,15 @@ def collect_vote_batch(
     from teachers.ensemble import collect_votes, train_ensemble
     from teachers.own import ask_own_teachers
 
-    read = _reader(dataset, ray)
+    given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
+        given |= {"pool": workers, "read": _reader(dataset, ray)}
         if teachers.model.python is not None:
             with reporter.stage("teachers") as advance:
-                own = ask_own_teachers(
-                    dataset.private,
-                    teachers,
-                    queries.x,
-                    num_classes=dataset.num_classes,
-                    seed=seed,
-                    checkpoint_dir=checkpoint_dir,
-                    pool=workers,
-                    on_progress=advance,
-                    read=read,
-                )
+                own = ask_own_teachers(dataset.private, teachers, queries.x, **given, on_progress=advance)
             return _batch(queries, own.votes_QC, own.digest)
         with reporter.stage("teachers") as advance:
-            ensemble = train_ensemble(
-                dataset.private,
-                teachers,
-                num_classes=dataset.num_classes,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                pool=workers,
-                on_progress=advance,
-                read=read,
-            )
+            ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
     return _batch(queries, votes_QC, ensemble.digest)

@@ -68,11 +68,8 @@ class PoissonGaussianLaplaces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttributeGaussians:
-    """``count`` Gaussian releases that hide one record's sensitive attribute; all else about the records is public.
-
-    ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
-    """
+class _AttributeEvent:
+    """What hides one record's sensitive attribute."""
 
     noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
@@ -80,21 +77,23 @@ class AttributeGaussians:
     data_dependent: ClassVar[bool] = False
     count: int
     attribute_noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeGaussians(_AttributeEvent):
+    """``count`` Gaussian releases that hide one record's sensitive attribute; all else about the records is public.
+
+    ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
+    """
 
     def __post_init__(self) -> None:
         _require(self.count, 1.0, self.attribute_noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretBatchAttributeGaussians:
+class SecretBatchAttributeGaussians(_AttributeEvent):
     """``count`` such releases on fresh secret Poisson batches, of whose members the step may tell all but that."""
 
-    noun: ClassVar[str] = "attribute-level Gaussian sum"
-    unit: ClassVar[Unit] = "sensitive attribute"
-    relation: ClassVar[Relation] = "replace one"
-    data_dependent: ClassVar[bool] = False
-    count: int
-    attribute_noise_multiplier: float
     sampling_rate: float
 
     def __post_init__(self) -> None:

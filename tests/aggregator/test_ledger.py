@@ -8,27 +8,15 @@ import stat
 
 import numpy as np
 import pytest
+from ledger_terms import TERMS
 
-from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.audit_log import START, lines_after
 from aggregator.ledger.chain import canonical, noted_head
 from aggregator.ledger.entries import Asker, OwnLimit
 from aggregator.ledger.files import LedgerError, ledger_files
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
-from fairpate.types import Budget, GateRule
 
-TERMS = LedgerTerms(
-    mechanism=ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6),
-    gate=GateRule(max_disparity=0.1, min_count=5),
-    num_teachers=60,
-    num_classes=3,
-    num_groups=2,
-    noise="seeded: not private",
-    ensemble="teachers",
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
-)
 VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from pathlib import Path
 
+import ledger_terms
 import numpy as np
 import pytest
 
@@ -14,7 +15,6 @@ from aggregator.gnmax import ConfidentGnmax
 from aggregator.labelling import SessionResult, answer_queries
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.mechanisms import mechanism_named, mechanism_of
 from aggregator.noisy_counts import ConfidentCounts, label_chances
@@ -27,19 +27,16 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 from fairpate.privacy.smooth_release import SmoothRelease
-from fairpate.types import Budget, GateRule, IntArray, MechanismParameters, VoteBatch
+from fairpate.types import Budget, IntArray, MechanismParameters, VoteBatch
 
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}
 COUNTS, LABELS = ConfidentCounts(**PARAMETERS), ConfidentGnmax(**PARAMETERS)
-TERMS = LedgerTerms(
+TERMS = dataclasses.replace(
+    ledger_terms.TERMS,
     mechanism=COUNTS,
-    gate=GateRule(max_disparity=0.1, min_count=5),
     budget=Budget(kind="data_independent", delta=1e-5, epsilon=20),
-    num_teachers=60,
     num_classes=4,
-    num_groups=2,
     noise=SeededSource(0).label,
-    ensemble="teachers",
 )
 
 

@@ -8,13 +8,13 @@ import threading
 
 import numpy as np
 import pytest
+from ledger_terms import MECHANISM, TERMS
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.labelling import answer_queries
 from aggregator.ledger.budget import epsilon_fixed_beforehand, open_filter
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import (
     AggregatorSession,
@@ -28,19 +28,7 @@ from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_dat
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_release import SmoothRelease
-from fairpate.types import Answer, Budget, GateRule, Refusal, VoteBatch
-
-MECHANISM = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
-TERMS = LedgerTerms(
-    mechanism=MECHANISM,
-    gate=GateRule(max_disparity=0.1, min_count=5),
-    num_teachers=60,
-    num_classes=3,
-    num_groups=2,
-    noise="seeded: not private",
-    ensemble="teachers",
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
-)
+from fairpate.types import Answer, Budget, Refusal, VoteBatch
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
+import ledger_terms
 import numpy as np
 import pytest
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
 from fairpate.app.compare.tasks import count_cell
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.spending.meter import LedgerMeter, Meter
@@ -25,17 +25,11 @@ from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, 
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.smooth_release import SmoothRelease
-from fairpate.types import Budget, GateRule
 
-TERMS = LedgerTerms(
+TERMS = dataclasses.replace(
+    ledger_terms.TERMS,
     mechanism=ConfidentGnmax(threshold=30, threshold_stddev_votes=100, noise_stddev_votes=60),
-    gate=GateRule(max_disparity=0.1, min_count=5),
-    num_teachers=60,
-    num_classes=3,
-    num_groups=2,
     noise="os_entropy",
-    ensemble="teachers",
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
 )
 
 

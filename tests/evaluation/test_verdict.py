@@ -7,24 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import report_pages
 
 from fairpate.evaluation.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
 from fairpate.evaluation.page import made_words
-from fairpate.evaluation.records import Guarantee
 from fairpate.evaluation.verdict import Verdict, earlier_words, fairness_of, verdict
 from fairpate.fairness.notions import NOTIONS
 
 NB = "\u00a0"
-GUARANTEE = Guarantee(
-    unit="record",
-    relation="add or remove one",
-    epsilon=1.0,
-    delta=1e-5,
-    accounting="pld",
-    noise="os_entropy",
-    tuning_accounted=False,
-    events=["one table"],
-)
+GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])
 
 
 def measured(gap: float = 0.0, *, wrong: float = 0.1, size: int = 1000, refused: int = 0, of: int = 1) -> Evaluation:
