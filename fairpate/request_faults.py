@@ -1,4 +1,4 @@
-"""What is wrong with a request to a service, as field, value and remedy, and how large its body may be.
+"""What is wrong with a request to a service, as field, value and remedy; and its body: how large it may be, reading it.
 
 Lengths are declared, so that a body that is too large is refused before it is read.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
 
 from fairpate.faults import expected
 
@@ -81,3 +82,26 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
     """The largest body that ``most_records`` records of this shape need: 2 MiB, or one record where that is more."""
     record = _BYTES_BESIDE_FEATURES + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
+
+
+async def read_body(receive: Receive) -> bytes | None:
+    """The whole body; None if the caller left."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def with_body(body: bytes, receive: Receive) -> Receive:
+    """What receives a body that was read already, and then whatever comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        # After the body the real one, which says when the caller leaves.
+        return messages.pop() if messages else await receive()
+
+    return replayed

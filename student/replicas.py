@@ -7,6 +7,7 @@ which takes each request's predictions at once and in order. The counts start em
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +25,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fairpate.api_page import HEADERS, api_page
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.later import torch
-from fairpate.request_faults import FaultError, declared_length, fault, field_of, largest_body_bytes, remedy_for
+from fairpate.request_faults import (
+    FaultError,
+    declared_length,
+    fault,
+    field_of,
+    largest_body_bytes,
+    read_body,
+    remedy_for,
+    with_body,
+)
 from fairpate.types import GateRule
 from student.card import StudentCard, read_card
 from student.predict import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
+BODY_TIMEOUT_S = 30.0
 _IMAGE_DIMENSIONS = 3
 _MAX_FAULTS = 10
 
@@ -131,10 +142,13 @@ def read_group(record: Record, position: int, card: StudentCard) -> int:
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a body which is too large, or does not say how large it is, before it is read."""
+    """ASGI middleware that refuses a body which is too large, or does not say how large it is, before it is read.
 
-    def __init__(self, app: ASGIApp, *, most: Callable[[], int]) -> None:
-        self._app, self._most = app, most
+    One that is not there after ``timeout_s`` is waited for no longer: a replica serves few requests at a time.
+    """
+
+    def __init__(self, app: ASGIApp, *, most: Callable[[], int], timeout_s: float) -> None:
+        self._app, self._most, self._timeout_s = app, most, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it here."""
@@ -144,10 +158,15 @@ class BodyLimit:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
             declared_length(headers, self._most())
+            body = await asyncio.wait_for(read_body(receive), self._timeout_s)
         except FaultError as refused:
             await _faults(refused.status_code, [refused.fault])(scope, receive, send)
+        except TimeoutError:
+            late = fault("request", "no complete body", "Too slow; send it at once.")
+            await _faults(408, [late])(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            if body is not None:
+                await self._app(scope, with_body(body, receive), send)
 
 
 def _faults(status: int, faults: Sequence[dict[str, str]]) -> JSONResponse:
@@ -163,7 +182,7 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
         redoc_url=None,
     )
 
-    app.add_middleware(BodyLimit, most=lambda: replica().max_body_bytes)
+    app.add_middleware(BodyLimit, most=lambda: replica().max_body_bytes, timeout_s=BODY_TIMEOUT_S)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Any:

@@ -14,12 +14,12 @@ import json
 import math
 import time
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aggregator.service.rates import Buckets, RequestRate
 from aggregator.service.token_store import LiveTokens
 from aggregator.service.tokens import LOCAL_ANALYST, LOOPBACK_NAMES, Caller
-from fairpate.request_faults import FaultError, declared_length
+from fairpate.request_faults import FaultError, declared_length, read_body, with_body
 
 _LARGE_BODY_BYTES = 64 * 2**10
 _MAX_LARGE_BODIES = 16
@@ -108,11 +108,11 @@ class Auth:
         """Read the large body, wait, then pass the request on; what parses it does not wait before that."""
         self._num_large += 1
         try:
-            body = await _read(receive)
+            body = await read_body(receive)
             if body is not None:
                 async with self._turn:
                     await asyncio.sleep(length / _LARGE_BYTES_PER_S)
-                await self._app(scope, _replay(body, receive), send)
+                await self._app(scope, with_body(body, receive), send)
         finally:
             self._num_large -= 1
 
@@ -120,28 +120,6 @@ class Auth:
 def _bearer(authorization: str) -> str | None:
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None if the caller left."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        # After the body the real one, which says when the caller leaves.
-        return messages.pop() if messages else await receive()
-
-    return replayed
 
 
 def _check_host(host: str) -> None:

@@ -17,6 +17,7 @@ from fairpate.types import GateRule
 from student.predict import save_student
 from student.replicas import (
     MAX_RECORDS_PER_REQUEST,
+    BodyLimit,
     Record,
     StudentReplica,
     read_features,
@@ -101,6 +102,20 @@ def test_a_body_that_is_too_large_or_of_unknown_length_is_refused_before_it_is_r
     assert ask(content=pieces()).status_code == 411
     record = {"features": [1.0, 2.0, 3.0, 4.0]}
     assert len(ask(json={"records": [record] * 3}).json()["labels"]) == 3
+
+
+def test_a_body_that_does_not_come_is_waited_for_no_longer():
+    async def send_half():
+        yield b"{"
+        await asyncio.sleep(10)
+
+    async def asked():
+        late = BodyLimit(pytest.fail, most=lambda: 10, timeout_s=0.05)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(late), base_url="http://student") as client:
+            return await client.post("/", content=send_half(), headers={"Content-Length": "2"})
+
+    response = asyncio.run(asked())
+    assert (response.status_code, response.json()["errors"][0]["value"]) == (408, "no complete body")
 
 
 @pytest.mark.parametrize(
