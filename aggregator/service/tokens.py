@@ -147,7 +147,10 @@ def read_private(path: Path) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenError(f"{path}: cannot be read as a token file ({error}).") from error
+        reason = getattr(error, "strerror", None) or "not text"
+        raise TokenError(
+            f"{path}: cannot be read as a token file ({reason}); give the file with the tokens."
+        ) from error
     if os.name == "posix" and mode & 0o077:
         raise TokenError(f"{path}: others may read it (mode {mode & 0o777:o}); run `chmod 600 {path}`.")
     return text

@@ -41,7 +41,8 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
         return run, place_of(run)
     if run is None and ledger_files(path) and not _is_other_file(path):
         return None, LedgerPlace(ledger=path)
-    raise RunFolderError(f"{path}: no ledger; give a ledger file, or a run of a method that asks teachers.")
+    found = "no ledger" if path.exists() else "no such file or folder"
+    raise RunFolderError(f"{path}: {found}; give a ledger file, or a run of a method that asks teachers.")
 
 
 def _is_other_file(path: Path) -> bool:

@@ -331,6 +331,8 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
         try:
             with zipfile.ZipFile(path) as bundle:
                 _extract(bundle, Path(folder))
+        except FileNotFoundError:
+            raise BundleError(f"{path}: no such file; give a file of `fairpate bundle`.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
             raise BundleError(f"{path}: no bundle ({error}); give a file of `fairpate bundle`.") from error
         yield Unpacked(root=Path(folder))
