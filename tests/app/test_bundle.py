@@ -320,7 +320,7 @@ def test_a_hostile_archive_is_no_bundle(bundles: dict[str, Path], tmp_path: Path
             verify_bundle(path)
     (tmp_path / "text.zip").write_text("no zip")
     for path in (tmp_path / "text.zip", tmp_path / "nowhere.zip", tmp_path):
-        with pytest.raises(Exception, match="no (bundle|such file)"):
+        with pytest.raises(Exception, match=r"no (bundle|such file)"):
             verify_bundle(path)
 
 
