@@ -198,6 +198,10 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
         at = fault("path", f"{request.method} {request.url.path}", f"{error.detail}; {here}, see /docs.")
         return _faults(error.status_code, [error.fault if isinstance(error, FaultError) else at])
 
+    @app.exception_handler(Exception)
+    async def defect(_: Request, error: Exception) -> Any:
+        return _faults(500, [fault("server", type(error).__name__, "A defect; tell the operator.")])
+
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
         """One label, or null where IDP3 refuses, per record."""

@@ -140,6 +140,20 @@ def test_who_takes_it_for_an_aggregator_is_told_what_it_is(alone):
     assert "a published student is served here, no aggregator" in fault["remedy"]
 
 
+def test_a_defect_is_told_without_its_message():
+    def broken():
+        raise RuntimeError("of the inside")
+
+    async def asked():
+        transport = httpx.ASGITransport(student_app(broken), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://student") as client:
+            return await client.get("/v1/student")
+
+    response = asyncio.run(asked())
+    fault = {"field": "server", "value": "RuntimeError", "remedy": "A defect; tell the operator."}
+    assert (response.status_code, response.json()) == (500, {"errors": [fault]})
+
+
 def test_the_routes_start_before_there_is_a_copy():
     received, sent = iter(["startup", "shutdown"]), []
 
