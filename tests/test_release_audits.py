@@ -99,7 +99,11 @@ def priced(noise: float, *, weighted: bool) -> list[VoteTables | VoteSums]:
 
 @pytest.mark.parametrize(
     ("target", "release", "broken"),
-    [(0.5, one_vote, 0.5), (2.0, one_vote, 0.5), (1.0, one_weighted_vote, 0.25)],  # wide noise is drawn slowly
+    [
+        (2.0, one_vote, 0.5),
+        (1.0, one_weighted_vote, 0.25),
+        pytest.param(0.5, one_vote, 0.5, marks=pytest.mark.slow),  # wide noise is drawn slowly
+    ],
 )
 def test_a_release_stays_below_its_claim_and_a_part_of_the_noise_is_caught(
     target: float, release: Callable[..., np.ndarray], broken: float

@@ -251,6 +251,7 @@ def test_files_of_tls_that_cannot_be_used_are_refused_when_they_are_given(tmp_pa
             TlsFiles(cert=cert, key=given)
 
 
+@pytest.mark.slow
 def test_the_log_file_goes_on_after_a_rotation_and_a_restart(path, tmp_path):
     """In a process of its own, as in production: a process has one log."""
     script = """

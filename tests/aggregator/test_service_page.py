@@ -231,6 +231,7 @@ def test_the_page_s_headers_forbid_everything_but_its_own_script(serve):
 
 
 @needs_axe
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_and_that_of_the_routes_have_no_barrier(tab, serve, width):
     _, url = serve()

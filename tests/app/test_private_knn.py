@@ -190,7 +190,7 @@ def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) 
 
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
-@pytest.mark.parametrize("side", [17, 28])
+@pytest.mark.parametrize("side", [17, pytest.param(28, marks=pytest.mark.slow)])
 def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: Any, side: int, threads: Threads) -> None:
     """Pictures that come in pairs, so that many distances are equal."""
     generator = torch.Generator().manual_seed(side)

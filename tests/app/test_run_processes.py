@@ -58,6 +58,7 @@ def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_s
     assert all(torch.equal(one[name], other[name]) for name in one | other)
 
 
+@pytest.mark.slow
 def test_a_run_without_actors_imports_no_ray(small_overrides, tmp_path):
     settings = [argument for value in small_overrides for argument in ("--set", value)]
     watched = "import sys; from fairpate.app.cli import main; main(); sys.exit('ray' in sys.modules)"

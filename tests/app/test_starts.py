@@ -46,6 +46,7 @@ def watched(words):
 LIBRARIES, commands = json.loads(sys.argv[1])
 print(json.dumps({" ".join(words): watched(words) for words in commands}))
 """
+pytestmark = pytest.mark.slow  # a process for each command
 PRICES = {"dp_accounting", "scipy.stats"}
 RUNS = {
     "--help": set(),

@@ -20,8 +20,6 @@ from fairpate.methods.load import configured
 from fairpate.methods.weighted_votes import UNITS
 from fairpate.privacy.record_votes import VoteSums
 
-METHODS = ["weighted_votes", "record_votes"]
-
 
 @pytest.fixture(scope="module")
 def visits() -> Dataset:
@@ -77,7 +75,7 @@ def test_a_person_removed_moves_the_table_by_at_most_one_vote(
     assert min(lengths[:8]) > 0.99
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["record_votes", pytest.param("weighted_votes", marks=pytest.mark.slow)])
 def test_persons_of_one_record_each_vote_as_records_do(
     name: str, visits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
