@@ -17,8 +17,9 @@ from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods import all_methods
 from fairpate.methods.load import configured
-from fairpate.privacy.accountant import least_epsilon, of_unit
+from fairpate.privacy.accountant import least_epsilon
 from fairpate.privacy.event_values import event_from
+from fairpate.privacy.events import of_unit
 
 VALUES: dict[str, Any] = {**SMALL, **TARGET, "student": {**SMALL["student"], "idp3": None}}  # type: ignore[dict-item]
 PROTECTING = {

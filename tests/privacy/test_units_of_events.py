@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.event_values import event_from, event_json, merged
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks
+from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks, of_unit
 from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces, of_teachers
 from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
 from fairpate.privacy.smooth_release import SmoothRelease

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from dp_accounting import rdp as google
 
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_pld, event_rdp, least_epsilon, of_unit
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_pld, event_rdp, least_epsilon
+from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, of_unit
 from fairpate.privacy.record_votes import VoteSums, VoteTables
 from fairpate.privacy.within_person import RecordWithinPerson, of_a_record
 
