@@ -87,7 +87,9 @@ class _Stack:
         if uses_dropout(models[0]):
             raise ValueError("engine=stacked trains without dropout; set model.dropout=0 or engine=loop.")
         self._template = models[0].to(device)
-        states: list[StackedWeights] = [_trained_parameters(model) for model in models]
+        states: list[StackedWeights] = [
+            {name: p for name, p in model.named_parameters() if p.requires_grad} for model in models
+        ]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
         # Views of the stack, one list for all teachers: a state each, updated where the parameters live.
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
@@ -134,7 +136,7 @@ class _Stack:
             # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
             loss = -((targets_TBC * log_p_TBC).sum(dim=2) * step.weights_TB).sum()
         torch.autograd.backward(loss)
-        gradients = [_gradient(parameter).unbind() for parameter in active.values()]
+        gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).unbind() for p in active.values()]
         own = [gradient[t] for t in step.teachers for gradient in gradients]
         count = len(gradients)
         # By parameter: a teacher without a batch keeps its momentum and its number of steps too.
@@ -215,14 +217,6 @@ def _public_shard(spec: TeacherSpec, like: Shard) -> Shard:
     """As many records of zeros as the configuration says a shard may have, or one batch of them."""
     size = spec.max_shard_size or spec.largest_batch
     return Shard(x=like.x.new_zeros(size, *like.x.shape[1:]), y=like.y.new_zeros(size))
-
-
-def _trained_parameters(model: nn.Module) -> StackedWeights:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
 
 
 def _smoothed_classes(spec: TeacherSpec, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from fairpate.data.dataset import Split
 from fairpate.data.declared.encode import codes
 from fairpate.data.declared.tables import column_of, read_table
-from fairpate.data.entry import DataError, DatasetEntry, Origin, Records, Request, SourceFile
+from fairpate.data.entry import DataError, DatasetEntry, Records, Request, SourceFile
 from fairpate.data.files import read_any
 from fairpate.data.gradients import FEATURES
 from fairpate.data.images import IMAGE_SIZE, base_name, decode, open_pictures
@@ -57,12 +57,8 @@ def load(request: Request) -> Records:
         group_names=("female", "male"),
         sensitive_attribute="gender",
         pixels=pixels,
-        origins=tuple(_origin(part[name]) for name in names),
+        origins=tuple("test" if part[name] == TEST_PARTITION else "training" for name in names),
     )
-
-
-def _origin(partition: str) -> Origin:
-    return "test" if partition == TEST_PARTITION else "training"
 
 
 def _attributes(request: Request) -> pa.Table:

@@ -93,7 +93,8 @@ def plot(estimator: FairClassifier, X: Any, y: Any, groups: Any, ax: Any) -> Any
     bars = {"all": measured.accuracy} | {group.name: group.accuracy for group in measured.groups}
     ax.bar(range(len(bars)), list(bars.values()), color=["C0", *["C1"] * len(measured.groups)])
     ax.set_xticks(range(len(bars)), list(bars))
-    ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=_majority(measured))
+    always = f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
+    ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=always)
     ax.set(ylim=(0, 1), ylabel="accuracy on test records", title=_title(estimator, measured))
     ax.legend(loc="lower right")
     return ax
@@ -102,10 +103,6 @@ def plot(estimator: FairClassifier, X: Any, y: Any, groups: Any, ax: Any) -> Any
 def _assessed(estimator: FairClassifier, student: Student, dataset: Dataset) -> Assessment:
     """Of test records that were embedded already."""
     return assess(replace(student, embedding=None), dataset, seed=estimator.config_.seed)
-
-
-def _majority(measured: Evaluation) -> str:
-    return f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
 
 
 def _title(estimator: FairClassifier, measured: Evaluation) -> str:

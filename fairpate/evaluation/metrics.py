@@ -131,7 +131,8 @@ class Evaluation:
         """Every notion by its name, with its interval; null where it is undefined."""
         found = {name: self.measured(name) for name in NOTIONS}
         ends = ("value", "low", "high")
-        return {name: {end: _or_null(getattr(each, end)) for end in ends} for name, each in found.items()}
+        values = {name: {end: getattr(each, end) for end in ends} for name, each in found.items()}
+        return {name: {end: None if math.isnan(v) else v for end, v in each.items()} for name, each in values.items()}
 
     @property
     def majority_class(self) -> str | None:
@@ -298,10 +299,6 @@ def _measure(
         min_cell_size=worst.min_cell_size,
         where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
     )
-
-
-def _or_null(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _none_to_nan(value: Any) -> Any:

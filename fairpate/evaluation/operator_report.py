@@ -70,7 +70,8 @@ def private_report(report: PrivateReport) -> str:
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     queries = _query_by_query(report, voting)
     # Where no price depends on votes there is one ledger: the paper's rule is of a mechanism that this one is not.
-    num_ledgers = 1 if _are_one(courses) and not queries["costs"] else len(_LEDGERS)
+    are_one = all(np.array_equal(courses[0], other) for other in courses[1:])
+    num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(
         "operator.html",
         **opening(public),
@@ -90,10 +91,6 @@ def private_report(report: PrivateReport) -> str:
         **queries,
         outcomes=OUTCOMES,
     )
-
-
-def _are_one(courses: Sequence[Sequence[float]]) -> bool:
-    return all(np.array_equal(courses[0], other) for other in courses[1:])
 
 
 def one_ledger(rejected: int) -> str:

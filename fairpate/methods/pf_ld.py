@@ -154,7 +154,7 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
     gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
     if config.batches == "poisson":
         gradients = SecretBatchAttributeGaussians(
-            count=num_primals * _steps_per_epoch(config, num_records),
+            count=num_primals * math.ceil(num_records / config.batch_size),
             attribute_noise_multiplier=noise.gradient,
             sampling_rate=sampling_rate(config, num_records),
         )
@@ -292,10 +292,6 @@ def _public_sizes(
     normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
     # A noisy size near 0 would blow up slopes and noise alike. Populations follow from labels, which are public.
     return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
-
-
-def _steps_per_epoch(config: PfLdConfig, num_records: int) -> int:
-    return math.ceil(num_records / config.batch_size)
 
 
 class PfLd(AttributeMethod):

@@ -113,7 +113,8 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
 
 
 def _is_known(module: nn.Module) -> bool:
-    if _is_altered(module) or not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
+    is_altered = has_hooks(module) or "forward" in vars(module)
+    if is_altered or not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
         return False
     if type(module) is nn.Flatten:
         # From axis 0 on it would join the records into one.
@@ -126,10 +127,6 @@ def _is_known(module: nn.Module) -> bool:
     if type(module) is nn.LayerNorm and not trains:
         return len(module.normalized_shape) == 1  # more axes could be the records', and only training layers are asked
     return type(module) in _WITHOUT_PARAMETERS or supports(module)
-
-
-def _is_altered(module: nn.Module) -> bool:
-    return has_hooks(module) or "forward" in vars(module)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -94,7 +94,9 @@ def run(
             resolved = _fitted(options, method)
         else:
             resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
-        placed = _with_places(resolved, out=out, data_dir=data_dir)
+        placed = resolved.model_copy(
+            update={"out": out or resolved.out, "data": with_data_dir(resolved.data, data_dir)}
+        )
         return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
 
 
@@ -189,7 +191,3 @@ def _model_name(section: Any) -> str:
     """As it stands there, before anything is checked."""
     model = section.get("model") if isinstance(section, dict) else None
     return str(model.get("name")) if isinstance(model, dict) else "none"
-
-
-def _with_places(config: Method, *, out: Path | None, data_dir: Path | None) -> Method:
-    return config.model_copy(update={"out": out or config.out, "data": with_data_dir(config.data, data_dir)})

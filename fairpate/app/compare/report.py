@@ -151,11 +151,9 @@ def _methods_table(data: str, by_method: Mapping[str, Sequence[Row]], notion: No
     return table
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:.3f}".removeprefix("0")
-
-
-def _range(values: Sequence[float | None], text: Callable[[float], str] = _three_digits) -> str:
+def _range(
+    values: Sequence[float | None], text: Callable[[float], str] = lambda value: f"{value:.3f}".removeprefix("0")
+) -> str:
     """The least and the greatest, or the one; undefined values are left out."""
     there = [value for value in values if value is not None]
     if not there:

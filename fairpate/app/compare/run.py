@@ -213,7 +213,8 @@ def _submitter(
     @cache
     def put_once(name: str) -> Any:
         """As plain arguments the votes would travel with every cell."""
-        return ray.put(_read_shared(shared.paths[name]))
+        path = shared.paths[name]
+        return ray.put(read_votes(path) if path.suffix == ".parquet" else path.read_bytes())
 
     def submit(cell: Cell) -> None:
         name = ballot(cell) or release_name(cell)
@@ -224,10 +225,6 @@ def _submitter(
         pending[remote.remote(tasks, _compute, compute, cell, folder.run(cell), handed, tasks.torch_threads)] = cell
 
     return submit
-
-
-def _read_shared(path: Path) -> VoteBatch | bytes:
-    return read_votes(path) if path.suffix == ".parquet" else path.read_bytes()
 
 
 def _compute(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -117,7 +117,7 @@ class Feature(Section):
             raise ValueError("Expected scale with bounds only")
         if not self.categories and (self.aliases or self.other):
             raise ValueError("Expected aliases and other with categories only")
-        if self.bands and (self.may_be_missing or not _increase(self.bands.values())):
+        if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):
             raise ValueError("Expected bands whose first codes increase, and no missing value with them")
         return self
 
@@ -273,10 +273,6 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _increase(starts: Iterable[float]) -> bool:
-    return all(one < other for one, other in itertools.pairwise(starts))
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.declared.columns import Feature, Group, Label, Texts, When
+from fairpate.data.declared.columns import Feature, Group, Label, Texts
 from fairpate.data.declared.own_pictures import PicturesConfig
 from fairpate.data.declared.sections import Choice, Identity, Person, Rule, Trim
 from fairpate.data.declared.sources import Files
@@ -154,7 +154,8 @@ class Declaration(Section):
 
     def _columns(self) -> Iterator[str]:
         for (one, first), (other, second) in itertools.combinations(self.columns, 2):
-            if one == other and not _exclude(first.when, second.when):
+            excluded = any(second.when.get(name, value) != value for name, value in first.when.items())
+            if one == other and not excluded:
                 yield f"features: {one} is declared twice; leave one out, or give both a `when`"
         if self.label.column in {column for column, _ in self.columns}:
             yield f"features: {self.label.column} is the label; a model may not see it"
@@ -204,7 +205,7 @@ class Declaration(Section):
 
     def attribute(self, options: Mapping[str, Any]) -> str:
         """What the chosen group is called."""
-        return " and ".join(_attribute(name, self.groups[name]) for name in self._crossed(self.chosen(options)))
+        return " and ".join(self.groups[name].attribute or name for name in self._crossed(self.chosen(options)))
 
     @property
     def attributes(self) -> str:
@@ -308,11 +309,3 @@ def parse_declaration(values: dict[str, Any], where: str) -> Declaration:
         # `config` is the whole: the message names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
         raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
-
-
-def _attribute(name: str, group: Group) -> str:
-    return group.attribute or name
-
-
-def _exclude(one: When, other: When) -> bool:
-    return any(other.get(name, value) != value for name, value in one.items())

@@ -129,7 +129,8 @@ def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
         found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
         return np.where(np.isinf(values_N) | np.isin(values_N, meant_N), np.nan, values_N)
-    text = pc.if_else(_is_in(found.values, ("", *unknown)), pa.scalar(None, pa.string()), found.values)
+    is_unknown = pc.is_in(found.values, value_set=pa.array(("", *unknown), pa.string()))
+    text = pc.if_else(is_unknown, pa.scalar(None, pa.string()), found.values)
     try:
         values = pc.cast(text, pa.float64())
     except pa.ArrowInvalid:
@@ -218,7 +219,8 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
         _require_present(found)
         known_N |= _is_empty(found)
     if not feature.other:
-        remedy = f"declared: {', '.join(map(_shown, feature.categories))}; add it to `categories`, or set `other: true`"
+        declared = ", ".join(value or "(empty)" for value in feature.categories)
+        remedy = f"declared: {declared}; add it to `categories`, or set `other: true`"
         found.require(known_N, expected="a declared category", remedy=remedy)
     else:
         found.count("other", ~known_N)
@@ -247,10 +249,6 @@ def _is_empty(found: Cells) -> Mask:
     return _mask(pc.equal(found.text, ""))
 
 
-def _is_in(text: pa.Array, values: Sequence[str]) -> pa.Array:
-    return pc.is_in(text, value_set=pa.array(values, pa.string()))
-
-
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
 
@@ -268,7 +266,3 @@ def _number(text: str | None) -> float | None:
     except pa.ArrowInvalid:
         return None
     return number if number is not None and math.isfinite(number) else None
-
-
-def _shown(value: str) -> str:
-    return value or "(empty)"
