@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from fairpate.app.rundir import create_run_directory
 from fairpate.app.tables import read_labels
 from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
+from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods.definition import Training
 from fairpate.methods.load import configured as load_configured
@@ -76,7 +78,10 @@ def configured(folder: Path, out: Path, *overrides: str) -> SfPate:
         "ray.num_actors=0",
         f"out={out}",
     ]
-    config = load_configured({}, [*settings, *overrides])
+    values: dict[str, Any] = {}  # as in a file, which may hold what a variant leaves unread
+    for setting in settings:
+        apply_override(values, setting)
+    config = load_configured(values, overrides)
     assert isinstance(config, SfPate)
     return config
 
