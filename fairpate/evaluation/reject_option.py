@@ -169,6 +169,7 @@ def resampled_reject_option(
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
     )
+    # What fills a line up was answered last, and counts for nothing.
     answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
     # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()

@@ -73,11 +73,13 @@ def resampled_tables(
         np.add.at(tables_P, (person_N, groups, labels), mass_NC)
         return _resample_persons(tables_P, generator, num_replicates).reshape(shape)
     if np.asarray(predictions).ndim == 1:
+        # A hard label is its cell and nothing else: records drawn evenly are one multinomial over cells.
         joint_GYC = np.zeros(shape[1:])
         np.add.at(joint_GYC, (groups, labels), mass_NC)
         drawn = generator.multinomial(len(groups), joint_GYC.ravel() / len(groups), size=num_replicates)
         return drawn.reshape(shape).astype(np.float64)
     cells = groups * num_labels + labels
+    # In chunks: how often each record is drawn takes R times N numbers.
     chunks = [
         _resample_mass(cells, mass_NC, num_groups * num_labels, generator, len(chunk))
         for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))

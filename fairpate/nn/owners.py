@@ -13,6 +13,7 @@ def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> l
     """First and last record but one of parts of at most ``size``, or of whole owners of about as many."""
     if owner_B is None or not num_records:
         return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
+    # Owners ascend, so that one ends where the number changes.
     firsts = [0, *(torch.diff(owner_B).nonzero()[:, 0] + 1).tolist()]
     starts: list[int] = []
     for first, after in zip(firsts, [*firsts[1:], num_records], strict=True):

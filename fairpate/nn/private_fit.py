@@ -67,6 +67,7 @@ class OsRandomness:
         """Independent uniform words."""
         words = torch.empty(size, dtype=torch.int64)
         if size:
+            # Zeros, encrypted, are the stream of the cipher itself.
             self._stream.update_into(bytes(8 * size), words.numpy().view("uint8").data)
         return words
 
