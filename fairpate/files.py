@@ -77,7 +77,8 @@ def _check_place(path: Path, option: str) -> None:
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then rename it to ``path``; ``private``: for its owner only.
 
-    Whatever ``write`` raises passes through, with ``path`` as it was before and nothing left behind.
+    Whatever ``write`` raises passes through, with ``path`` as it was before and nothing left behind; a full disk, of
+    which the system names no file, with ``path``.
     """
     # Processes on several nodes may write the same name at once: a process id would not tell them apart.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -88,6 +89,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
         # Before the rename: no loss of power leaves the name with half of the content.
         sync(temporary)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fairpate.data.embedding import Embedding
@@ -124,7 +124,8 @@ def save_student(student: Student, path: Path) -> None:
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
-    save_file(tensors, path, metadata={"card": json.dumps(card)})  # several keys would be written in random order
+    # Several keys would be written in random order.
+    path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
     path.chmod(0o644)
 
 

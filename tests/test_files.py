@@ -1,5 +1,6 @@
 """Atomic files: whole and on the disk, or as before."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def test_an_error_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path
         write_atomically(path, fail)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as full:
+        write_atomically(tmp_path / "file", lambda _: Path("/dev/full").write_text("content"))
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
 
 
 def test_the_content_is_on_the_disk_before_its_name_and_the_name_before_the_return(

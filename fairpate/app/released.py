@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
@@ -63,7 +63,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "events": [worded(event_json(event)) for event in released.events],
         "sha256": _digest(arrays),
     }
-    write_atomically(path, lambda temporary: save_file(arrays, temporary, {"release": json.dumps(header)}))
+    write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {"release": json.dumps(header)})))
     path.chmod(0o644)
 
 

@@ -52,7 +52,8 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = _digest(content)
     write_atomically(
-        path, lambda temporary: safetensors_torch.save_file(content, temporary, {"embedding": json.dumps(values)})
+        path,
+        lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
     )
     # Nothing in it is private: whoever may use the model may read it.
     path.chmod(0o644)

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import os
@@ -99,6 +100,25 @@ def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, argu
     for word in words:
         assert word in errors
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(fairpate, finished, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fairpate.files.os.fsync", full)
+    code, _, errors = fairpate("card", finished[0].root)
+    assert code == 1
+    assert re.search(r"card\.\w+: No space left on device; make room there, and give the same command again\.$", errors)
+
+
+def test_the_end_of_a_file_is_no_interrupt(fairpate, monkeypatch):
+    def damaged():
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", damaged)
+    with pytest.raises(EOFError, match="marshal"):
+        fairpate("doctor")
 
 
 @pytest.mark.parametrize(

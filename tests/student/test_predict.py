@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,11 @@ def test_equal_students_are_equal_files(tmp_path):
     for number in range(8):
         save_student(make_student(RULE), tmp_path / f"{number}.safetensors")
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+def test_a_full_disk_is_an_error_of_the_system_s():
+    with pytest.raises(OSError, match="No space left"):
+        save_student(make_student(), Path("/dev/full"))
 
 
 @pytest.mark.parametrize("idp3", [None, RULE, GateRule(max_disparity=math.inf, min_count=0)])

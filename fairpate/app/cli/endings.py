@@ -8,6 +8,7 @@ Only a defect of ours shows a traceback.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from fairpate.faults import expected
 from fairpate.types import UsageError, UserError
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def exit_with_code(app: typer.Typer) -> None:
@@ -44,7 +46,11 @@ def exit_with_code(app: typer.Typer) -> None:
 def _exit_code(app: typer.Typer) -> int:
     try:
         code: int = app(prog_name="fairpate", standalone_mode=False) or 0
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        # Click takes the end of any file, such as of damaged bytecode, for that of the keyboard's.
+        if isinstance(stop.__cause__, EOFError):
+            tell_program(f"EOFError: {stop.__cause__}")
+            raise stop.__cause__ from None
         code = _INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough
         discard_output()
@@ -74,7 +80,8 @@ def _is_bad_usage(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}."
+        remedy = "; make room there, and give the same command again" if error.errno in _DISK_IS_FULL else ""
+        return f"{error.filename}: {error.strerror}{remedy}."
     if type(error).__name__ == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
         return _refused_value(error)
     format_message = getattr(error, "format_message", None)
