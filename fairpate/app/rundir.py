@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -158,9 +159,14 @@ def check_run_directory(config: Method) -> RunDirectory:
     check_output_folder(run.root, "--out")
     if run.config.exists():
         _require_same(run, config)
-    elif run.root.exists() and any(entry.name != _LOCK for entry in run.root.iterdir()):
+    elif run.root.exists() and not all(_is_of_a_beginning(entry) for entry in run.root.iterdir()):
         raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
     return run
+
+
+def _is_of_a_beginning(entry: Path) -> bool:
+    """Whether a run leaves this that was killed before it had written its configuration."""
+    return entry.name == _LOCK or fnmatch(entry.name, ".config.yaml.*.tmp")
 
 
 def create_run_directory(config: Method) -> RunDirectory:

@@ -82,6 +82,7 @@ def test_of_two_that_begin_a_folder_at_once_the_second_leaves_no_configuration(t
     with sole_worker(tmp_path / "run", "fairpate run"), pytest.raises(RunDirectoryError, match="works here"):
         run_method(config, QUIET, load=load_two_labels)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    (tmp_path / "run" / ".config.yaml.0123.tmp").write_text("method:")  # killed while it wrote
     assert create_run_directory(config).config.exists()  # what a crash left of the first is no other run's
 
 
