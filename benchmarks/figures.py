@@ -108,20 +108,20 @@ def printed(axis: Any, points: Sequence[tuple[float, float]], label: str, colour
     axis.plot(*zip(*points, strict=True), "s", fillstyle="none", color=colour, markersize=5, label=label)
 
 
-def grid(epsilon: str) -> Panel:
-    """FairPATE, Figure 2: accuracy over disparity of every family at one budget, with IDP3 at four margins."""
+def grid(data: str, epsilon: str, *, figure: int, weight: str = "1") -> Panel:
+    """FairPATE: accuracy over disparity of every family at one budget, with IDP3 at four margins."""
 
     def draw(axis: Any) -> None:
         settings = {
             "fairpate": "fairpate/epsilon={},max_disparity={}",
             "pate_s_in, weight 1": "pate_s_in/epsilon={},weight=1,max_disparity={}",
             "dp_sgd": "dp_sgd/max_disparity={1},epsilon={0}",
-            "fair_dp_sgd, weight 1": "fair_dp_sgd/weight=1,max_disparity={1},epsilon={0}",
+            f"fair_dp_sgd, weight {weight}": f"fair_dp_sgd/weight={weight},max_disparity={{1}},epsilon={{0}}",
         }
         for colour, (label, name) in zip(_COLOURS, settings.items(), strict=False):
-            names = ["utkface/" + name.format(epsilon, margin) for margin in ("0.01", "0.05", "0.1", "0.2")]
-            curve(axis, "utkface", names, "parity", "accuracy", color=colour, label=label)
-        finish(axis, f"FairPATE, Figure 2: utkface, epsilon {epsilon}", "disparity", "accuracy of answered")
+            names = [f"{data}/{name.format(epsilon, margin)}" for margin in ("0.01", "0.05", "0.1", "0.2")]
+            curve(axis, data, names, "parity", "accuracy", color=colour, label=label)
+        finish(axis, f"FairPATE, Figure {figure}: {data}, epsilon {epsilon}", "disparity", "accuracy of answered")
 
     return draw
 
@@ -331,9 +331,8 @@ PICTURES: dict[str, list[Panel]] = {
         table_1("utkface", FAIR),
         table_1("color_mnist", FAIR_DIGITS),
         calibration,
-        grid("2"),
-        grid("6"),
-        grid("10"),
+        *(grid("utkface", epsilon, figure=2) for epsilon in ("2", "6", "10")),
+        *(grid("fairface", epsilon, figure=4, weight="0.1") for epsilon in ("2", "4", "6")),
         queries_over("utkface", EPSILONS),
         queries_over("color_mnist", ("0.5", "1", "1.5", "2", "2.5", "3")),
         queries_by_threshold("utkface", "8"),
