@@ -13,7 +13,7 @@ def tab(tmp_path_factory):
 
 
 @needs_axe
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
     folder, _ = finished
     assert fairpate("card", str(folder.root))[0] == 0

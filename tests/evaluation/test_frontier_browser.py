@@ -132,6 +132,7 @@ def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_
     assert faults(tab) == []
 
 
+@pytest.mark.slow
 def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     """A name of 80 letters on a phone; six guarantees, of which four are drawn in space at once."""
     first = comparison()[0]
@@ -149,6 +150,7 @@ def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
+@pytest.mark.slow
 def test_of_many_points_those_under_others_are_left_out_and_counted(tab, tmp_path, comparison):
     """2,000 points of one method: a hundred accuracies at one epsilon, each of twenty configurations."""
     first = comparison()[0]
@@ -165,6 +167,7 @@ def test_of_many_points_those_under_others_are_left_out_and_counted(tab, tmp_pat
     assert faults(tab) == []
 
 
+@pytest.mark.slow
 def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
     address = page(tmp_path / "report.html", comparison())
     path = tmp_path / "report.html"
