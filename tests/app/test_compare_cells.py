@@ -198,6 +198,15 @@ def test_the_command_names_nothing_that_another_setting_leaves_unread() -> None:
     assert cell.command.partition(" --set ")[2] == "student.model.name=logistic"
 
 
+def test_the_command_says_what_would_follow_from_another_field() -> None:
+    """Sizes of cells have a share of 0 where the command starts, and .3 under odds."""
+    odds = {"settings": {"raco_dp.constraint": "equalized_odds"}, "grid": {"raco_dp.size_share": [0.0, None]}}
+    without, follows = cells(methods={"raco_dp": odds})
+    start = "fairpate run --method raco_dp --data color_digits"
+    assert without.command == f"{start} --set raco_dp.size_share=0.0 --set raco_dp.constraint=equalized_odds"
+    assert follows.command == f"{start} --set raco_dp.constraint=equalized_odds"
+
+
 def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) -> None:
     weights = tmp_path / "alice" / "resnet18.pth"
     weights.parent.mkdir()

@@ -62,14 +62,16 @@ class Cell:
         """
         name = self.config.data.name
         # Without what this cell leaves unread, which where it starts may read, and the other way about.
-        start = flattened(determining(_start(self.method, name).model_dump(mode="json"), self.config))
+        start = flattened(determining(_start(self.method, name).model_dump(), self.config))
+        # A default that follows from other fields is unlike the same value, said: it would follow from others there.
+        said = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
         every = flattened(self.config.model_dump(mode="json"))
         now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
         overrides = [
             f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
             for path, value in now.items()
-            if (path not in start or start[path] != value)
+            if (path not in start or start[path] != said[path])
             and path not in ("method", "data.name")
             and unread_because_of(path, every) is None
         ]
