@@ -32,6 +32,8 @@ class FaultError(HTTPException):
 
 def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     """``field``, ``value`` and ``remedy`` as they are sent; of a long value no more is written than is shown."""
+    if isinstance(value, bytes):
+        value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
     text = value if isinstance(value, str) else _start_of(value)
     cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
     # JSON may bring half of a pair of UTF-16, which cannot leave as UTF-8.
@@ -62,6 +64,8 @@ def remedy_for(error: Mapping[str, Any]) -> str:
         return "Required; add this field."
     if error["type"] == "json_invalid":
         return f"Expected JSON; {error['ctx']['error']}."
+    if isinstance(error.get("input"), bytes):  # of another type, a body is not parsed
+        return "Expected JSON; send Content-Type: application/json."
     said = expected(error)
     return f"{said[:1].upper()}{said[1:]}."
 

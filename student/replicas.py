@@ -8,7 +8,7 @@ which takes each request's predictions at once and in order. The counts start em
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ MAX_RECORDS_PER_REQUEST = 1024
 BODY_TIMEOUT_S = 30.0
 _IMAGE_DIMENSIONS = 3
 _MAX_FAULTS = 10
+_UNREADABLE_BODY = 400
 
 
 class Record(BaseModel):
@@ -169,8 +170,8 @@ class BodyLimit:
                 await self._app(scope, with_body(body, receive), send)
 
 
-def _faults(status: int, faults: Sequence[dict[str, str]]) -> JSONResponse:
-    return JSONResponse({"errors": faults}, status_code=status)
+def _faults(status: int, faults: Sequence[dict[str, str]], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"errors": faults}, status_code=status, headers=headers)
 
 
 def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
@@ -193,10 +194,14 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Any:
+        if isinstance(error, FaultError):
+            return _faults(error.status_code, [error.fault])
+        at = f"{request.method} {request.url.path}"
+        if error.status_code == _UNREADABLE_BODY:
+            return _faults(error.status_code, [fault("body", at, f"{error.detail}; see /docs.")])
         # What queries an aggregator shows this to whoever gave it the URL.
         here = "a published student is served here, no aggregator: it answers POST /v1/predictions"
-        at = fault("path", f"{request.method} {request.url.path}", f"{error.detail}; {here}, see /docs.")
-        return _faults(error.status_code, [error.fault if isinstance(error, FaultError) else at])
+        return _faults(error.status_code, [fault("path", at, f"{error.detail}; {here}, see /docs.")], error.headers)
 
     @app.exception_handler(Exception)
     async def defect(_: Request, error: Exception) -> Any:

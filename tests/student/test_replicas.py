@@ -134,6 +134,27 @@ def test_a_bad_request_is_refused_with_field_value_and_remedy(alone, body, field
     assert response.json()["errors"][0].items() >= {"field": field, "remedy": remedy}.items()
 
 
+@pytest.mark.parametrize(
+    "body", [b"\xff{", b'{"records": %s1%s}' % (b"[" * 100_000, b"]" * 100_000)], ids=["no UTF-8", "too deep"]
+)
+def test_a_body_that_no_parser_reads_is_told_as_a_body(alone, body):
+    response = alone("POST", "/v1/predictions", content=body, headers={"Content-Type": "application/json"})
+    (fault,) = response.json()["errors"]
+    assert (response.status_code, fault["field"]) == (400, "body")
+    assert "aggregator" not in fault["remedy"]
+
+
+def test_a_body_of_another_type_is_told_which_to_send(alone):
+    form = alone("POST", "/v1/predictions", content="a=1", headers={"Content-Type": "text/plain"})
+    remedy = "Expected JSON; send Content-Type: application/json."
+    assert form.json()["errors"] == [{"field": "body", "value": "a=1", "remedy": remedy}]
+
+
+def test_another_verb_is_told_which_there_are(alone):
+    refused = alone("GET", "/v1/predictions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
 def test_who_takes_it_for_an_aggregator_is_told_what_it_is(alone):
     (fault,) = alone("GET", "/v1/budget").json()["errors"]
     assert (fault["field"], fault["value"]) == ("path", "GET /v1/budget")
