@@ -121,7 +121,8 @@ def _one_class_groups(measured: Evaluation, or_nearly: bool) -> Iterator[str]:
         if group.num_answered < LEAST_RECORDS:
             continue
         constant, nearly = _only_class(counts_YC), _nearly_only_class(counts_YC)
-        if nearly is None or counts_YC.sum() - counts_YC[nearly].sum() < LEAST_OTHERS:
+        # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.
+        if nearly is None or round(counts_YC.sum() - counts_YC[nearly].sum()) < LEAST_OTHERS:
             continue
         if constant is not None:
             yield f"predicts {measured.class_names[constant]!r} for every record of {group.name}"

@@ -176,6 +176,7 @@ def test_one_class_for_a_group_that_has_just_that_class_is_right() -> None:
     words = ("predicts 'no' for every record of green",)
     assert table_of(told_apart, [[58, 0], [2, 0]]).degenerate == ()
     assert table_of(told_apart, [[57, 0], [3, 0]]).degenerate == words
+    assert table_of(told_apart, [[57, 0], [3 - 1e-6, 0]]).degenerate == words, "counted by probabilities"
     assert table_of(told_apart, [[0, 0], [60, 0]]).degenerate[1:] == words, "one class, and the wrong one"
     # A single class for everyone tells nothing, whatever the labels are.
     assert table_of([[60, 0], [0, 0]], [[60, 0], [0, 0]]).degenerate == ("predicts 'no' for every record",)
