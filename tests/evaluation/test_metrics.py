@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,10 +177,16 @@ def test_one_class_for_a_group_that_has_just_that_class_is_right() -> None:
     words = ("predicts 'no' for every record of green",)
     assert table_of(told_apart, [[58, 0], [2, 0]]).degenerate == ()
     assert table_of(told_apart, [[57, 0], [3, 0]]).degenerate == words
-    assert table_of(told_apart, [[57, 0], [3 - 1e-6, 0]]).degenerate == words, "counted by probabilities"
     assert table_of(told_apart, [[0, 0], [60, 0]]).degenerate[1:] == words, "one class, and the wrong one"
     # A single class for everyone tells nothing, whatever the labels are.
     assert table_of([[60, 0], [0, 0]], [[60, 0], [0, 0]]).degenerate == ("predicts 'no' for every record",)
+
+
+def test_records_that_probabilities_count_are_whole() -> None:
+    told_apart, drawn = [[40.0, 10.0], [10.0, 40.0]], [[57.0, 0.0], [3 - 1e-6, 0.0]]
+    measured = table_of([[40, 10], [10, 40]], [[57, 0], [3, 0]])
+    confusion_GYC = tuple(tuple(map(tuple, table)) for table in (told_apart, drawn))
+    assert replace(measured, confusion_GYC=confusion_GYC).degenerate == measured.degenerate != ()
 
 
 def test_a_group_that_a_constant_would_serve_better_is_named() -> None:
