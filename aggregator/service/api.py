@@ -185,6 +185,7 @@ def _empty_app(writer: Writer, health: Health, overview: Overview) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await health.look()  # before the first request, whose failure it would take for one of before
         watches = [asyncio.create_task(each) for each in (health.watch(), overview.watch(_HISTORY_INTERVAL_S))]
         yield
         for watch in watches:

@@ -55,14 +55,18 @@ class Health:
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
     async def watch(self) -> None:
-        """Look at the facts again and again, and try what failed."""
+        """Look at the facts again and again."""
         while True:
-            try:
-                await self._look()
-                self._looked_s = time.monotonic()
-            except Exception:  # noqa: BLE001 - the watch goes on, whatever it met
-                _log.exception("The health of the service could not be looked at.")
             await asyncio.sleep(self._interval_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at the facts once, and try what failed."""
+        try:
+            await self._look()
+            self._looked_s = time.monotonic()
+        except Exception:  # noqa: BLE001 - the watch goes on, whatever it met
+            _log.exception("The health of the service could not be looked at.")
 
     async def _look(self) -> None:
         # In a thread: a disk that hangs may not stop the loop that answers.
