@@ -96,7 +96,7 @@ class QueryShell(cmd.Cmd):
         words = line.split()
         count = int(words[0]) if len(words) == 2 and words[0].isdecimal() and words[1] == "new" else None
         found = self._client.estimate(parse_questions(line) if count is None else None, count=count)
-        sentence = f"{found.new_queries} new queries, {found.stored_replies} with a stored reply (free)"
+        sentence = f"queries: {found.new_queries} new, {found.stored_replies} with a stored reply (free)"
         lines = (sentence, _budget_line("now", found.now), _budget_line("afterwards", found.afterwards))
         self._tell(found.model_dump(mode="json"), *lines)
 
@@ -119,6 +119,10 @@ class QueryShell(cmd.Cmd):
     def do_quit(self, _: str) -> bool:
         """quit: leave."""
         return True
+
+    def get_names(self) -> list[str]:
+        """The parent's, without what a person does not type."""
+        return [name for name in super().get_names() if name != "do_EOF"]
 
     def do_EOF(self, _: str) -> bool:
         """End of input: leave."""
@@ -193,13 +197,13 @@ def _budget_line(name: str, budget: Budget) -> str:
     queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
     closed = "; closed" if budget.closed else ""
     return (
-        f"{name:<10} epsilon {spent} ({limit}, delta {delta_text(budget.delta)}, {budget.kind}), "
-        f"{budget.queries_submitted}{queries} queries{closed}"
+        f"{name:<10} epsilon {spent} ({limit}, delta {delta_text(budget.delta)}, {budget.kind.replace('_', '-')}), "
+        f"queries {budget.queries_submitted}{queries}{closed}"
     )
 
 
 def _commands(shell: QueryShell) -> list[str]:
-    return sorted(name[3:] for name in shell.get_names() if name.startswith("do_") and name != "do_EOF")
+    return sorted(name[3:] for name in shell.get_names() if name.startswith("do_"))
 
 
 def _load_history(path: Path | None) -> None:

@@ -39,7 +39,9 @@ def expected(fault: Mapping[str, Any]) -> str:
     """What one of pydantic's errors asks for, such as ``expected > 0``; another kind of error in pydantic's words."""
     kind, context = str(fault["type"]), fault.get("ctx", {})
     if kind == "value_error":  # ours, which says what was wrong
-        return str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
+        said = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
+        # Behind the field's name: by itself it is a sentence.
+        return said.replace("Expected", "expected", 1) if said.startswith("Expected ") else said
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
         return f"expected {sign} {exact_text(context[name])}"

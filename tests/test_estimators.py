@@ -232,8 +232,8 @@ class TestPersons:
         ("persons", "words"),
         [
             (PERSONS[1:], "persons: expected one per record, got 999 for 1000"),
-            ([None, *PERSONS[1:]], "persons: 1 records have none"),
-            ([" ", *map(str, PERSONS[1:])], "persons: 1 records have none"),
+            ([None, *PERSONS[1:]], "persons: expected one for every record, got 1 without"),
+            ([" ", *map(str, PERSONS[1:])], "persons: expected one for every record, got 1 without"),
         ],
     )
     def test_each_record_has_a_person(self, persons: Any, words: str) -> None:

@@ -107,8 +107,8 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
         raise ConfigError(
-            f"aggregator.num_queries: {wanted} queries asked, {len(first_of)} different public records there; "
-            "lower it, or raise data.num_public."
+            f"aggregator.num_queries: expected at most {len(first_of)}, as many as there are different public "
+            f"records, got {wanted}; lower it, or raise data.num_public."
         )
     if settings.admission is not None:
         wanted = len(first_of)

@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from fairpate.config import Count, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.files import sha256_of
+from fairpate.evaluation.page import counted
 from fairpate.later import torch
 from fairpate.types import IntArray, UserError, VoteBatch
 
@@ -117,10 +118,8 @@ class _Faults:
 
     def add(self, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> None:
         if wrong_Q.any():
-            first = int(wrong_Q.argmax()) + 1
-            self._found.append(
-                f"{self._path}: column {column}: {int(wrong_Q.sum())} rows have {what} (the first is row {first})."
-            )
+            first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
+            self._found.append(f"{self._path}: column {column}: {rows} {what} (the first is row {first}).")
 
     def require_none(self) -> None:
         if self._found:

@@ -85,8 +85,8 @@ def with_persons(records: Records) -> Records:
         return records
     if missing := as_names(records.person_ids).num_empty:
         raise DataError(
-            f"{missing} records have no person; complete the column that names them, or set data.unit=record to "
-            "protect each record by itself."
+            f"Expected a person for every record, got {missing:,} without; complete the column that names them, or set "
+            "data.unit=record to protect each record by itself."
         )
     return replace(records, records=replace(records.records, person_id=records.person_ids))
 
@@ -97,8 +97,9 @@ def check_persons(splits: Mapping[str, Split]) -> None:
     for name, split in splits.items():
         if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
             raise DataError(
-                f"{parted} persons have records in the private and in the {name} split, because the publisher's "
-                "division parts them; set data.unit=record, which protects each record by itself."
+                f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "
+                f"{name} split, because the publisher's division parts them; set data.unit=record, which protects "
+                "each record by itself."
             )
 
 
@@ -150,6 +151,7 @@ def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str)
     if empty:
         raise DataError(
             f"The {split} split has no member of {what} {', '.join(empty)}; "
-            "where a file names the split, add some to it; where it is drawn, choose larger splits (data.num_public, "
-            "num_validation, num_test) or another data.seed."
+            "where a file names the split, add some to it, or leave out of the declaration what no record "
+            "has; where it is drawn, choose larger splits (data.num_public, num_validation, num_test) "
+            "or another data.seed."
         )

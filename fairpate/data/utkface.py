@@ -81,7 +81,7 @@ def load(request: Request) -> Records:
         group_names=GROUPS[sensitive],
         sensitive_attribute=sensitive.replace("_and_", " and "),
         pixels=pixels,
-        notes=(f"{malformed} pictures with malformed names left out",) if malformed else (),
+        notes=(f"pictures left out for their malformed names: {malformed:,}",) if malformed else (),
     )
 
 

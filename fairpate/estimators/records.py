@@ -224,7 +224,9 @@ def person_names(persons: Any, count: int) -> Names:
         raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
     names = [_in_words(value) for value in values]
     if unknown := sum(not name for name in names):
-        raise ValueError(f"persons: {unknown} records have none (None, NaN or empty); give each record its person.")
+        raise ValueError(
+            f"persons: expected one for every record, got {unknown} without (None, NaN or empty); complete them."
+        )
     return Names(f"person-{name}" for name in names)
 
 

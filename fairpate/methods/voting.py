@@ -167,7 +167,7 @@ class VotingMethod(Method):
         outcomes = released.queries
         reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
         if released.over_budget:
-            reporter.note("aggregator", f"{released.over_budget} queries found no room in the budget, not asked")
+            reporter.note("aggregator", f"not asked, because the budget has no room: {released.over_budget}")
         labels = Labels(
             model=training.model,
             events=released.events,

@@ -53,13 +53,15 @@ def test_the_operator_s_client_reads_the_ledger(client):
         assert operator.ledger(start=1).total == 4
 
 
-def test_commands(shell):
+def test_commands(shell, capsys):
     assert all(word in shell("ask 0:3 7") for word in ("0 ", "2 ", "7 "))
-    assert "4 of 10000 queries" in shell("budget")
-    assert "2 new queries, 4 with a stored reply" in shell("estimate 0:3 7 8 9")
+    assert "query-count), queries 4 of 10000" in shell("budget")
+    assert "queries: 2 new, 4 with a stored reply" in shell("estimate 0:3 7 8 9")
     assert "504" in shell("estimate 500 new")
     assert '"pool_size": 300' in shell("statement")
     assert "unknown command" in shell("vote 3")
+    shell("help")
+    assert {"budget", "quit"} < set(capsys.readouterr().out.split()) - {"EOF"}
     assert "Expected < 300" in shell("ask 300")
     assert shell("") == ""
 

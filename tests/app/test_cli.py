@@ -102,14 +102,17 @@ def test_bad_input_ends_in_one_message_and_no_traceback(fairpate, tmp_path, argu
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_told_with_the_file_and_what_to_do(fairpate, finished, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "make room there"), (errno.EFBIG, "raise what one file")]
+)
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(fairpate, finished, monkeypatch, number, remedy):
     def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fairpate.files.os.fsync", full)
     code, _, errors = fairpate("card", finished[0].root)
     assert code == 1
-    assert re.search(r"card\.\w+: No space left on device; make room there, and give the same command again\.$", errors)
+    assert re.search(rf"card\.\w+: {os.strerror(number)}; {remedy}.*, and give the same command again\.$", errors)
 
 
 def test_the_end_of_a_file_is_no_interrupt(fairpate, monkeypatch):

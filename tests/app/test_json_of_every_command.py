@@ -145,6 +145,12 @@ def test_a_failure_that_is_no_bad_usage_is_code_1_in_the_document(fairpate):
 def test_a_line_without_a_command_is_refused_as_a_document(fairpate, words):
     code, output, _ = fairpate(*words)
     assert (code, strictly(output)["error"]["exit_code"]) == (2, 2)
+    assert any(found in strictly(output)["error"]["message"] for found in ("known: ", "Did you mean"))
+
+
+def test_help_for_a_program_is_a_document(fairpate):
+    code, output, _ = fairpate("methods", "--help", "--json")
+    assert (code, fairpate("methods", "--help")[1]) == (0, strictly(output)["help"])
 
 
 def test_what_a_run_says_in_words_is_in_the_document(given, fairpate):

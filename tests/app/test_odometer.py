@@ -133,6 +133,10 @@ def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer
     with pytest.raises(LimitReachedError, match=r"adult, unit record: 4 releases cost epsilon 4\.37.*limit is 4\.38"):
         meter("more").record([gaussians()], noise="os_entropy")
     assert total(odometer).releases == 4
+    odometer.set_limit("bank", "record", epsilon=1, delta=1e-5)
+    meter("bank-1", "bank").record([gaussians()], noise="os_entropy")
+    with pytest.raises(LimitReachedError, match="1 release cost epsilon"):
+        meter("bank-2", "bank").record([gaussians(25)], noise="os_entropy")
     meter("run-3").record([gaussians(25)], noise="os_entropy")  # it is in the sum already
     meter("other", "bank").record([gaussians()], noise="os_entropy")
     replaced = dataclasses.replace(gaussians(), relation="replace one")

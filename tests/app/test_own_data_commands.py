@@ -102,6 +102,8 @@ def test_hostile_names_are_quoted(tmp_path, fairpate):
     code, _, said = fairpate("data", "check", "own.yaml")
     assert code == 1
     assert "The private split has no member of group of sex M" in "".join((_, said))
+    (tmp_path / "own.parquet").write_bytes(b"")
+    assert fairpate("data", "check", "own.yaml")[1].startswith("own.parquet")
 
 
 @pytest.mark.parametrize(

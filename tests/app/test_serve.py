@@ -264,6 +264,10 @@ def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_conf
         code, _, errors = fairpate(*arguments)
         assert code == 2
         assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
+    code, output, errors = fairpate("tokens", "add", run.root, "alice")
+    assert (code, output) == (2, "")
+    assert "a run of dp_sgd that has no teachers to ask" in errors
+    assert not run.tokens.exists()
 
 
 def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no_room(

@@ -64,7 +64,7 @@ def test_where_persons_do_not_count_splits_keep_them_together_all_the_same() -> 
 
 
 def test_a_record_without_a_person_is_refused() -> None:
-    with pytest.raises(DataError, match=r"2 records have no person; complete .*data.unit=record"):
+    with pytest.raises(DataError, match=r"got 2 without; complete .*data.unit=record"):
         with_persons(records(("", "", *PERSONS[2:])))
     split = records().records
     with pytest.raises(ValueError, match="a person_id for every record or for none, got 1 without"):
@@ -77,7 +77,7 @@ def test_a_person_whom_the_publisher_parts_is_refused() -> None:
     origins = ("training",) * 30 + ("test",) * 30
     parted = records(origins=origins)
     splits = divide(with_persons(parted), SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0)
-    with pytest.raises(DataError, match=r"persons have records in the private and in the test split.*data.unit=record"):
+    with pytest.raises(DataError, match=r"with some in the private and some in the test split.*data.unit=record"):
         check_persons(splits)
     check_persons(divide(parted, SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0))
 

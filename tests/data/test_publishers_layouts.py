@@ -65,7 +65,7 @@ def test_utkface_reads_names_and_counts_malformed_ones(tmp_path: Path) -> None:
         write_picture(faces / malformed, 0)
     dataset = load("utkface", tmp_path, sizes=(30, 0, 20))
     records = by_id(dataset)
-    assert dataset.notes == ("3 pictures with malformed names left out",)
+    assert dataset.notes == ("pictures left out for their malformed names: 3",)
     assert len(records) == 80
     label, group, x, _ = records["utkface-37_1_20170037"]
     assert (label, group) == (1, 3)

@@ -49,5 +49,13 @@ def _with_json(function: Function) -> Callable[..., int]:
 
 def asks_for_json(words: Sequence[str]) -> bool:
     """Whether a command line does, also one that cannot be parsed."""
-    options = words[: words.index("--")] if "--" in words else words
-    return "--json" in options
+    return "--json" in _options(words)
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether a command line does."""
+    return not {"-h", "--help"}.isdisjoint(_options(words))
+
+
+def _options(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words

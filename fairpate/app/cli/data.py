@@ -84,11 +84,13 @@ def declare_data(
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+    from fairpate.evaluation.page import counted
+
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
-    words = f"{output}: {questions} questions to answer; then fairpate data check {output}"
+    words = f"{output}: {counted(questions, 'question')} to answer; then fairpate data check {output}"
     return Output(facts=facts | {"questions": questions}, words=words)
 
 

@@ -9,22 +9,27 @@ Only a defect of ours shows a traceback.
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 import typer
 
-from fairpate.app.cli.commands import asks_for_json
+from fairpate.app.cli.commands import asks_for_help, asks_for_json
 from fairpate.app.terminal.console import discard_output, ended_by_signals
-from fairpate.app.terminal.output import fail, speaking, tell_program
+from fairpate.app.terminal.output import Output, fail, is_for_program, show, speaking, tell_program
 from fairpate.config import ConfigError
 from fairpate.faults import expected
 from fairpate.types import UsageError, UserError
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EFBIG: "raise what one file may hold (`ulimit -f`), or write to another disk",
+}
 
 
 def exit_with_code(app: typer.Typer) -> None:
@@ -44,8 +49,12 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _exit_code(app: typer.Typer) -> int:
+    is_help = is_for_program() and asks_for_help(sys.argv[1:])
     try:
-        code: int = app(prog_name="fairpate", standalone_mode=False) or 0
+        with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
+            code: int = app(prog_name="fairpate", standalone_mode=False) or 0
+        if text is not None:
+            show(Output(facts={"help": text.getvalue()}))
     except (KeyboardInterrupt, typer.Abort) as stop:
         # Click takes the end of any file, such as of damaged bytecode, for that of the keyboard's.
         if isinstance(stop.__cause__, EOFError):
@@ -80,12 +89,14 @@ def _is_bad_usage(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
-        remedy = "; make room there, and give the same command again" if error.errno in _DISK_IS_FULL else ""
+        remedy = f"; {_REMEDIES[error.errno]}, and give the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
     if type(error).__name__ == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
         return _refused_value(error)
     format_message = getattr(error, "format_message", None)
     message = str(format_message() if callable(format_message) else error) or type(error).__name__
+    if type(error).__name__ == "NoSuchOption" and message.endswith(" --json"):
+        return f"--json: belongs behind a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
     if message.startswith("No such command") and message.endswith("."):  # and nothing near it was found
         return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
     return message

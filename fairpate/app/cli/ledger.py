@@ -53,10 +53,11 @@ def back_up_ledger(
     """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.app.ledgers.commands import back_up
+    from fairpate.evaluation.page import counted
 
     with waiting("ledger"):
         entries = back_up(path, out)
-    return Output(facts={"file": out, "entries": entries}, words=f"{out}: {entries} entries")
+    return Output(facts={"file": out, "entries": entries}, words=f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
 @app.command("restore")

@@ -17,6 +17,7 @@ from rich.text import Text
 from fairpate.app.compare.cells import Cell
 from fairpate.app.compare.records_table import Row
 from fairpate.app.terminal.progress import Pace, is_live
+from fairpate.evaluation.page import counted
 
 _REFRESHES_PER_S = 2
 
@@ -63,7 +64,7 @@ class SweepTable:
         """Keep the table on a terminal while cells run; in a log say what there is to do."""
         self._pace.advance(self.done, self.total)
         if not is_live(self.console):
-            self._line(f"{self.total} cells, {self.done} of them finished before")
+            self._line(f"{counted(self.total, 'cell')}, {self.done} of them finished before")
             yield
             return
         with Live(self._render(), console=self.console, refresh_per_second=_REFRESHES_PER_S) as self._live:

@@ -78,7 +78,7 @@ def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None
                 replies += batch.replies
                 advance(len(replies), len(ids))
         if len(replies) < len(ids):
-            reporter.note("queries", f"the budget has no room for more; {len(ids) - len(replies)} were not asked")
+            reporter.note("queries", f"not asked, because the budget has no room: {len(ids) - len(replies)}")
     except UserError as error:
         failure = str(error)
         if not replies:

@@ -15,10 +15,11 @@ from aggregator.service import token_store
 from aggregator.service.token_store import TokenStore
 from aggregator.service.tokens import OIDC_PREFIX, Role
 from fairpate.app.ledgers.place import has_ledger, place_of
-from fairpate.app.rundir import run_at
+from fairpate.app.rundir import RunFolderError, open_run_directory, run_at
 from fairpate.app.terminal.console import listing
 from fairpate.app.terminal.output import Output, say
 from fairpate.config import ConfigError
+from fairpate.methods.voting import VotingMethod
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -32,8 +33,14 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 
 
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
-    """Make a token for a new name; returns it. It is kept nowhere."""
+    """Make a token for a new name; returns it. It is kept nowhere. RunFolderError for a run that no service serves."""
     expires_s = None if expires is None else moment(expires)
+    _, config = open_run_directory(root)
+    if not (isinstance(config, VotingMethod) and config.keeps_teachers):
+        raise RunFolderError(
+            f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for it; "
+            "its published student takes none (`fairpate serve --student`)."
+        )
     # Asked of the ledger only where a limit is given: without one, a token is made while its database is down.
     before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
     return token_store.change(

@@ -255,8 +255,8 @@ def _require_room(release: Release, same: Sequence[Release], *, limit: float, de
     # In this form NaN is refused too.
     if not total <= limit:
         raise LimitReachedError(
-            f"{place}: {len(same)} releases cost epsilon {spent:.4g} at delta {delta_text(delta)}, this one would "
-            f"make it {total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
+            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)}, this "
+            f"one would make it {total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
             "`fairpate ledger limit`."
         )
 

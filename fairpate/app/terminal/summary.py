@@ -141,7 +141,8 @@ def check_table(check: Check) -> Group:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
     verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
-    return Group(table, Text("\n".join([*check.refused, verdict])))
+    said = Text("\n".join([*check.refused, verdict]))
+    return Group(table, said) if check.rows else Group(said)
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:
