@@ -151,6 +151,8 @@ def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:
 def _describe(response: httpx.Response) -> str:
     try:
         faults = response.json()["errors"]
-        return "\n".join(f"{fault['field']}: got {fault['value']}. {fault['remedy']}" for fault in faults)
+        # What concerns no value, such as a full disk, has an empty one.
+        got = [f"got {fault['value']}. " * bool(fault["value"]) for fault in faults]
+        return "\n".join(f"{fault['field']}: {of}{fault['remedy']}" for fault, of in zip(faults, got, strict=True))
     except (ValueError, KeyError, TypeError):
         return f"{response.url}: status {response.status_code} and no explanation; is this an aggregator?"

@@ -88,6 +88,7 @@ def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
         """The runs that know the caller's token."""
         headers = {name: request.headers[name] for name in ("authorization", "host") if name in request.headers}
         known = [name for name, port in ports.items() if await _admits(client, port, headers)]
+        request.state.is_told_behind = bool(known)
         return json_response({"runs": [{"name": name, "path": f"{PREFIX}{name}/"} for name in known]})
 
     @app.api_route(f"{PREFIX}{{name}}/{{path:path}}", methods=["GET", "POST", "HEAD"])
@@ -95,12 +96,18 @@ def gateway_app(ports: Mapping[str, int], *, tracer: Any = None) -> FastAPI:
         """What the service of the run ``name`` answers."""
         if name not in ports:
             raise FaultError(404, "run", name, "No run of this name is served here; ask the operator for the address.")
+        request.state.is_told_behind = True
         return await _pass_on(client, ports[name], name, request)
 
     @app.get(f"{PREFIX}{{name}}", include_in_schema=False)
     async def with_slash(name: str) -> Response:
         # The page asks for its routes beside itself, so its address must end like a folder's.
         return Response(status_code=308, headers={"Location": f"{PREFIX}{name}/" if NAME.fullmatch(name) else "/"})
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"], include_in_schema=False)
+    async def of_no_run(path: str) -> Response:
+        remedy = f"Several runs are served here: give {PREFIX}NAME of one; GET {PREFIX[:-1]} lists those of your token."
+        raise FaultError(404, "path", f"/{path}", remedy)
 
     add_error_bodies(app)
     app.add_middleware(Observed, tracer=tracer)

@@ -143,7 +143,7 @@ def route_of(scope: Scope) -> str:
 
 
 def _facts(scope: Scope, status: int) -> dict[str, Any]:
-    """What may be told of a request; the address only of those that are nobody's."""
+    """What may be told of a request; the address only of those that are nobody's, by the service that knows them."""
     state, client = scope["state"], scope.get("client")
     caller = state.get("caller")
     return {
@@ -151,7 +151,7 @@ def _facts(scope: Scope, status: int) -> dict[str, Any]:
         "route": route_of(scope),
         "status": status,
         "caller": None if caller is None else caller.name,
-        "address": client[0] if caller is None and client else None,
+        "address": client[0] if caller is None and client and not state.get("is_told_behind") else None,
         "queries": state.get("num_queries"),
     }
 

@@ -13,7 +13,7 @@ import pytest
 from browser import Browser, barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
-from aggregator.client import AggregatorClient
+from aggregator.client import AggregatorClient, QueryError
 from aggregator.service.actor import HttpServer, bind
 from aggregator.service.api import ServiceSettings
 from aggregator.service.gateway import Runs
@@ -64,6 +64,8 @@ def test_the_port_of_a_run_is_kept_for_its_service_until_that_listens(tmp_path):
 def test_each_run_answers_under_its_own_path_as_it_does_by_itself(gateway):
     url, servers = gateway
     _, alone = servers["one"]
+    with AggregatorClient(url, token=ANALYST) as client, pytest.raises(QueryError, match="/v1/runs/NAME of one"):
+        client.budget()
     through, direct = f"{url}/v1/runs/one", alone.url
     asked = httpx.post(f"{through}/v1/queries", json=ids(range(20)), headers=AS_ANALYST)
     again = httpx.post(f"{direct}/v1/queries", json=ids(range(20)), headers=AS_ANALYST)
@@ -89,6 +91,15 @@ def test_tokens_are_those_of_the_run_and_a_list_shows_only_what_knows_them(gatew
         assert [run["name"] for run in httpx.get(f"{url}/v1/runs", headers=headers).json()["runs"]] == expected
         assert (httpx.get(f"{url}/v1/runs/one/v1/budget", headers=headers).status_code == 200) == ("one" in expected)
     assert "one" not in httpx.get(url).text.split()
+
+
+def test_no_line_has_the_address_of_a_caller_whose_token_a_run_knows(gateway, caplog):
+    caplog.set_level("INFO", "fairpate.requests")
+    for path in ("/v1/runs", "/v1/runs/one/v1/budget"):
+        httpx.get(gateway[0] + path, headers=AS_ANALYST)
+    told = [record for record in caplog.records if record.name == "fairpate.requests"]
+    assert len(told) >= 3
+    assert not [record.address for record in told if record.address]
 
 
 @pytest.mark.parametrize("path", ["/v1/runs/three/", "/v1/runs/..%2fone/v1/budget", "/v1/runs/%00/", "/v1/other"])

@@ -1,10 +1,11 @@
 import io
 
+import httpx
 import pytest
 from rich.console import Console
 from serving import ANALYST, OPERATOR, POOL, tokens_of_both_roles
 
-from aggregator.client import AggregatorClient, QueryError
+from aggregator.client import AggregatorClient, QueryError, _describe
 from aggregator.shell import CommandError, QueryShell, parse_questions, parse_range
 
 
@@ -76,3 +77,8 @@ def test_questions():
     assert parse_questions("3 5:8") == [3, 5, 6, 7]
     assert parse_questions('{"id": 4}') == [{"id": 4}]
     assert list(parse_range("2:3")) == [2]
+
+
+def test_a_refusal_that_concerns_no_value_names_none():
+    fault = {"field": "ledger", "value": "", "remedy": "The ledger cannot be written."}
+    assert _describe(httpx.Response(503, json={"errors": [fault]})) == "ledger: The ledger cannot be written."

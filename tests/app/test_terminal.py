@@ -1,6 +1,7 @@
 """Names and messages of others are shown on a terminal, and never obeyed."""
 
 import http.server
+import io
 import json
 import threading
 
@@ -32,6 +33,16 @@ def test_nothing_that_is_printed_steers_the_terminal(capsys, words):
     shown = capsys.readouterr().out
     assert "digit" in shown
     assert not OBEYED & set(shown)
+
+
+def test_a_reader_that_left_is_no_failure_of_the_command(monkeypatch):
+    class Left(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        terminal().print("name")
 
 
 def test_a_name_keeps_its_own_letters(capsys):

@@ -33,7 +33,11 @@ class Ending:
 
 
 class _Console(Console):
-    """Shows names and messages of others, and obeys nothing in them."""
+    """Shows names and messages of others, and obeys nothing in them. BrokenPipeError where its reader left."""
+
+    def on_broken_pipe(self) -> None:
+        """The parent would exit with 1, as if the command had failed."""
+        raise
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The parent's, with a mark in the place of whatever steers a terminal."""
