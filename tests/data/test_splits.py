@@ -160,7 +160,7 @@ def test_an_empty_validation_split_is_allowed() -> None:
 def test_a_group_without_a_member_is_named() -> None:
     whole = records_of(names(8)).records
     with pytest.raises(
-        DataError, match="group of g b; where a file names the split, add some to it, or leave .* has; where"
+        DataError, match=r"group of g b; where a file names the split, add some to it, or leave .* has; where"
     ):
         check_members(dataset_of(public=whole.take([0, 1, 4])))
 
