@@ -49,6 +49,9 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
     if settings.get(beside := f"{section}.{other}", ...) in values:
         return beside
+    rounds = "dp_oracle_learner.num_rounds"  # of which the probability is only the paper's choice
+    if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
+        return rounds
     unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
     if name.startswith(tuple(f"student.{part}" for part in unread)):
         return "student.method"

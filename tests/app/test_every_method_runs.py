@@ -253,6 +253,7 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
             "dp_oracle_learner.feature_share=0.1",
             "dp_oracle_learner.release=every_round",
         ),
+        ("dp_oracle_learner", {}, "dp_oracle_learner.failure_probability=0.2", "dp_oracle_learner.num_rounds=25"),
         ("private_knn", {}, "private_knn.threshold_stddev_votes=3", "private_knn.threshold=null"),
         ("raco_dp", {}, "raco_dp.label=0", "raco_dp.constraint=demographic_parity"),
         ("fair_dp_sgd", {}, "fair_dp_sgd.max_temperature=1", "fair_dp_sgd.maximum=hardmax"),
