@@ -19,7 +19,7 @@ from typing import Any
 
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
-REMEDY = f"give --allow-code, or {ALLOWED}=1 in the environment, if you trust it"
+REMEDY = f"if you trust it, give --allow-code where a command has it, or {ALLOWED}=1 in the environment of any"
 _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 

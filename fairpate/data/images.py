@@ -108,7 +108,8 @@ def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
             image = picture.convert(mode)
     # A header of billions of pixels is refused too, before memory is asked for them.
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-        raise DataError(f"{where}: not a readable picture ({error}); restore the publisher's file.") from error
+        why = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{where}: not a readable picture ({why}); restore the file, or leave it out.") from error
     if image.size != (size, size):
         edge = min(image.size)
         left, top = (image.width - edge) // 2, (image.height - edge) // 2

@@ -63,7 +63,7 @@ def test_code_does_not_run_unless_it_is_allowed(fairpate, tmp_path, module):
     module.write_text("raise SystemExit('ran')", encoding="utf-8")
     code, _, errors = fairpate(*command("fairpate", tmp_path / "run"))
     assert code == 2
-    assert "boosted_of_mine:make_teacher is code that would run with your rights; give --allow-code" in errors
+    assert "boosted_of_mine:make_teacher is code that would run with your rights; if you trust it" in errors
     assert not (tmp_path / "run").exists()
     sweep = {"data_sets": ["color_digits"], "methods": {"pate": {}}, "settings": {"teachers.model.python": "x:y"}}
     with pytest.raises(ConfigError, match="allow-code"):

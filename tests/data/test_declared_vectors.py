@@ -92,6 +92,7 @@ def beside(folder: Path, form: str = "csv") -> None:
     ("array", "message"),
     [
         (None, r"private\.npy: no readable array beside private\.csv"),
+        (b"", r"private\.npy: no readable array beside private\.csv \(No data"),
         (np.zeros((6, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 6"),
         (np.zeros((8, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 8"),
         (np.zeros((7, 4)), r"private\.npy: expected numbers \(rows, 3\), got float64 \(7, 4\)"),
@@ -104,7 +105,9 @@ def beside(folder: Path, form: str = "csv") -> None:
 def test_an_array_that_does_not_fit_is_refused(array: Any, message: str, tmp_path: Path) -> None:
     beside(tmp_path)
     (tmp_path / "private.npy").unlink()
-    if array is not None:
+    if isinstance(array, bytes):
+        (tmp_path / "private.npy").write_bytes(array)
+    elif array is not None:
         np.save(tmp_path / "private.npy", array)
     with pytest.raises(DataError, match=message):
         load_data(tmp_path / "notes.yaml")

@@ -148,7 +148,7 @@ def test_without_a_writable_cache_pictures_are_still_read(
 
 def test_an_unreadable_picture_is_named(folder: Path) -> None:
     (folder / "toy" / "faces" / "a.png").write_bytes(b"not a picture")
-    with pytest.raises(DataError, match=r"faces: a\.png: not a readable picture"):
+    with pytest.raises(DataError, match=r"faces: a\.png: not a readable picture \(of no known format\)"):
         decode(open_pictures(ARCHIVE, folder), ["a.png"], size=8)
 
 

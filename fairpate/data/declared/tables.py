@@ -212,7 +212,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
     try:
         # A pickle would run code of whoever wrote the file.
         array = np.load(beside, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{beside.name}: no readable array beside {name} ({error}); put it there.") from error
     start, wanted = 0, sum(sizes.values())
     if array.ndim != 2 or array.shape[1] != wanted or array.dtype.kind not in "fiu":
