@@ -178,7 +178,7 @@ def test_a_run_without_noise_from_a_seed_says_so_and_counts_once(small_config, t
     assert (total.data, total.releases, total.not_private) == ("color_digits", 1, 0)
     assert total.epsilon == statement["epsilon"] == statement["epsilon_with_earlier"]
     Odometer().set_limit("color_digits", "record", epsilon=1.5 * total.epsilon, delta=1e-5)
-    with pytest.raises(LimitReachedError, match="color_digits, unit record: 1 releases"):
+    with pytest.raises(LimitReachedError, match="color_digits, unit record: 1 release cost"):
         run(small_config(tmp_path / "other", "noise=os_entropy", "seed=1"))
     assert not (tmp_path / "other/private/teachers").exists()
 

@@ -104,7 +104,7 @@ def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_t
     first = folder.student.read_bytes()
     shutil.rmtree(folder.public)
     Odometer().set_limit("color_digits", "record", epsilon=1.01, delta=1e-4)
-    with pytest.raises(LimitReachedError, match="1 releases"):
+    with pytest.raises(LimitReachedError, match="1 release cost"):
         train(*private)
     assert not folder.student.exists()
     assert not folder.statement.exists()
