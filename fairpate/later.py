@@ -36,16 +36,12 @@ if TYPE_CHECKING:
     import safetensors.torch as safetensors_torch
     import sklearn as sklearn
     import torch as torch
-    from dp_accounting.pld import pld_pmf as pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as pld
     from torch.nn import functional as functional
 else:
     arrow_dataset = _Later("pyarrow.dataset")
     dp_accounting = _Later("dp_accounting")
     functional = _Later("torch.nn.functional")
     matplotlib = _Later("matplotlib", "figure", "lines", "ticker")
-    pld = _Later("dp_accounting.pld.privacy_loss_distribution")
-    pld_pmf = _Later("dp_accounting.pld.pld_pmf")
     safetensors_torch = _Later("safetensors.torch")
     sklearn = _Later("sklearn")
     torch = _Later("torch")
@@ -55,8 +51,6 @@ __all__ = [
     "dp_accounting",
     "functional",
     "matplotlib",
-    "pld",
-    "pld_pmf",
     "safetensors_torch",
     "sklearn",
     "torch",

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.later import dp_accounting
-from fairpate.privacy import gnmax, loss_distributions, subsampled
+from fairpate.privacy import divergences, gnmax, loss_distributions, subsampled
 from fairpate.privacy.events import (
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
@@ -237,7 +237,7 @@ def event_pld(event: object, interval: float) -> LossDistribution | None:  # noq
 
 @event_pld.register
 def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
-    return loss_distributions.poisson_gaussians(
+    return divergences.poisson_gaussians(
         event.count,
         event.noise_multiplier,
         sampling_rate=event.sampling_rate,

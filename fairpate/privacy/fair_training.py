@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy import loss_distributions, subsampled
+from fairpate.privacy import divergences, loss_distributions, subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
 from fairpate.privacy.events import ConfidentGnmaxQueries, Event, of_unit
 from fairpate.privacy.loss_distributions import LossDistribution
@@ -142,25 +142,25 @@ def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
 def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | None:
     if not event.count or not event.gradient_noise_multiplier or not event.laplace_scale:
         return None if event.count else loss_distributions.nothing(interval)
-    base = loss_distributions.GaussianAndLaplace(
+    base = divergences.GaussianAndLaplace(
         noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale
     )
-    step = loss_distributions.on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval)
+    step = divergences.on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval)
     return loss_distributions.repeated(step, event.count)
 
 
 @event_pld.register
 def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
-    return loss_distributions.gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
+    return divergences.gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
 
 
 @event_pld.register
 def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
     # One step: each is mixed with nothing before steps are composed.
-    inside = loss_distributions.gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
+    inside = divergences.gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
     if not event.count or inside is None:
         return inside
-    step = loss_distributions.mixed_with_nothing(inside, event.sampling_rate, interval=interval)
+    step = loss_distributions.mixed_with_nothing(inside, event.sampling_rate)
     return loss_distributions.repeated(step, event.count)
 
 

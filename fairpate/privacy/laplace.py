@@ -31,11 +31,17 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.later import dp_accounting, pld
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
-from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL, LossDistribution, nothing, repeated
+from fairpate.privacy.divergences import Laplace, unsampled
+from fairpate.privacy.loss_distributions import (
+    DEFAULT_INTERVAL,
+    LossDistribution,
+    nothing,
+    randomised_response,
+    repeated,
+)
 from fairpate.types import IntArray, Relation, Unit
 
 _GRID_BITS = 24
@@ -101,8 +107,7 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    guaranteed = dp_accounting.pld.common.DifferentialPrivacyParameters(event.epsilon, 0.0)
-    return repeated(pld.from_privacy_parameters(guaranteed, interval), event.count)
+    return repeated(randomised_response(event.epsilon, interval=interval), event.count)
 
 
 @event_pld.register
@@ -111,7 +116,7 @@ def _(event: LaplaceReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    return repeated(pld.from_laplace_mechanism(1 / event.epsilon, value_discretization_interval=interval), event.count)
+    return repeated(unsampled(Laplace(scale=1 / event.epsilon), interval=interval), event.count)
 
 
 def pure_epsilon(events: Sequence[object]) -> float:

@@ -1,183 +1,208 @@
-"""Privacy loss distributions of sampled mechanisms, on a grid and rounded to the safe side.
+"""Privacy loss distributions on a grid, rounded to the safe side: made from a divergence, composed, and read off.
 
-Gaussians come from dp_accounting. A mechanism whose loss distribution is known on *all* records is put on a Poisson
-sample here. With D its hockey-stick curve at thresholds of any sign, a sample of rate r has for adding and for removing
-a record
+A mechanism's loss distribution is known where its hockey-stick divergence D is: the masses that have D's values at all
+points of the grid, and lie above it between them, are the pessimistic connect-the-dots rule (Doroshenko et al. 2022,
+arXiv 2207.04380, Algorithm 1). Losses of independent releases add up, so that their masses are convolved. What a tail
+is cut by, at most 1e-15 for each composition, counts as an infinite loss. Rounding of the transform is not counted: of
+30,000 steps it moves a divergence by about 1e-12.
 
-    removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
-    adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
-
-Both are non-negative multiples of D, so that a base which dominates gives a sample that does. The curves are joined by
-the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380).
-
-None stands for the loss distribution of what guarantees nothing. Not known here: events, units, who is protected.
+None stands for the loss distribution of what guarantees nothing. Not known here: mechanisms, events, units, who is
+protected. Shapes: L losses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.later import pld, pld_pmf
-from fairpate.types import Relation
-
 FloatArray = npt.NDArray[np.float64]
-if TYPE_CHECKING:
-    LossDistribution: TypeAlias = pld.PrivacyLossDistribution
-else:  # registries read the annotations of their functions, for the first argument's alone
-    LossDistribution = Any
 DEFAULT_INTERVAL = 1e-4
-_MOST_DEVIATIONS = 9.0  # of a Gaussian: 1e-19 lies beyond
-_LEAST_NODES, _NODES_PER_DEVIATION, _MOST_NODES = 16, 8, 512
-_NEIGHBOURS = {"add or remove one": "ADD_OR_REMOVE_ONE", "replace one": "REPLACE_ONE"}
+_TAIL = 1e-15
+_MOST_ORDER = 20  # of the moments that bound a tail, over the number of losses
+_DIGITS = 40.0  # e^-40 of a mass is nothing beside it
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Losses:
+    """The losses seen by one of two neighbours: ``masses_L[i]`` at (``lowest`` + i) times ``interval``, the rest at
+    infinity."""
+
+    interval: float
+    lowest: int
+    masses_L: FloatArray
+    infinite: float = 0.0
+
+    @property
+    def values_L(self) -> FloatArray:
+        """The finite losses, ascending."""
+        return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
+
+    def delta_at(self, epsilon: float) -> float:
+        """The hockey-stick divergence at one threshold of any sign."""
+        above = self.values_L > epsilon
+        return self.infinite - float(np.dot(np.expm1(epsilon - self.values_L[above]), self.masses_L[above]))
+
+    def epsilon_at(self, delta: float) -> float:
+        """The least epsilon, from 0 on, at which the divergence is at most ``delta``; ``inf`` where there is none."""
+        if self.infinite > delta:
+            return math.inf
+        # The divergence lies below the mass beyond, and is all but that a few dozen below: no epsilon is farther away.
+        beyond_L = self.infinite + _from_above(self.masses_L)
+        reached = np.flatnonzero(beyond_L > delta)
+        farthest = self.interval * (self.lowest + reached[-1]) if len(reached) else 0.0
+        if farthest <= 0:
+            return 0.0
+        start = max(0, math.floor((farthest - _DIGITS) / self.interval) - self.lowest, -self.lowest)
+        ahead_L = self.values_L[start:] - farthest
+        beyond_L, moved_L = beyond_L[start:], _from_above(self.masses_L[start:] * np.exp(-ahead_L))
+        upto = reached[-1] - start + 1
+        above = np.flatnonzero(beyond_L[:upto] - np.exp(ahead_L[:upto]) * moved_L[:upto] > delta)
+        # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
+        first = min(above[-1] + 1, len(moved_L) - 1) if len(above) else 0
+        left = beyond_L[first] - delta
+        return max(0.0, farthest + math.log(left / moved_L[first])) if left > 0 else 0.0
+
+    def repeated(self, count: int) -> Losses:
+        """The sum of ``count`` independent losses."""
+        if count == 1:
+            return self
+        first, last = self._all_but_tails(count)
+        size = last - first + 1
+        # A transform wraps around its length: what lies outside the window falls into it, and is a tail's mass at most.
+        length = scipy.fft.next_fast_len(max(size, len(self.masses_L)), real=True)
+        masses = scipy.fft.irfft(scipy.fft.rfft(self.masses_L, length) ** count, length)
+        return replace(
+            self,
+            lowest=self.lowest * count + first,
+            masses_L=np.roll(masses, -first)[:size],
+            infinite=_TAIL - math.expm1(count * math.log1p(-self.infinite)),
+        )
+
+    def plus(self, other: Losses) -> Losses:
+        """The sum with an independent loss on the same grid."""
+        masses = scipy.signal.fftconvolve(self.masses_L, other.masses_L)
+        # Most of a sum's range is empty. What is cut below is moved up, what is cut above counts as infinite.
+        first = int(np.argmax(np.cumsum(masses) > _TAIL / 2))
+        last = max(first, len(masses) - 1 - int(np.argmax(np.cumsum(masses[::-1]) > _TAIL / 2)))
+        kept = masses[first : last + 1].copy()
+        kept[0] += masses[:first].sum()
+        either = self.infinite + other.infinite - self.infinite * other.infinite
+        return replace(
+            self,
+            lowest=self.lowest + other.lowest + first,
+            masses_L=kept,
+            infinite=either + float(masses[last + 1 :].sum()),
+        )
+
+    def with_chance(self, share: float) -> Losses:
+        """This loss with probability ``share``, else none."""
+        lowest, end = min(self.lowest, 0), max(self.lowest + len(self.masses_L), 1)
+        masses = np.zeros(end - lowest)
+        masses[self.lowest - lowest :][: len(self.masses_L)] = share * self.masses_L
+        masses[-lowest] += 1 - share
+        return replace(self, lowest=lowest, masses_L=masses, infinite=share * self.infinite)
+
+    def _all_but_tails(self, count: int) -> tuple[int, int]:
+        """First and last position of a sum of ``count``, outside of which Chernoff's bound leaves ``_TAIL`` at most."""
+        size = len(self.masses_L)
+        growth_L = np.exp(np.arange(size) / size)
+        first, last = 0, (size - 1) * count
+        rising_L, falling_L = self.masses_L, self.masses_L
+        for order in range(1, _MOST_ORDER + 1):
+            # Moments of the positions, at orders that are multiples of one: a product each, and no exponential.
+            rising_L, falling_L = rising_L * growth_L, falling_L / growth_L
+            above, below = (
+                (count * math.log(moment) + math.log(2 / _TAIL)) * size / order if moment > 0 else math.inf
+                for moment in (float(rising_L.sum()), float(falling_L.sum()))
+            )
+            first, last = max(first, math.floor(-below) if below < math.inf else 0), min(last, math.ceil(above))
+        return first, last
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossDistribution:
+    """The losses when a record is removed and when one is added; the same object where they are mirror images."""
+
+    removing: Losses
+    adding: Losses
+
+    def delta_at(self, epsilon: float) -> float:
+        """The larger divergence at one threshold of any sign."""
+        return max(self.removing.delta_at(epsilon), self.adding.delta_at(epsilon))
+
+    def each(self, done: Callable[[Losses], Losses]) -> LossDistribution:
+        """``done`` to both losses, once where they are one."""
+        removing = done(self.removing)
+        return LossDistribution(removing=removing, adding=removing if self.symmetric else done(self.adding))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether adding a record loses what removing it does."""
+        return self.adding is self.removing
+
+
+def symmetric(losses: Losses) -> LossDistribution:
+    """A loss distribution whose mirror image is itself."""
+    return LossDistribution(removing=losses, adding=losses)
 
 
 def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """No loss with certainty."""
-    return pld.identity(value_discretization_interval=interval)
+    return symmetric(Losses(interval=interval, lowest=0, masses_L=np.ones(1)))
 
 
-def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:
-    """``count`` Gaussian releases of sensitivity 1, which are as telling as one with less noise."""
-    if not count or not noise_multiplier:
-        return None if count else nothing(interval)
-    return pld.from_gaussian_mechanism(noise_multiplier / math.sqrt(count), value_discretization_interval=interval)
+def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
+    """A bit that is true with odds e^``epsilon`` to 1: two losses, each rounded up."""
+    lowest, highest = math.ceil(-epsilon / interval), math.ceil(epsilon / interval)
+    masses = np.zeros(highest - lowest + 1)
+    masses[0], masses[-1] = scipy.special.expit(-epsilon), scipy.special.expit(epsilon)
+    return symmetric(Losses(interval=interval, lowest=lowest, masses_L=masses))
 
 
-def poisson_gaussians(
-    count: int,
-    noise_multiplier: float,
-    *,
-    sampling_rate: float,
-    relation: Relation = "add or remove one",
-    interval: float = DEFAULT_INTERVAL,
-) -> LossDistribution | None:
-    """``count`` Gaussian sums, each over a fresh Poisson sample; a record adds at most 1 to one."""
-    if not count or not noise_multiplier:
-        return None if count else nothing(interval)
-    step = pld.from_gaussian_mechanism(
-        noise_multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=sampling_rate,
-        neighboring_relation=pld.NeighborRel[_NEIGHBOURS[relation]],
-    )
-    return repeated(step, count)
+def connected(interval: float, lowest: int, deltas_L: FloatArray) -> Losses:
+    """The losses from (``lowest`` times) ``interval`` on, at least two, whose divergences there are ``deltas_L``."""
+    # A divergence never rises with epsilon; where rounding lets it, connecting the dots would give negative mass.
+    falling_L = np.minimum.accumulate(np.clip(deltas_L, 0.0, 1.0))
+    steps = np.diff(falling_L)
+    masses_L = np.concatenate([[1 - falling_L[0]], steps / math.expm1(-interval)])
+    masses_L[:-1] += steps / math.expm1(interval)
+    return Losses(interval=interval, lowest=lowest, masses_L=np.maximum(masses_L, 0.0), infinite=float(falling_L[-1]))
 
 
 def repeated(step: LossDistribution, count: int) -> LossDistribution:
-    """``count`` steps, one after another."""
-    # Tails are cut where the tightest of many moments bounds them. One beyond any float bounds nothing, and is skipped.
-    with np.errstate(over="ignore"):
-        return step.self_compose(count)
+    """``count`` steps, at least one, one after another."""
+    return step.each(lambda losses: losses.repeated(count))
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:
     """All of ``parts``, at least one; each may depend on what those before it released."""
     total = parts[0]
     for part in parts[1:]:
-        total = None if total is None or part is None else total.compose(part)
+        if total is None or part is None:
+            return None
+        removing = total.removing.plus(part.removing)
+        alike = total.symmetric and part.symmetric
+        total = LossDistribution(removing=removing, adding=removing if alike else total.adding.plus(part.adding))
     return total
 
 
-def mixed_with_nothing(base: LossDistribution, share: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
+def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
     """``base`` with probability ``share``, else nothing happens, and everybody sees which: a bound by convexity."""
-    return base.compute_mixture(nothing(interval), share) if share < 1 else base
-
-
-class WorstPair(Protocol):
-    """Two output distributions that dominate all neighbours', and are each other's mirror image."""
-
-    @property
-    def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
-        ...
-
-    def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianAndLaplace:
-    """One Gaussian and one Laplace release of the same records, each of sensitivity 1 and with noise."""
-
-    noise_multiplier: float
-    laplace_scale: float
-
-    @property
-    def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
-        return 1 / self.laplace_scale + (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
-
-    def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign: the Gaussian's, over the Laplace release's losses.
-
-        These are 1 / scale with mass 1/2, its negative with mass exp(-1 / scale) / 2, and between them have the density
-        exp((loss - 1 / scale) / 2) / 4.
-        """
-        most, mu = 1 / self.laplace_scale, 1 / self.noise_multiplier
-        total = (_gaussian(epsilons - most, mu) + math.exp(-most) * _gaussian(epsilons + most, mu)) / 2
-        # The integrand is a Gaussian's divergence seen over most / mu of its deviations; nodes follow that width.
-        num_nodes = min(_MOST_NODES, _LEAST_NODES + math.ceil(_NODES_PER_DEVIATION * most / mu))
-        for node, weight in zip(*np.polynomial.legendre.leggauss(num_nodes), strict=True):
-            total += most * weight * math.exp(most * (node - 1) / 2) / 4 * _gaussian(epsilons - most * node, mu)
-        return np.clip(total, 0.0, 1.0)
-
-
-def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """``base`` on a Poisson sample, for adding or removing a record.
-
-    What is used of it holds for any mechanism whose mirror image has the same losses.
-    """
-    # With rate 1 there is no mass outside the sample: the base's own least loss bounds the grid.
-    log_out = math.log1p(-sampling_rate) if sampling_rate < 1 else -base.largest_loss
-    # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
-    highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval)
-    removing = np.arange(math.floor(log_out / interval), highest + 1)
-    adding = np.arange(-highest, math.ceil(-log_out / interval) + 1)
-    return pld.PrivacyLossDistribution(
-        _connected(interval, removing, _removing(base, interval * removing.astype(np.float64), sampling_rate)),
-        _connected(interval, adding, _adding(base, interval * adding.astype(np.float64), sampling_rate)),
-    )
+    return base.each(lambda losses: losses.with_chance(share))
 
 
 def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
     """The least epsilon at which the divergence is at most ``target_delta``; ``inf`` where there is none."""
-    return math.inf if distribution is None else float(distribution.get_epsilon_for_delta(target_delta))
+    if distribution is None:
+        return math.inf
+    return max(distribution.removing.epsilon_at(target_delta), distribution.adding.epsilon_at(target_delta))
 
 
-def _gaussian(epsilons: FloatArray, mu: float) -> FloatArray:
-    """The hockey-stick divergence of two unit Gaussians that lie ``mu`` apart (Balle and Wang 2018, Theorem 8)."""
-    # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
-    below = np.exp(epsilons + scipy.special.log_ndtr(-epsilons / mu - mu / 2))
-    difference: FloatArray = scipy.special.ndtr(mu / 2 - epsilons / mu) - below
-    return difference
-
-
-def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    # e^epsilon - (1 - rate), with its digits kept near epsilon 0.
-    share = np.expm1(epsilons) + rate
-    inside = share > 0
-    at = np.log(np.where(inside, share, 1.0) / rate)
-    # Up to ln(1 - rate) the mixture exceeds e^epsilon times the other everywhere: the divergence is 1 - e^epsilon.
-    return np.where(inside, rate * base.divergence(at), -np.expm1(epsilons))
-
-
-def _adding(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    left = 1 - (1 - rate) * np.exp(epsilons)
-    inside = left > 0
-    at = np.log(rate) + epsilons - np.log(np.where(inside, left, 1.0))
-    # From -ln(1 - rate) on, e^epsilon times the mixture covers the other everywhere.
-    return np.where(inside, left * base.divergence(at), 0.0)
-
-
-def _connected(interval: float, grid: npt.NDArray[np.int64], deltas: FloatArray) -> pld_pmf.PLDPmf:
-    # A divergence never rises with epsilon; where rounding lets it, connecting the dots would give negative mass.
-    falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
-    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, grid, falling)
+def _from_above(masses_L: FloatArray) -> FloatArray:
+    """The sums of each mass and all after it, the smallest first."""
+    return np.cumsum(masses_L[::-1])[::-1]

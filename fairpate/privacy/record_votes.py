@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -40,14 +40,8 @@ import scipy
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian_tails import log_difference_masses, log_masses
-from fairpate.privacy.loss_distributions import (
-    LossDistribution,
-    gaussians,
-    nothing,
-    on_poisson_sample,
-    poisson_gaussians,
-    repeated,
-)
+from fairpate.privacy.divergences import gaussians, on_poisson_sample, poisson_gaussians
+from fairpate.privacy.loss_distributions import LossDistribution, nothing, repeated
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -134,7 +128,7 @@ class AtomicLoss:
         total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * share, 0.0)
         return total
 
-    @property
+    @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
         """ln of the mass from each loss on, moved and unmoved; the last entry, past all of them, stands for none."""
         # From the right and in log space: what decides a small delta are the smallest masses.

@@ -11,7 +11,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
-from fairpate.privacy import loss_distributions
+from fairpate.privacy import divergences, loss_distributions
 from fairpate.privacy.accountant import epsilon, epsilon_of, epsilon_pld, has_loss_distributions, rdp
 from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
@@ -72,16 +72,16 @@ def integrated_divergence(noise: float, scale: float, rate: float, eps: float, *
 def test_the_sampled_loss_distribution_is_the_integral_and_never_below_it(
     noise: float, scale: float, rate: float, eps: float
 ) -> None:
-    base = loss_distributions.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
-    sampled = loss_distributions.on_poisson_sample(base, sampling_rate=rate)
+    base = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
+    sampled = divergences.on_poisson_sample(base, sampling_rate=rate)
     exact = max(integrated_divergence(noise, scale, rate, eps, removing=removing) for removing in (True, False))
-    got = float(sampled.get_delta_for_epsilon(eps))
+    got = float(sampled.delta_at(eps))
     assert exact * (1 - 1e-9) - 1e-12 <= got <= exact + 1e-6
 
 
 @pytest.mark.parametrize(("noise", "scale", "eps"), [(1.0, 1.0, 0.3), (0.2, 2.0, -0.1), (5.0, 0.3, 2.0)])
 def test_the_unsampled_divergence_is_a_two_dimensional_integral(noise: float, scale: float, eps: float) -> None:
-    base = loss_distributions.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
+    base = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
     exact = integrated_divergence(noise, scale, 1.0, eps, removing=True)
     assert float(base.divergence(np.array([eps]))[0]) == pytest.approx(exact, abs=1e-10)
 
@@ -110,11 +110,11 @@ def test_attribute_gaussians_are_one_gaussian() -> None:
 def test_secret_batches_cost_a_mixture_of_in_and_out() -> None:
     """q times the Gaussian's divergence, plus what nothing has at negative thresholds; and by hand in Renyi's terms."""
     noise, rate = 2.0, 0.2
-    step = loss_distributions.mixed_with_nothing(loss_distributions.gaussians(1, noise), rate)
+    step = loss_distributions.mixed_with_nothing(divergences.gaussians(1, noise), rate)
     for eps in (0.0, 0.1, 0.7):
         mu = 1 / noise
         inside = norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
-        assert float(step.get_delta_for_epsilon(eps)) == pytest.approx(rate * inside, abs=1e-7)
+        assert float(step.delta_at(eps)) == pytest.approx(rate * inside, abs=1e-7)
     by_hand = math.log(0.8 + 0.2 * math.exp(3 * 4 / (2 * noise**2))) / 3
     np.testing.assert_allclose(rdp([secret(count=7)], [4]), [7 * by_hand])
     np.testing.assert_allclose(rdp([secret(rate=1.0)], [4]), rdp([attribute()], [4]))

@@ -74,7 +74,7 @@ def priced(event: Event) -> FloatArray:
     """The divergence at EPSILONS that the accountant grants."""
     distribution = event_pld(event, 1e-3)
     assert distribution is not None
-    return np.array([distribution.get_delta_for_epsilon(epsilon) for epsilon in EPSILONS])
+    return np.array([distribution.delta_at(epsilon) for epsilon in EPSILONS])
 
 
 def largest_divergence(with_one: FloatArray, without: FloatArray, epsilon: float) -> float:

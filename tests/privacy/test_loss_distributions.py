@@ -1,0 +1,117 @@
+"""Loss distributions made, composed and read off: those of another library, and identities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fairpate.privacy import divergences, loss_distributions
+from fairpate.privacy.divergences import Laplace, gaussians, poisson_gaussians, unsampled
+from fairpate.privacy.loss_distributions import LossDistribution, composed, epsilon_at, nothing, randomised_response
+
+INTERVAL = 1e-3
+DELTAS = (0.1, 1e-3, 1e-5, 1e-8)
+
+
+def gaussian(noise: float, rate: float = 1.0, relation: str = "ADD_OR_REMOVE_ONE", interval: float = INTERVAL):
+    return pld.from_gaussian_mechanism(
+        noise,
+        value_discretization_interval=interval,
+        sampling_prob=rate,
+        neighboring_relation=pld.NeighborRel[relation],
+    )
+
+
+def agree(ours: LossDistribution | None, theirs: pld.PrivacyLossDistribution, *, rel: float = 1e-6) -> None:
+    found = [epsilon_at(ours, delta) for delta in DELTAS]
+    np.testing.assert_allclose(found, [theirs.get_epsilon_for_delta(delta) for delta in DELTAS], rtol=rel, atol=1e-9)
+
+
+@pytest.mark.parametrize("relation", ["add or remove one", "replace one"])
+@pytest.mark.parametrize(
+    ("count", "noise", "rate"), [(1, 0.8, 0.3), (1, 1.0, 1.0), (1000, 1.0, 0.01), (40, 5.0, 0.5), (9, 0.5, 1e-5)]
+)
+def test_sampled_gaussians_are_those_of_dp_accounting(count: int, noise: float, rate: float, relation: str) -> None:
+    names = {"add or remove one": "ADD_OR_REMOVE_ONE", "replace one": "REPLACE_ONE"}
+    theirs = gaussian(noise, rate, names[relation]).self_compose(count)
+    ours = poisson_gaussians(count, noise, sampling_rate=rate, relation=relation, interval=INTERVAL)
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize(("epsilon", "count"), [(0.1, 100), (0.8, 2), (5.0, 3), (50.0, 2), (1e-4, 1)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            lambda epsilon: unsampled(Laplace(scale=1 / epsilon), interval=INTERVAL),
+            lambda epsilon: pld.from_laplace_mechanism(1 / epsilon, value_discretization_interval=INTERVAL),
+        ),
+        (
+            lambda epsilon: randomised_response(epsilon, interval=INTERVAL),
+            lambda epsilon: pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, 0.0), INTERVAL),
+        ),
+    ],
+    ids=["laplace", "randomised response"],
+)
+def test_pure_releases_are_those_of_dp_accounting(
+    epsilon: float,
+    count: int,
+    ours: Callable[[float], LossDistribution],
+    theirs: Callable[[float], pld.PrivacyLossDistribution],
+) -> None:
+    agree(loss_distributions.repeated(ours(epsilon), count), theirs(epsilon).self_compose(count))
+
+
+def test_different_releases_and_chances_compose_as_in_dp_accounting() -> None:
+    sampled, pure = (
+        gaussian(1.0, 0.1).self_compose(10),
+        pld.from_laplace_mechanism(1.0, value_discretization_interval=INTERVAL),
+    )
+    maybe = gaussian(2.0).compute_mixture(pld.identity(INTERVAL), 0.2)
+    ours = [
+        poisson_gaussians(10, 1.0, sampling_rate=0.1, interval=INTERVAL),
+        unsampled(Laplace(scale=1.0), interval=INTERVAL),
+        loss_distributions.mixed_with_nothing(gaussians(1, 2.0, interval=INTERVAL), 0.2),
+    ]
+    agree(composed(ours), sampled.compose(pure).compose(maybe))
+    agree(composed([*ours, nothing(INTERVAL)]), sampled.compose(pure).compose(maybe))
+    assert composed([*ours, None]) is None
+    assert epsilon_at(None, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("epsilon", [-2.0, -0.3, 0.0, 0.4, 3.0])
+def test_divergences_at_any_threshold_are_those_of_dp_accounting(epsilon: float) -> None:
+    sampled = poisson_gaussians(5, 0.7, sampling_rate=0.2, interval=INTERVAL)
+    theirs = gaussian(0.7, 0.2).self_compose(5)
+    assert sampled.delta_at(epsilon) == pytest.approx(theirs.get_delta_for_epsilon(epsilon), abs=1e-12)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_an_epsilon_that_is_read_off_has_the_divergence_that_was_asked_for(delta: float) -> None:
+    for distribution in (
+        poisson_gaussians(200, 0.7, sampling_rate=0.05, interval=INTERVAL),
+        poisson_gaussians(20, 0.05, sampling_rate=0.5, interval=1.0),  # losses of thousands, e^loss beyond any float
+    ):
+        epsilon = epsilon_at(distribution, delta)
+        assert distribution.delta_at(epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suffices_where_mass_is_infinite() -> None:
+    little = gaussians(1, 1e4, interval=INTERVAL)
+    assert epsilon_at(little, 0.01) == 0 == epsilon_at(nothing(INTERVAL), 1e-12)
+    some = little.each(lambda losses: loss_distributions.replace(losses, infinite=1e-4))
+    assert epsilon_at(some, 9e-5) == math.inf > epsilon_at(some, 2e-4)
+
+
+def test_a_divergence_far_from_zero_neither_overflows_nor_rises() -> None:
+    far = np.linspace(-3000.0, 3000.0, 601)
+    for base in (divergences.Gaussian(noise_multiplier=0.02), Laplace(scale=5e-4)):
+        for rate in (1e-4, 0.5):
+            deltas = divergences._removing(base, far, rate)
+            assert (np.diff(deltas) <= 1e-12).all()
+            assert (deltas[0], deltas[-1]) == pytest.approx((1, 0))
