@@ -86,7 +86,7 @@ class Laplace:
         """The hockey-stick divergence at thresholds of any sign: 1 - e^((eps - a) / 2) within the largest loss a."""
         most = self.largest_loss
         inside = -np.expm1((np.minimum(epsilons, most) - most) / 2)
-        return np.where(epsilons < -most, -np.expm1(epsilons), inside)
+        return np.where(epsilons < -most, -np.expm1(np.minimum(epsilons, 0.0)), inside)
 
 
 @dataclass(frozen=True, kw_only=True)
