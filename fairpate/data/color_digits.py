@@ -8,7 +8,10 @@ demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+import numpy.typing as npt
 
 from fairpate.data.colouring import COLOUR_AS_FEATURE, GROUPS, SENSITIVE, colour_flips, noisy_binary_label, paint
 from fairpate.data.dataset import Split
@@ -21,19 +24,16 @@ INK_LEVELS = 16
 
 def load(request: Request) -> Records:
     """All 1,797 digits as (2, 8, 8) images."""
-    from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
-
-    digits = load_digits()
-    ids = tuple(f"digit-{index:04d}" for index in range(len(digits.target)))
-    grey = np.rint(digits.images * (255 / INK_LEVELS)).astype(np.uint8)
-    binary = noisy_binary_label(digits.target, ids, seed=request.seed)
+    grey, digits = _published()
+    ids = tuple(f"digit-{index:04d}" for index in range(len(digits)))
+    binary = noisy_binary_label(digits, ids, seed=request.seed)
     colour = binary ^ colour_flips(ids, np.full(len(ids), COLOUR_FLIP), seed=request.seed)
     sensitive = request.options["sensitive"]
     return Records(
         kind="image",
         records=Split(
             x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
-            y=torch.from_numpy(digits.target.astype(np.int64)),
+            y=torch.from_numpy(digits.copy()),
             z=torch.from_numpy(colour if sensitive == "colour" else binary),
             record_id=ids,
         ),
@@ -41,6 +41,15 @@ def load(request: Request) -> Records:
         group_names=GROUPS[sensitive],
         sensitive_attribute=sensitive,
     )
+
+
+@cache
+def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Ink (1797, 8, 8) and digits, read once a process; only to be copied."""
+    from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
+
+    published = load_digits()
+    return np.rint(published.images * (255 / INK_LEVELS)).astype(np.uint8), published.target.astype(np.int64)
 
 
 ENTRY = DatasetEntry(

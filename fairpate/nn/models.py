@@ -129,7 +129,8 @@ def seeded_torch(seed: int) -> Iterator[None]:
     """Seed torch's own random state inside the block (layer initialisation, dropout) and restore it afterwards."""
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # Without an accelerator, manual_seed would write down the whole call stack for one that may come.
+        (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
         yield
 
 

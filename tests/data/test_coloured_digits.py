@@ -62,6 +62,15 @@ def test_color_digits_are_sklearns_digits_in_one_channel() -> None:
     assert (x[torch.arange(1797), 1 - z] == 0).all()
 
 
+def test_who_changes_loaded_digits_changes_no_later_ones() -> None:
+    first = load_dataset(DataConfig())
+    kept = [part.clone() for part in whole(first)[1:]]
+    for split in first.splits.values():
+        for values in (split.x, split.y, split.z):
+            values.fill_(0)
+    assert all(map(torch.equal, whole(load_dataset(DataConfig()))[1:], kept))
+
+
 def test_both_readings_of_color_digits_share_pixels_splits_and_flips() -> None:
     by_colour, by_label = (
         load_dataset(DataConfig(name="color_digits", options={"sensitive": reading})) for reading in ("colour", "label")

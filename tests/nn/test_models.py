@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fairpate.config import ModelConfig
-from fairpate.nn.models import build_model
+from fairpate.nn.models import build_model, seeded_torch
 from fairpate.nn.predict import predict_logits, predict_probabilities
 from fairpate.oriented_gradients import oriented_gradients
 
@@ -54,6 +54,18 @@ def test_weights_follow_the_seed_and_leave_torch_alone(name: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert not all(torch.equal(states[0][key], states[2][key]) for key in states[0])
+
+
+def test_torch_is_seeded_as_it_seeds_itself_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = torch.rand(3)
+    before = torch.get_rng_state()
+    if not torch.accelerator.is_available():  # then torch would queue each seed, with a formatted call stack
+        monkeypatch.setattr(torch, "manual_seed", None)
+    with seeded_torch(7):
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_bytes_are_scaled_by_a_public_constant() -> None:
