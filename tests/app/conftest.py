@@ -58,10 +58,11 @@ def small_config():
 
 
 @pytest.fixture(scope="session")
-def made_once(small_config, tmp_path_factory):
-    """One run of FairPATE with a reject option, which `finished` copies."""
+def made_once(small_config, tmp_path_factory, drawings):
+    """One run of FairPATE with a reject option, which `finished` copies; its pages hold their charts."""
     config = small_config(tmp_path_factory.mktemp("finished") / "run", IDP3)
-    return run_method(config, Reporter(quiet=True)), config
+    with drawings():
+        return run_method(config, Reporter(quiet=True)), config
 
 
 @pytest.fixture(scope="module")
