@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +69,24 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Pages leave out their charts, half of the time of a report, but within this; see ``with_drawings``."""
     from markupsafe import Markup
 
+    from fairpate.app.publication import reporting
     from fairpate.evaluation import charts
-
-    real = {name: getattr(charts, name) for name in ("curves", "histogram")}
 
     def undrawn(*_: Any, title: str, **__: Any) -> Markup:
         return Markup('<p class="note">{}</p>').format(title)
 
+    without = {(charts, "curves"): undrawn, (charts, "histogram"): undrawn, (reporting, "_MAX_COMPOSED_POINTS"): 1}
+    real = {place: getattr(*place) for place in without}
+
     @contextmanager
-    def drawn() -> Iterator[None]:
+    def replaced(by: dict[Any, Any]) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patched:
-            for name, draw in real.items():
-                patched.setattr(charts, name, draw)
+            for place, value in by.items():
+                patched.setattr(*place, value)
             yield
 
-    with pytest.MonkeyPatch.context() as patched:
-        for name in real:
-            patched.setattr(charts, name, undrawn)
-        yield drawn
+    with replaced(without):
+        yield partial(replaced, real)
 
 
 @pytest.fixture(scope="module")

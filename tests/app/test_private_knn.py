@@ -41,13 +41,13 @@ from teachers.neighbours import Nearest, Sampler, blocks_of, merged, nearest_of_
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
-    "target": {"epsilon": 1.5},
-    "private_knn": {"num_neighbours": 30, "sampling_rate": 0.2},
+    "target": {"epsilon": None},
+    "private_knn": {"num_neighbours": 30, "sampling_rate": 0.2, "noise_stddev_votes": 9},
     "aggregator": {"num_queries": 90, "gate": {"max_disparity": 0.05, "min_count": 10}},
     "student": {"model": {"name": "logistic"}, "fit": {"epochs": 3}},
     "ray": {"num_actors": 0},
 }
-AS_CONFIGURED = ["target.epsilon=null", "private_knn.noise_stddev_votes=9"]
+WITHIN = "target.epsilon=1.5"
 EMBEDDINGS = ("components", "graph")
 Train = Callable[..., RunDirectory]
 Threads = Callable[[int], None]
@@ -104,7 +104,7 @@ def untimed(ledger):
     return [replace(row, at_s=0.0) for row in audit.rows(ledger)]
 
 
-@pytest.mark.parametrize("overrides", [[], AS_CONFIGURED], ids=["target", "as configured"])
+@pytest.mark.parametrize("overrides", [[WITHIN], []], ids=["target", "as configured"])
 def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list[str], tmp_path: Path) -> None:
     done = run(config(tmp_path / "run", *overrides))
     statement = read_statement(done)
@@ -115,9 +115,9 @@ def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list
     assert 0 < statement.queries.answered < 90, "the gate refuses some, at full price"
     assert statement.epsilon == pytest.approx(continuous(event), rel=0.01)
     if overrides:
-        assert event["noise_stddev_votes"] == 9
-    else:
         assert 1.49 < statement.epsilon <= 1.5
+    else:
+        assert event["noise_stddev_votes"] == 9
     assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "pld")
     assert statement.queries.epsilon_submitted == statement.epsilon
     found = audit.verify(done.ledger)
@@ -145,7 +145,8 @@ def test_without_a_seed_every_run_has_samples_of_its_own(tmp_path: Path) -> None
 
 
 def test_a_check_is_one_event_with_the_counts_and_refuses(tmp_path: Path) -> None:
-    done = run(config(tmp_path / "run", "private_knn.threshold=20", "private_knn.threshold_stddev_votes=15"))
+    check = ["private_knn.threshold=20", "private_knn.threshold_stddev_votes=13.5"]
+    done = run(config(tmp_path / "run", WITHIN, *check))
     statement = read_statement(done)
     (event,) = statement.events
     # Scaled by one factor, which both price.
@@ -161,7 +162,7 @@ def test_a_check_is_one_event_with_the_counts_and_refuses(tmp_path: Path) -> Non
 def test_one_record_moves_two_votes_of_the_queries_that_sampled_it(digits: Dataset, tmp_path: Path) -> None:
     """The last record, so that the seeded samples of the others stay."""
     smaller = dataclasses.replace(digits, private=digits.private.take(range(len(digits.private) - 1)))
-    few = ["private_knn.num_neighbours=100", *AS_CONFIGURED]
+    few = ["private_knn.num_neighbours=100"]
     statements, rows = [], []
     for name, dataset in (("with", digits), ("without", smaller)):
         done = run(config(tmp_path / name, *few), dataset)
@@ -194,14 +195,14 @@ def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) 
 def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: Any, side: int, threads: Threads) -> None:
     """Pictures that come in pairs, so that many distances are equal."""
     generator = torch.Generator().manual_seed(side)
-    pool, queries = torch.randint(0, 256, (2, 60, 2, side, side), dtype=torch.uint8, generator=generator)
-    private = torch.randint(0, 256, (150, 2, side, side), dtype=torch.uint8, generator=generator).repeat(2, 1, 1, 1)
-    names, own = np.array([f"record {row}" for row in range(300)]), np.arange(300)
+    pool, queries = torch.randint(0, 256, (2, 40, 2, side, side), dtype=torch.uint8, generator=generator)
+    private = torch.randint(0, 256, (60, 2, side, side), dtype=torch.uint8, generator=generator).repeat(2, 1, 1, 1)
+    names, own = np.array([f"record {row}" for row in range(120)]), np.arange(120)
     place = Places.of(pool, embedding=embedding, num_components=20, seed=0)
 
     def found(rows: IntArray, *, size: int, parts: int) -> Nearest:
         blocks = list(blocks_of(place(private[rows]), own[rows], names[rows].tolist(), key=bytes(32), size=size))
-        asked, sampler = [str(query) for query in range(60)], Sampler(1.0)
+        asked, sampler = [str(query) for query in range(40)], Sampler(1.0)
         return merged(
             [
                 nearest_of_samples(blocks[part::parts], place(queries), asked, count=9, sampler=sampler)
@@ -210,10 +211,10 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
         )
 
     threads(1)
-    once = found(own, size=300, parts=1)
-    for number in (1, 2, 3):
+    once = found(own, size=120, parts=1)
+    for number in (1, 3):
         threads(number)
-        for rows, size, parts in ((own, 7, 3), (np.random.default_rng(number).permutation(300), 64, 2)):
+        for rows, size, parts in ((own, 7, 3), (np.random.default_rng(number).permutation(120), 64, 2)):
             again = found(rows, size=size, parts=parts)
             np.testing.assert_array_equal(again.labels_QK, once.labels_QK)
             np.testing.assert_array_equal(again.squared_QK, once.squared_QK)
@@ -260,7 +261,6 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
 ) -> None:
     settings = config(
         tmp_path / "run",
-        *AS_CONFIGURED,
         "noise=os_entropy",
         "aggregator.budget={kind: query_count, max_queries: 93}",
         f"ray.num_actors={num_actors}",
@@ -316,7 +316,7 @@ def test_what_cannot_be_is_refused_by_field(overrides: list[str], said: str, tmp
     with pytest.raises(ConfigError, match=said):
         run(config(tmp_path / "run", "target.epsilon=null", *overrides))
     with pytest.raises(ConfigError, match=r"aggregator.budget: target.epsilon is the budget"):
-        run(config(tmp_path / "run", "aggregator.budget={kind: query_count, max_queries: 9}"))
+        run(config(tmp_path / "run", WITHIN, "aggregator.budget={kind: query_count, max_queries: 9}"))
 
 
 @pytest.mark.parametrize("field", ["teachers.num_teachers=3", "aggregator.mechanism.threshold=3"])
@@ -326,7 +326,7 @@ def test_what_teachers_read_is_not_read_here(field: str, tmp_path: Path) -> None
 
 
 def test_a_limit_on_the_price_is_kept_by_curves(tmp_path: Path) -> None:
-    done = run(config(tmp_path / "run", *AS_CONFIGURED, "aggregator.budget={epsilon: 1.0}"))
+    done = run(config(tmp_path / "run", "aggregator.budget={epsilon: 1.0}"))
     statement = read_statement(done)
     count = statement.events[0]["count"]
     assert 5 < count < 90

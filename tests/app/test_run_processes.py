@@ -15,7 +15,8 @@ from fairpate.config import RayConfig
 from student.predict import load_student
 
 
-@pytest.mark.parametrize("stage", [pytest.param("teachers", marks=pytest.mark.slow), "ledger.sqlite"])
+@pytest.mark.slow  # interrupted before and after the ledger is written: tests/app/test_run_queries.py
+@pytest.mark.parametrize("stage", ["teachers", "ledger.sqlite"])
 def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(
     finished, small_overrides, fairpate, tmp_path, stage
 ):

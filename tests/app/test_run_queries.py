@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_runs import read_json, run
 
+from aggregator.ledger.ledger import Ledger
 from aggregator.session import AggregatorSession
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import read_statement
@@ -76,6 +77,27 @@ def test_interrupted_between_rounds_the_same_queries_are_submitted_again(small_c
     second = run(config)
     assert pq.read_table(second.labels).equals(pq.read_table(first.labels))
     assert read_json(second.statement) == read_json(first.statement)
+
+
+@pytest.mark.parametrize(("step", "times_paid"), [("reserve", 1), ("commit", 2)])
+def test_interrupted_before_or_after_its_queries_are_paid_it_releases_the_same(
+    finished, tmp_path, monkeypatch, step, times_paid
+):
+    """What was paid for and not yet answered is paid for again."""
+    undisturbed, config = finished
+    config = config.model_copy(update={"out": tmp_path / "run"})
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, step, interrupted)
+        run(config)
+    again = run(config)
+    assert pq.read_table(again.labels).equals(pq.read_table(undisturbed.labels))
+    stated, once = read_json(again.statement), read_json(undisturbed.statement)
+    assert [event["count"] for event in stated["events"]] == [times_paid * event["count"] for event in once["events"]]
+    assert (stated["epsilon"] > once["epsilon"]) == (times_paid > 1)
 
 
 def test_admission_needs_to_know_how_many(small_config, tmp_path):

@@ -159,6 +159,8 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
     depends_on_votes = events[0].data_dependent
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
+    assert public.voting is not None
+    beforehand_Q = public.voting.epsilon_course_Q
     return PrivateReport(
         public=public,
         rdp_order=best.order,
@@ -172,10 +174,10 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
             accountant.rdp(spending.publications),
         )
         if depends_on_votes
-        else _course_beforehand(spending),
+        else beforehand_Q,
         epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper)
         if depends_on_votes
-        else _course_beforehand(spending),
+        else beforehand_Q,
         rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
         **_votes_of(spending),
