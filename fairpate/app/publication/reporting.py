@@ -175,9 +175,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
         )
         if depends_on_votes
         else beforehand_Q,
-        epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper)
-        if depends_on_votes
-        else beforehand_Q,
+        epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper) if depends_on_votes else beforehand_Q,
         rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
         **_votes_of(spending),
