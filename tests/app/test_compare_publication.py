@@ -24,6 +24,12 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cann
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their letters are most of the time of a page."""
+    monkeypatch.setattr("fairpate.app.compare.report.frontier_figures", lambda _: {})
+
+
 def priced(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
     if cell.method == "sgd":
         return [measured(cell, math.inf)]
@@ -103,6 +109,7 @@ def test_why_a_run_failed_and_how_long_one_took_are_the_operators(tmp_path: Path
     assert printed.getvalue().count("diverged at record 4711") == 2
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_is_left_out_does_not_tell_whether_it_failed(tmp_path: Path) -> None:
     pages = []
     for compute in (diverging, priced):
@@ -138,6 +145,7 @@ def test_what_an_earlier_version_kept_in_the_open_is_taken_back(tmp_path: Path) 
         assert not any(secret in content for secret in (b"4711", b"12.34")), name
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_is_left_out_is_said_and_the_operators_page_is_marked(tmp_path: Path) -> None:
     comparison = run(tmp_path, unvoted, methods=["sgd", "dp_sgd"], grid={})
     write_frontier_reports(comparison, title="sweep")
@@ -154,6 +162,7 @@ def unvoted(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) 
     return [measured(cell, math.inf if cell.method == "sgd" else 2.0)]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_pages_that_an_interrupt_left_old_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -30,9 +30,10 @@ from fairpate.methods.releasing import ReleasingMethod
 GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {
     "noise": "os_entropy",
-    "target": {"epsilon": 2.0},
+    "target": {"epsilon": 2.0, "accounting": "rdp"},
     "student": {"model": {"name": "logistic"}, "fit": {"epochs": 2}},
-    "record_votes": {"num_prototypes": 20},
+    "record_votes": {"num_prototypes": 20, "num_components": 10},
+    "weighted_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
 }
 SHARED = ("record_votes", "weighted_votes")
 
@@ -124,7 +125,7 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
     assert {name(override) for override in afterwards} == {same}
     before = {
         *("seed=1", "data.seed=1", "data.num_public=200", "target.epsilon=1", "target.delta=1e-6"),
-        *("target.accounting=rdp", "noise=seeded", "record_votes.num_prototypes=10", "record_votes.embedding=graph"),
+        *("target.accounting=pld", "noise=seeded", "record_votes.num_prototypes=10", "record_votes.embedding=graph"),
         *(
             "record_votes.num_components=7",
             "record_votes.num_records=1000",
@@ -175,13 +176,14 @@ def test_a_run_goes_on_from_the_release_of_another_without_a_look_at_private_rec
 def test_a_release_that_an_odometer_does_not_know_is_counted_by_the_run_that_goes_on_from_it(
     digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(tmp_path / "first", digits)
+    accounting = "target.accounting=pld"  # the odometer's
+    first = run(tmp_path / "first", digits, accounting)
     gate = f"record_votes.gate={GATE}"
     for state, source in (("elsewhere", first.root), ("a third place", None)):
         monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / state))
         assert counted() == []
         for _ in range(2):
-            following = run(tmp_path / "next", digits, gate, of=source)
+            following = run(tmp_path / "next", digits, accounting, gate, of=source)
             assert counted() == [(1, 0)]
         assert not following.receipt.exists()
         (total,) = Odometer().totals(delta=1e-5)
@@ -280,7 +282,8 @@ def test_the_file_tells_what_is_priced_and_public_and_no_place(digits: Dataset, 
 
 
 def test_the_command_goes_on_from_a_run_and_its_configuration(fairpate: Any) -> None:
-    given = [f"--set={override}" for override in ("student.model.name=logistic", "student.fit.epochs=1")]
+    quick = ("target.accounting=rdp", "data.embedding={num_components: 10, graph_share: 0}")
+    given = [f"--set={override}" for override in (*quick, "student.model.name=logistic", "student.fit.epochs=1")]
     code, *_ = fairpate("run", "--method", "record_votes", "--out", "first", *given)
     assert code == 0
     code, *_ = fairpate("run", "--release-of", "first", "--out", "second", "--set", f"record_votes.gate={GATE}")
