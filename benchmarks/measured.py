@@ -129,7 +129,9 @@ def quoted(document: str) -> str:
 
     def anew(match: re.Match[str]) -> str:
         _, file, cell, metric = match.groups()
-        cells = files.setdefault(file, read(Path(file).stem))
+        if file not in files:
+            files[file] = read(Path(file).stem)
+        cells = files[file]
         words = text(metric, values(cells, cell, metric)) if cell in cells else NOT_RUN
         mark = DAGGER if metric != "seeds" and is_degenerate(cells.get(cell, {})) else ""
         return f"[{words}{mark}]({file}#{cell}:{metric})"

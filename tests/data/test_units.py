@@ -31,7 +31,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A small file of a data set: 16 rows like ``row``, in which ``varied`` takes two values and ``attribute`` too."""
+    """A small file of a data set: 12 rows like ``row``, in which ``varied`` takes two values and ``attribute`` too."""
 
     path: str
     row: Row
@@ -45,10 +45,10 @@ class Layout:
     computed: tuple[str, ...] = ()
 
     def rows(self) -> list[Row]:
-        """Eight copies of either variant; within them the attribute is as mixed as can be."""
+        """Six copies of either variant; within them the attribute is as mixed as can be."""
         return [
             self.row | {self.varied: self.variants[i % 2], self.attribute: self.values[i // 2 % 3 % 2]}
-            for i in range(16)
+            for i in range(12)
         ]
 
     def changed(self, row: Row) -> Row:
@@ -188,7 +188,7 @@ def test_a_changed_attribute_changes_the_attribute_and_nothing_else(name: str, t
     rows = layout.rows()
     before = load(rows)
     assert len(set(before.records.record_id)) == len(before.records)
-    for place, row in enumerate(rows):
+    for place, row in enumerate(rows[:6]):  # either variant with each value, before and behind its copies
         after = load([*rows[:place], layout.changed(row), *rows[place + 1 :]])
         others = [other for other in range(len(rows)) if other != place]
         assert after.records.record_id[: len(rows)] == before.records.record_id[: len(rows)]
@@ -201,22 +201,25 @@ def test_a_changed_attribute_changes_the_attribute_and_nothing_else(name: str, t
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith("folktables")])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_removed_record_moves_no_other_and_reaches_one_teacher(name: str, seed: int, tmp_path: Path) -> None:
+def test_a_removed_record_moves_no_other_and_reaches_one_teacher(name: str, tmp_path: Path) -> None:
     """Though each is one of four that share all but the attribute, which a counter in file order tells apart."""
     load, everyone = loader_of(name, tmp_path), several_units(LAYOUTS[name])
     count = len(everyone)
-    split_of, teacher_of = drawn(_first(load(everyone), count), list(range(count)), seed=seed)
-    assert "private" in split_of.values()
-    for place in teacher_of:
+    whole = _first(load(everyone), count)
+    before = [drawn(whole, list(range(count)), seed=seed) for seed in range(3)]
+    assert all("private" in split_of.values() for split_of, _ in before)
+    for place in range(count):
         kept = [other for other in range(count) if other != place]
-        split_after, teacher_after = drawn(_first(load([everyone[i] for i in kept]), count - 1), kept, seed=seed)
-        assert split_after == {row: name for row, name in split_of.items() if row != place}
-        assert teacher_after == {row: teacher for row, teacher in teacher_of.items() if row != place}
+        smaller = _first(load([everyone[i] for i in kept]), count - 1)
+        for seed, (split_of, teacher_of) in enumerate(before):
+            if place in teacher_of:
+                split_after, teacher_after = drawn(smaller, kept, seed=seed)
+                assert split_after == {row: name for row, name in split_of.items() if row != place}
+                assert teacher_after == {row: teacher for row, teacher in teacher_of.items() if row != place}
 
 
 def several_units(layout: Layout) -> list[Row]:
-    """Six units of four records each."""
+    """Four units of four records each."""
     number = {
         "adult": "hours-per-week",
         "retired_adult": "hours-per-week",
@@ -225,7 +228,7 @@ def several_units(layout: Layout) -> list[Row]:
     }
     number |= {"heart": "Income", "acs": "DENSITY", "parkinsons": "test_time"}
     column = number[layout.path.partition("/")[0]]
-    return [row | {column: str(value)} for value in (1, 3, 5) for row in layout.rows()[:8]]
+    return [row | {column: str(value)} for value in (1, 3) for row in layout.rows()[:8]]
 
 
 def _first(records: Records, count: int) -> Records:
@@ -248,7 +251,7 @@ def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
     for sensitive, units, genders in (("race", 4, False), ("race_and_gender", 2, True)):
         before = load(groups, sensitive)
         assert len(set(before.records.unit_id)) == units
-        for place in range(8):
+        for place in (0, 3, 6):  # of either gender and either four
             for other in itertools.product((0, 1) if genders else (groups[place][0],), range(5)):
                 after = load([other if each == place else groups[each] for each in range(8)], sensitive)
                 assert after.records.record_id == before.records.record_id

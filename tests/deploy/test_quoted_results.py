@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,9 @@ def test_every_quotation_is_what_was_measured() -> None:
 
 
 def test_a_cell_with_a_degenerate_seed_is_marked_where_it_is_quoted() -> None:
-    marked = 0
+    marked, read = 0, cache(measured.read)
     for words, file, cell, metric in quotations():
-        flags = measured.read(Path(file).stem).get(cell, {}).get("degenerate", [])
+        flags = read(Path(file).stem).get(cell, {}).get("degenerate", [])
         has_mark = words.endswith("†")
         assert has_mark == (metric != "seeds" and sum(flags) > 0), f"{file}#{cell}:{metric}"
         marked += has_mark
