@@ -14,13 +14,14 @@ PACKAGES = {"aggregator", "fairpate", "student", "teachers"}
 @pytest.fixture(scope="session")
 def wheel_names(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    command = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
+    # What pip asks of the build backend, without pip.
+    script = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
     # A build folder of its own: setuptools would pack what an earlier build left in the checkout's.
     settings = folder / "settings.cfg"
     settings.write_text(f"[build]\nbuild_base = {folder / 'build'}\n", encoding="utf-8")
     environment = os.environ | {"DIST_EXTRA_CONFIG": str(settings)}
-    subprocess.run(command, check=True, timeout=240, env=environment)  # noqa: S603 - our own interpreter and arguments
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, check=True, timeout=240, env=environment, cwd=ROOT, capture_output=True)  # noqa: S603 - our own interpreter and arguments
     (wheel,) = folder.glob("fairpate-*.whl")
     return zipfile.ZipFile(wheel).namelist()
 

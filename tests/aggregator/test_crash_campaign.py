@@ -18,12 +18,10 @@ from aggregator.mechanism import Outcome
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"
 
 
-@pytest.mark.parametrize(
-    ("kills", "back_end"),
-    [(4, "file"), *(pytest.param(12, back_end, marks=pytest.mark.slow) for back_end in ("file", "database"))],
-)
-def test_killed_again_and_again_no_guarantee_is_broken(kills, back_end):
-    command = [sys.executable, CAMPAIGN, "--kills", str(kills), "--seed", "1", "--json"]
+@pytest.mark.slow  # test_actor.py kills a service under load once
+@pytest.mark.parametrize("back_end", ["file", "database"])
+def test_killed_again_and_again_no_guarantee_is_broken(back_end):
+    command = [sys.executable, CAMPAIGN, "--kills", "12", "--seed", "1", "--json"]
     if back_end == "database":
         if programs() is None:
             pytest.skip("PostgreSQL is not installed")
@@ -31,11 +29,10 @@ def test_killed_again_and_again_no_guarantee_is_broken(kills, back_end):
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
-    assert (told["kills"], told["guarantees broken"]) == (kills, 0)
-    assert told["answers heard"] > 10 * kills
-    if kills == 12:
-        assert told["left open, and charged"] > 0
-        assert told["rolled back, and refused"] > 3
+    assert (told["kills"], told["guarantees broken"]) == (12, 0)
+    assert told["answers heard"] > 120
+    assert told["left open, and charged"] > 0
+    assert told["rolled back, and refused"] > 3
 
 
 @pytest.fixture

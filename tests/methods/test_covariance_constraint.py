@@ -135,7 +135,7 @@ def test_no_fair_neighbour_has_less_loss() -> None:
     features, labels, groups = records(3)
     theta, draws = coefficients(features, labels, groups, config(0.02), num_groups=3), np.random.default_rng(1)
     least = loss_of(theta, features, labels)
-    steps = draws.normal(size=(2000, 6)) * 10.0 ** draws.uniform(-4, -1, size=(2000, 1))
+    steps = draws.normal(size=(800, 6)) * 10.0 ** draws.uniform(-4, -1, size=(800, 1))
     fair = [theta + step for step in steps if largest(theta + step, features, groups) <= 0.02]
     assert len(fair) > 100
     assert min(loss_of(point, features, labels) for point in fair) > least

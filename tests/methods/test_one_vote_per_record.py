@@ -40,7 +40,7 @@ def digits() -> Dataset:
 def settings(out: Path, **changed: Any) -> Any:
     values = {
         "noise": "seeded",
-        "target": {"epsilon": 2.0},
+        "target": {"epsilon": 2.0, "accounting": "rdp"},
         "student": {"model": {"name": "logistic"}, "fit": {"epochs": 2}},
         "record_votes": {"num_prototypes": 20} | changed,
     }
@@ -295,7 +295,7 @@ def test_the_public_part_holds_the_noisy_table_and_no_number_of_records(digits: 
         *("student.safetensors", "released.safetensors", "statement.json", "record.json", "metrics.json", "report.html")
     }
     statement = read_statement(done)
-    assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "pld")
+    assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "rdp")
     assert statement.noise == "seeded: not private"
     page = (done.public / "report.html").read_text()
     assert "1 noisy table of votes (noise stddev votes" in page

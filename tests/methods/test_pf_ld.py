@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -143,13 +144,20 @@ def test_a_tolerated_violation_raises_no_multiplier() -> None:
 def group_term(model: nn.Module, data: Records, slopes_UGK: Tensor, parity: MeanParity, clip_norm: float) -> Tensor:
     """The sum over records of the clipped gradient along its cell's slopes, by autograd, one record after another."""
     x, y, z = data
-    total = torch.zeros(sum(p.numel() for p in model.parameters()))
-    for row, cell in enumerate(parity.cells(y, z).tolist()):
-        slope_K = slopes_UGK.flatten(0, 1)[cell].float()
-        value = parity.values(model(x[row][None]), y[row][None])[0] @ (slope_K / slope_K.norm())
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))])
-        total += slope_K.norm() * gradient * min(1.0, clip_norm / float(gradient.norm()))
-    return total
+    terms = (
+        record_term(model, x[row], y[row], slopes_UGK.flatten(0, 1)[cell].float(), parity, clip_norm)
+        for row, cell in enumerate(parity.cells(y, z).tolist())
+    )
+    return torch.stack(list(terms)).sum(dim=0)
+
+
+def record_term(
+    model: nn.Module, x: Tensor, y: Tensor, slope_K: Tensor, parity: MeanParity, clip_norm: float
+) -> Tensor:
+    """What one record adds to it."""
+    value = parity.values(model(x[None]), y[None])[0] @ (slope_K / slope_K.norm())
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))])
+    return slope_K.norm() * gradient * min(1.0, clip_norm / float(gradient.norm()))
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
@@ -201,8 +209,12 @@ def test_no_changed_attribute_moves_a_release_further_than_its_sensitivity(
             model, x, y, parity.cells(y, groups), parity=parity, sizes_UG=sizes_UG, clip_value=clip_value
         )
 
+    @cache
+    def term(row: int, cell: int) -> Tensor:
+        return record_term(model, x[row], y[row], slopes_UGK.flatten(0, 1)[cell].float(), parity, clip_norm)
+
     def gradient(groups: Tensor) -> Tensor:
-        return group_term(model, (x, y, groups), slopes_UGK, parity, clip_norm)
+        return torch.stack([term(*placed) for placed in enumerate(parity.cells(y, groups).tolist())]).sum(dim=0)
 
     moved = [
         (float((violations(z) - violations(other)).norm()), float((gradient(z) - gradient(other)).norm()))
@@ -346,7 +358,7 @@ def test_released_sizes_and_violations_have_noise_of_their_multipliers(declared:
         warmup_epochs=0, epochs=1, batch_size=400, max_multiplier=0.0, min_group_share=0.3, group_sizes=declared
     )
     heard: list[Released] = []
-    for seed in range(150):
+    for seed in range(80):
         pf_ld.train_pf_ld(
             network(), *data, config, PfLdNoise(gradient=0.0, violation=5.0, size=20.0), on_release=heard.append,
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2),
@@ -355,12 +367,12 @@ def test_released_sizes_and_violations_have_noise_of_their_multipliers(declared:
     sizes = torch.stack([release.sizes[0] for release in heard])
     if declared is None:
         assert float(sizes.min()) >= 0.3 * 400
-        assert 0.85 * 20 * math.sqrt(2) < float((sizes - torch.bincount(data[2])).std()) < 1.1 * 20 * math.sqrt(2)
+        assert 0.85 * 20 * math.sqrt(2) < float((sizes - torch.bincount(data[2])).std()) < 1.15 * 20 * math.sqrt(2)
     else:
         assert (sizes == torch.tensor(declared)).all()
         noises = torch.stack([release.violations.flatten() for release in heard])
         expected = 5 * math.sqrt(1 / 150**2 + 1 / 250**2)
-        assert 0.88 * expected < float((noises - noises.mean(dim=0)).std()) < 1.12 * expected
+        assert 0.85 * expected < float((noises - noises.mean(dim=0)).std()) < 1.15 * expected
 
 
 def test_f_ld_narrows_the_gap_that_plain_training_leaves() -> None:
@@ -371,7 +383,7 @@ def test_f_ld_narrows_the_gap_that_plain_training_leaves() -> None:
         for max_multiplier in (0.0, 5.0):
             model = network(name="logistic")
             config = FldConfig(
-                constraint=constraint, warmup_epochs=10, epochs=40, batch_size=64, learning_rate=0.01,
+                constraint=constraint, warmup_epochs=5, epochs=15, batch_size=64, learning_rate=0.03,
                 dual_step=2.0, max_multiplier=max_multiplier,
             )  # fmt: skip
             f_ld.train_f_ld(model, x, y, z, config, parity=parity, generator=torch.Generator().manual_seed(0))
@@ -459,7 +471,13 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
 def test_estimators_are_clonable_and_state_their_unit() -> None:
     x, y, z = (values.numpy() for values in records(300, groups=2))
     names = np.array(["no", "yes"])[y]
-    private = PfLdClassifier(epsilon=2.0, pf_ld={"epochs": 5, "batch_size": 300}, noise="seeded", random_state=0)
+    private = PfLdClassifier(
+        epsilon=2.0,
+        target={"accounting": "rdp"},
+        pf_ld={"epochs": 5, "batch_size": 300},
+        noise="seeded",
+        random_state=0,
+    )
     fitted = clone(private).fit(x, names, sensitive_features=z)
     assert set(fitted.predict(x)) <= {"no", "yes"}
     assert fitted.predict_proba(x).shape == (300, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ def test_it_is_the_weighted_least_squares_of_both_releases(scale: float, size_no
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@cache
 def released(scale: float, size_noise: float | None, *, count: int, drop: int = 0) -> np.ndarray[Any, Any]:
     """The histograms (steps, Q, C) of a model that does not move, on all records at every step."""
     size = RECORDS - drop
@@ -191,7 +193,8 @@ def test_without_sizes_nothing_is_drawn_for_them() -> None:
 def test_the_estimator_keeps_its_budget_with_sizes() -> None:
     draws = np.random.default_rng(0)
     features, groups = draws.normal(size=(400, 3)), np.arange(400) % 2
-    fitted = RacoDpClassifier(epsilon=2.0, raco_dp={"size_share": 0.3}, noise="seeded", random_state=0).fit(
+    settings: dict[str, Any] = {"target": {"accounting": "rdp"}, "raco_dp": {"size_share": 0.3}}
+    fitted = RacoDpClassifier(epsilon=2.0, **settings, noise="seeded", random_state=0).fit(
         features, (features[:, 0] > 0).astype(int), sensitive_features=groups
     )
     assert 1.9 < fitted.privacy_.epsilon <= 2.0

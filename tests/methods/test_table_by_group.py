@@ -48,10 +48,10 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(out: Path, method: str, *overrides: str, by_group: bool = True) -> Any:
     values = {
         "noise": "seeded",
-        "target": {"epsilon": 2.0},
+        "target": {"epsilon": 2.0, "accounting": "rdp"},
         "student": {"model": {"name": "logistic"}, "fit": {"epochs": 5}},
         "record_votes": {"num_prototypes": 20, "by_group": by_group},
-        "weighted_votes": {"by_group": by_group},
+        "weighted_votes": {"by_group": by_group, "embedding": {"pixels": 4, "graph_share": 0.0}},
     }
     return configured(values, [f"out={out}", *overrides], method=method)
 

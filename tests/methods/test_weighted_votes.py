@@ -38,10 +38,13 @@ def ballot(digits: Dataset) -> Ballot:
     return Ballot.of(digits, EmbeddingConfig())
 
 
-def settings(out: Path, **changed: Any) -> Any:
+SMALL: dict[str, Any] = {"pixels": 4, "graph_share": 0.0}  # fitted in a third of the time
+
+
+def settings(out: Path, accounting: str = "rdp", **changed: Any) -> Any:
     values = {
         "noise": "seeded",
-        "target": {"epsilon": 2.0},
+        "target": {"epsilon": 2.0, "accounting": accounting},
         "student": {"model": {"name": "logistic"}, "fit": {"epochs": 2}},
         "weighted_votes": changed,
     }
@@ -66,11 +69,12 @@ def test_one_record_moves_one_row_by_at_most_the_norm_and_nothing_else(
     monkeypatch.setattr(weighted_votes, "with_noise", watched)
     smaller = dataclasses.replace(digits, private=digits.private.take(range(1, len(digits.private))))
     statements = [
-        read_statement(run(settings(tmp_path / name), dataset)) for name, dataset in (("a", digits), ("b", smaller))
+        read_statement(run(settings(tmp_path / name, embedding=SMALL), dataset))
+        for name, dataset in (("a", digits), ("b", smaller))
     ]
-    moved = tables[0] - tables[1]
+    moved, ballot = tables[0] - tables[1], Ballot.of(digits, EmbeddingConfig(**SMALL))
     label = int(digits.private.y[0])
-    np.testing.assert_array_equal(moved[label], Ballot.of(digits, EmbeddingConfig()).votes(digits.private.x[:1])[0])
+    np.testing.assert_array_equal(moved[label], ballot.votes(digits.private.x[:1])[0])
     assert not np.delete(moved, label, axis=0).any()
     assert 0 < (moved**2).sum() <= UNITS**2
     assert statements[0].events == statements[1].events
@@ -103,7 +107,7 @@ def test_the_table_is_the_sum_of_votes_by_label(ballot: Ballot, digits: Dataset,
 
 
 def test_the_event_is_that_of_the_noise_that_was_added(digits: Dataset, tmp_path: Path) -> None:
-    statement = read_statement(run(settings(tmp_path / "run"), digits))
+    statement = read_statement(run(settings(tmp_path / "run", accounting="pld", embedding=SMALL), digits))
     (event,) = statement.events
     assert (event["norm"], event["count"], event["kind"]) == (UNITS, 1, "VoteSums")
     stated = VoteSums(count=1, noise_stddev_votes=event["noise_stddev_votes"], norm=event["norm"])
@@ -182,7 +186,7 @@ def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_i
 
 
 def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
-    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12, graph_share=0.0)))
+    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12, pixels=None, graph_share=0.0)))
     own = Ballot.of(dataset, EmbeddingConfig())
     assert own.embedding is None
     assert own.votes(dataset.private.x).shape[1] == 13
@@ -205,7 +209,7 @@ def test_settings_that_cannot_be_are_named(changed: dict[str, Any], message: str
 def test_a_penalty_narrows_the_gap_of_the_student_and_costs_nothing(digits: Dataset, tmp_path: Path) -> None:
     gaps, told = [], []
     for number, penalty in enumerate((None, {"weight": 0.0}, {"weight": 10.0, "temperature": 0.5})):
-        config = settings(tmp_path / str(number), penalty=penalty)
+        config = settings(tmp_path / str(number), penalty=penalty, embedding=SMALL)
         config = config.model_copy(update={"student": config.student.model_copy(update={"fit": FitConfig(epochs=20)})})
         done = run(config, digits)
         told.append(read_statement(done))

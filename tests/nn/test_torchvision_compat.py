@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow  # in the process of other tests tests/pretrained.py imports it in the same way
 def test_torchvision_imports_in_a_fresh_process() -> None:
     script = (
         "from fairpate.nn.torchvision_compat import prepare_torchvision as prepare; prepare(); prepare();"
