@@ -29,6 +29,7 @@ class _Later:
 if TYPE_CHECKING:
     import dp_accounting as dp_accounting
     import matplotlib as matplotlib
+    import matplotlib.backends.backend_svg
     import matplotlib.figure
     import matplotlib.lines
     import matplotlib.ticker
@@ -41,7 +42,7 @@ else:
     arrow_dataset = _Later("pyarrow.dataset")
     dp_accounting = _Later("dp_accounting")
     functional = _Later("torch.nn.functional")
-    matplotlib = _Later("matplotlib", "figure", "lines", "ticker")
+    matplotlib = _Later("matplotlib", "backends.backend_svg", "figure", "lines", "ticker")
     safetensors_torch = _Later("safetensors.torch")
     sklearn = _Later("sklearn")
     torch = _Later("torch")

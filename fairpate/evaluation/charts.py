@@ -111,7 +111,9 @@ def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[matplotlib.fi
     axes.tick_params(length=0, pad=6, labelcolor=_COLORS["muted"])
     axes.set_axisbelow(True)
     axes.set_xlabel(x_label, color=_COLORS["muted"])
-    axes.set_title(y_label, loc="left", x=-46 / 374, pad=11, fontsize=10, color=_COLORS["muted"])
+    # Places that are said are not looked for among the ticks, each of whose labels would be laid out for it again.
+    axes.yaxis.set_label_coords(0, 0)
+    axes.set_title(y_label, loc="left", x=-46 / 374, y=1, pad=11, fontsize=10, color=_COLORS["muted"])
     return figure, axes
 
 
@@ -133,7 +135,8 @@ def _inline(figure: matplotlib.figure.Figure, title: str) -> Markup:
     drawn = io.StringIO()
     # Ids follow from the title: drawings on one page do not share them, and the same numbers give the same page.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        canvas = matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
+        canvas.print_svg(drawn, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))  # type: ignore[no-untyped-call]
     body = drawn.getvalue()
     body = body[body.index('<g id="figure_1"') : body.rindex("</svg>")]
     body = re.sub(r'<g id="[^"]*"', "<g", body)
