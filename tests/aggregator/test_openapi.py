@@ -66,6 +66,17 @@ def test_the_document_says_which_routes_need_a_token(url):
             assert needs_token == bool(route["security"]), path
 
 
+def test_every_refusal_has_one_declared_shape(url):
+    document = httpx.get(f"{url}/openapi.json").json()
+    assert set(document["components"]["schemas"]["Faults"]["properties"]) == {"errors"}
+    for path, routes in document["paths"].items():
+        for route in routes.values():
+            refusals = [response for status, response in route["responses"].items() if status.startswith("4")]
+            schemas = [response["content"]["application/json"]["schema"] for response in refusals]
+            assert len(schemas) >= 10, path
+            assert all(schema == {"$ref": "#/components/schemas/Faults"} for schema in schemas), path
+
+
 def test_the_documentation_is_a_page_of_its_own_that_names_every_route_and_fetches_nothing(url):
     page = httpx.get(f"{url}/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
