@@ -33,7 +33,19 @@ from fairpate.privacy.event_values import event_json
 from student.predict import load_student
 
 METHODS = list(method_names())
-VALUES = {**SMALL, **TARGET, "student": {**SMALL["student"], "idp3": None}}  # type: ignore[dict-item]
+QUICK: dict[str, Any] = {  # less training than where results are compared with stored ones
+    "teachers": {"num_teachers": 8, "fit": {"epochs": 2, "batch_size": 16, "learning_rate": 0.01}},
+    "aggregator": {
+        "num_queries": 40,
+        "gate": {"max_disparity": 0.2, "min_count": 10},
+        "mechanism": {"threshold": 4, "threshold_stddev_votes": 3, "noise_stddev_votes": 2},
+    },
+    "student": {"model": {"name": "logistic"}, "fit": {"epochs": 3, "learning_rate": 0.02}},
+    "record_votes": {"num_prototypes": 20, "num_components": 10},
+    "weighted_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
+    "private_knn": {"sampling_rate": 0.2},
+}
+VALUES = {**SMALL, **TARGET, **QUICK}
 
 
 @pytest.fixture(scope="module")
