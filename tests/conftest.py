@@ -55,7 +55,7 @@ def _no_graphs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def with_graphs() -> Iterator[None]:
+def with_graphs(quick_graphs: None) -> Iterator[None]:
     """Commands write model.onnx until the end of the module."""
     import student.portable
 
@@ -96,8 +96,8 @@ def with_drawings(drawings: Callable[[], AbstractContextManager[None]]) -> Itera
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _operators_are_read_once() -> None:
+@pytest.fixture(scope="session")
+def quick_graphs() -> None:
     """For every graph torch's exporter parses the source of all of onnxscript's operators anew: half of its time."""
     try:
         from onnxscript import TracedOnnxFunction

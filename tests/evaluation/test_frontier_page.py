@@ -151,6 +151,7 @@ def test_pictures_say_that_noise_came_from_a_seed(noise, comparison, monkeypatch
     records = [replace(row.record, config=row.config | {"noise": noise}) for row in rows]
     captions = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text, **__: captions.append(" ".join(text.split())))
+    monkeypatch.setattr("fairpate.evaluation.frontier_figures._pictures", lambda *_: {})
     frontier_figures(points_of(records))
     assert len(captions) == 3
     assert all(("noise from a seed: not private" in caption) == (noise == "seeded") for caption in captions)
