@@ -27,13 +27,25 @@ def open_and_tell(path, pid_file):
     return open_backend(path)
 
 
-@pytest.fixture
-def served(ray_session, tmp_path):
-    path, pid_file = tmp_path / "ledger.sqlite", tmp_path / "pid"
+@pytest.fixture(scope="module")
+def served(ray_session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    path, pid_file = folder / "ledger.sqlite", folder / "pid"
     settings = ServiceSettings(port=free_port())
     service = start_service("test-aggregator", open_and_tell, (path, pid_file), settings)
     yield service, path, pid_file
     service.stop()
+
+
+def test_one_service_per_name_and_no_exposure_without_tokens(served):
+    service, path, _ = served
+    settings = ServiceSettings(port=free_port())
+    with pytest.raises(ServiceError, match="served already"):
+        start_service(service.name, open_backend, (path,), settings)
+    with pytest.raises(ServiceError, match="another process writes this ledger"):
+        start_service("another", open_backend, (path,), settings)
+    with pytest.raises(ServiceError, match="FAIRPATE_ANALYST_TOKEN"):
+        start_service("third", open_backend, (path,), dataclasses.replace(settings, host="0.0.0.0"))  # noqa: S104
 
 
 def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(served):
@@ -70,21 +82,10 @@ def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(serv
     assert int(pid_file.read_text()) != first
     with AggregatorClient(service.url) as client:
         assert client.budget().queries_submitted >= len(POOL) == sum(len(view) for view in views)
-    service.stop()
+    service.stop()  # no test after this one asks it
     with Ledger(path, TERMS) as ledger:
         for view in views:
             assert all(ledger.outcome(key).label == reply.label for key, reply in view.items())
-
-
-def test_one_service_per_name_and_no_exposure_without_tokens(served):
-    service, path, _ = served
-    settings = ServiceSettings(port=free_port())
-    with pytest.raises(ServiceError, match="served already"):
-        start_service(service.name, open_backend, (path,), settings)
-    with pytest.raises(ServiceError, match="another process writes this ledger"):
-        start_service("another", open_backend, (path,), settings)
-    with pytest.raises(ServiceError, match="FAIRPATE_ANALYST_TOKEN"):
-        start_service("third", open_backend, (path,), dataclasses.replace(settings, host="0.0.0.0"))  # noqa: S104
 
 
 def test_a_process_that_takes_another_s_place_checks_again_who_could_reach_it(path):

@@ -6,7 +6,7 @@ import http.client
 import socket
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 
 import httpx
 import pytest
@@ -26,15 +26,15 @@ OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
 
-@pytest.fixture
-def gateway(tmp_path):
+@contextmanager
+def in_front(folder):
     """The address in front of the runs ``one`` and ``two``, and their servers."""
     servers, backends = {}, []
     for name, tokens in (
         ("one", tokens_of_both_roles()),
         ("two", read_tokens({"FAIRPATE_ANALYST_TOKEN": f"{ANALYST}\n{OTHER}"})),
     ):
-        backend = open_backend(tmp_path / f"{name}.sqlite", count_votes=lambda q, s=name: table_votes(q, salt=len(s)))
+        backend = open_backend(folder / f"{name}.sqlite", count_votes=lambda q, s=name: table_votes(q, salt=len(s)))
         settings = ServiceSettings(port=free_port(), tokens=tokens, rate=RequestRate(per_s=1000, burst=1000))
         servers[name] = (HttpServer(backend, settings), settings)
         backends.append(backend)
@@ -47,6 +47,19 @@ def gateway(tmp_path):
     server.stop()
     for backend in backends:
         backend.close()
+
+
+@pytest.fixture
+def gateway(tmp_path):
+    with in_front(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """For tests that ask nothing of a run."""
+    with in_front(tmp_path_factory.mktemp("standing")) as opened:
+        yield opened
 
 
 def test_the_port_of_a_run_is_kept_for_its_service_until_that_listens(tmp_path):
@@ -103,8 +116,8 @@ def test_no_line_has_the_address_of_a_caller_whose_token_a_run_knows(gateway, ca
 
 
 @pytest.mark.parametrize("path", ["/v1/runs/three/", "/v1/runs/..%2fone/v1/budget", "/v1/runs/%00/", "/v1/other"])
-def test_what_is_no_run_is_explained(gateway, path):
-    url, _ = gateway
+def test_what_is_no_run_is_explained(standing, path):
+    url, _ = standing
     answer = httpx.get(url + path, headers=AS_ANALYST)
     assert answer.status_code == 404
     assert answer.json()["errors"][0]["remedy"]
@@ -125,10 +138,10 @@ def test_what_is_no_run_is_explained(gateway, path):
         "/v1/runs/one/http://127.0.0.1:{port}/",
     ],
 )
-def test_no_path_leads_to_another_host_or_port(gateway, path):
-    url, _ = gateway
+def test_no_path_leads_to_another_host_or_port(standing, path):
+    url, _ = standing
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        elsewhere.settimeout(0.3)
+        elsewhere.settimeout(0.1)
         with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)) as asked:
             asked.request("GET", path.format(port=elsewhere.getsockname()[1]))
             assert asked.getresponse().status in (400, 401, 404)
@@ -239,6 +252,7 @@ def test_the_page_of_a_run_works_under_its_path(gateway, tmp_path):
 
 
 @needs_axe
+@pytest.mark.slow
 def test_the_front_page_has_no_barrier(gateway, tmp_path, monkeypatch):
     """It has no script that says that it is drawn."""
     url, _ = gateway

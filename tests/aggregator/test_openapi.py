@@ -14,8 +14,9 @@ WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz", "GET /v1/about", "GET /
 WITHOUT += ("GET /v1/operator/overview", "GET /v1/operator/metrics", "POST /v1/operator/verification")
 STREAMS = ("GET /v1/events", "GET /v1/operator/events")
 ADMITTED, EXCLUDED = "positive", "negative"  # as schemathesis calls what it makes
-CASES = [(route, mode) for route in WITH_INPUT for mode in (ADMITTED, EXCLUDED)]
-CASES += [(route, ADMITTED) for route in WITHOUT]
+VARIED = [(route, mode) for route in WITH_INPUT for mode in (ADMITTED, EXCLUDED)]
+CASES = [(route, ADMITTED, 3) for route in WITHOUT] + [(*case, 10) for case in VARIED]
+CASES += [pytest.param(*case, 25, marks=pytest.mark.slow) for case in VARIED]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,13 @@ def test_the_document_holds_these_routes_and_no_other(operations):
     assert set(operations) == {*WITH_INPUT, *WITHOUT, *STREAMS}
 
 
-@pytest.mark.parametrize(("route", "mode"), CASES)
-def test_every_request_gets_the_response_that_the_document_promises(operations, route, mode):
+@pytest.mark.parametrize(("route", "mode", "num_requests"), CASES)
+def test_every_request_gets_the_response_that_the_document_promises(operations, route, mode, num_requests):
     from schemathesis import GenerationMode
 
     requests = 0
 
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=num_requests, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=operations[route].as_strategy(generation_mode=GenerationMode(mode)))
     def check(case):
         nonlocal requests

@@ -140,6 +140,7 @@ def test_a_record_that_is_typed_is_the_record_of_its_features(tab, serve):
     assert faults(tab) == []
 
 
+@pytest.mark.slow
 def test_the_operator_sees_what_to_do_and_how_long_the_budget_lasts(tab, serve, tmp_path):
     _, url = serve()
     for width in (1280, 390):
@@ -168,6 +169,7 @@ def test_a_wrong_token_is_said_and_forgotten(tab, serve):
     assert all("401" in said for said in faults(tab))
 
 
+@pytest.mark.slow
 def test_a_dead_service_is_said_and_found_again(tab, serve, tmp_path):
     server, url = serve()
     enter(tab, url, ANALYST)
@@ -182,6 +184,7 @@ def test_a_dead_service_is_said_and_found_again(tab, serve, tmp_path):
     assert tab.until("/995 queries left/.test(byId('left').textContent)", seconds=10)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_up_is_said_and_stored_answers_are_given(tab, serve, tmp_path):
     _, url = serve(max_queries=12)
     enter(tab, url, ANALYST)

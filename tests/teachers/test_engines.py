@@ -81,7 +81,7 @@ def test_one_step_of_convolutional_teachers_is_the_same_gradient(model: str, cha
     _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "hog_logistic"])
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "hog_logistic"])
 def test_any_other_architecture_is_stacked_by_vmap(name: Any) -> None:
     models = [
         build_model(ModelConfig(name=name), input_shape=(2, 16, 16), num_classes=3, generator_seed=s).double()

@@ -105,7 +105,7 @@ def test_votes_are_those_of_the_teachers_one_by_one(tmp_path: Path) -> None:
 
 
 def test_more_teachers_than_a_byte_counts_are_counted(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"num_teachers": 300, "block_size": 100})
+    config = CONFIG.model_copy(update={"num_teachers": 300, "block_size": 100, "fit": FitConfig(epochs=1)})
     votes = collect_votes(_train(tmp_path, config=config), torch.zeros(2, 4), pool=FakePool())
     assert votes.sum(axis=1).tolist() == [300, 300]
     assert votes.max() > 150
@@ -135,7 +135,9 @@ def test_a_finished_ensemble_is_not_trained_again(tmp_path: Path) -> None:
 def test_blocks_follow_the_engine_and_large_teachers_come_in_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, num_blocks: int
 ) -> None:
-    config = CONFIG.model_copy(update={"num_teachers": 60, "block_size": None, "engine": engine})
+    config = CONFIG.model_copy(
+        update={"num_teachers": 60, "block_size": None, "engine": engine, "fit": FitConfig(epochs=1)}
+    )
     assert len(_train(tmp_path, config=config).blocks) == num_blocks
     monkeypatch.setattr(teachers.ensemble, "_MAX_BLOCK_BYTES", 3 * 4 * (4 * 2 + 2))  # three teachers of 4 features
     assert len(_train(tmp_path, config=config).blocks) == 20

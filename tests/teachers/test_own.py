@@ -124,7 +124,7 @@ def test_one_record_moves_one_vote_at_most(own, tmp_path, factory, block_size):
     place, private = own(factory), records()
     before = ask(place, tmp_path, private, block_size=block_size).votes_QC
     moved = 0
-    for row in range(12):
+    for row in range(6):
         others = [other for other in range(len(private)) if other != row]
         changed = Split(
             x=private.x.index_fill(0, torch.tensor([row]), 50.0),

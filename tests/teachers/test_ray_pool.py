@@ -22,13 +22,20 @@ from teachers.ensemble import collect_votes, train_ensemble
 from teachers.pool import InProcessPool, PoolError
 from teachers.ray_pool import RayPool, number_of_actors
 
-ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.5, max_restarts=1)
-TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.5, max_restarts=2)
+# An actor takes seconds to start. Those of the module stay until its end, and leave a CPU to others.
+ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.1, max_restarts=1)
+TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.1, max_restarts=2)
 
 
 @pytest.fixture(scope="module")
 def one_actor(ray_session: None) -> Iterator[RayPool]:
     with RayPool(ONE_ACTOR, stall_timeout_s=60) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def two_actors(ray_session: None) -> Iterator[RayPool]:
+    with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
         yield pool
 
 
@@ -62,7 +69,7 @@ class KillingPool:
         return compute_or_die
 
 
-def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(ray_session: None, tmp_path: Path) -> None:
+def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: RayPool, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator)
     y = (x[:, 0] > 0).long()
@@ -73,9 +80,8 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(ray_session: 
         ensemble = train_ensemble(split, config, num_classes=2, seed=1, checkpoint_dir=tmp_path / directory, **options)
         return collect_votes(ensemble, x, **options)
 
-    with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
-        (tmp_path / "killed").mkdir()
-        disturbed = votes("disturbed", pool=KillingPool(pool, tmp_path / "killed"))
+    (tmp_path / "killed").mkdir()
+    disturbed = votes("disturbed", pool=KillingPool(two_actors, tmp_path / "killed"))
     assert len(list((tmp_path / "killed").iterdir())) == 2
     np.testing.assert_array_equal(disturbed, votes("quiet"))
     for quiet in (tmp_path / "quiet").iterdir():
@@ -110,8 +116,8 @@ def test_a_remote_error_keeps_its_cause(one_actor: RayPool) -> None:
 
 def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None) -> None:
     with (
-        RayPool(ONE_ACTOR, stall_timeout_s=60) as pool,
-        pytest.raises(PoolError, match=r"lost 2 times, more than ray\.max_restarts=1"),
+        RayPool(ONE_ACTOR.model_copy(update={"max_restarts": 0}), stall_timeout_s=60) as pool,
+        pytest.raises(PoolError, match=r"lost 1 times, more than ray\.max_restarts=0"),
     ):
         list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
 
@@ -138,20 +144,19 @@ def test_a_sum_is_the_same_in_whatever_order_ray_tells(one_actor: RayPool, monke
     assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
 
 
-def test_what_is_added_up_is_the_sum_whoever_counted_it(ray_session: None) -> None:
+def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> None:
     def counts(num_values: int, item: int, device: str) -> np.ndarray:
         time.sleep(0.02)
         return np.full(num_values, item, dtype=np.uint16)
 
-    with RayPool(TWO_ACTORS) as pool:
-        for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
-            done: list[int] = []
-            total = pool.sum(counts, num_values, range(20), done.append)
-            assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
-            np.testing.assert_array_equal(total, np.full(num_values, 190))
-            np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
-        with pytest.raises(ValueError, match="at least one item"):
-            pool.sum(counts, 1, [], done.append)
+    for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
+        done: list[int] = []
+        total = two_actors.sum(counts, num_values, range(20), done.append)
+        assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
+        np.testing.assert_array_equal(total, np.full(num_values, 190))
+        np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
+    with pytest.raises(ValueError, match="at least one item"):
+        two_actors.sum(counts, 1, [], done.append)
 
 
 class LosingPool(RayPool):
