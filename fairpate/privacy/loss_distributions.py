@@ -160,7 +160,8 @@ def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -
     """A bit that is true with odds e^``epsilon`` to 1: two losses, each rounded up."""
     lowest, highest = math.ceil(-epsilon / interval), math.ceil(epsilon / interval)
     masses = np.zeros(highest - lowest + 1)
-    masses[0], masses[-1] = scipy.special.expit(-epsilon), scipy.special.expit(epsilon)
+    masses[0] += scipy.special.expit(-epsilon)
+    masses[-1] += scipy.special.expit(epsilon)
     return symmetric(Losses(interval=interval, lowest=lowest, masses_L=masses))
 
 

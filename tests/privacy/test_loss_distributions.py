@@ -104,6 +104,7 @@ def test_an_epsilon_that_is_read_off_has_the_divergence_that_was_asked_for(delta
 def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suffices_where_mass_is_infinite() -> None:
     little = gaussians(1, 1e4, interval=INTERVAL)
     assert epsilon_at(little, 0.01) == 0 == epsilon_at(nothing(INTERVAL), 1e-12)
+    assert epsilon_at(randomised_response(0.0, interval=INTERVAL), 1e-12) == 0
     some = little.each(lambda losses: loss_distributions.replace(losses, infinite=1e-4))
     assert epsilon_at(some, 9e-5) == math.inf > epsilon_at(some, 2e-4)
 
