@@ -4,6 +4,7 @@ Packages are imported where they are used: the process that hands out files to w
 """
 
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -112,6 +113,24 @@ def _certificates_are_read_once() -> None:
     import httpx._transports.default as transports
 
     transports.create_ssl_context = cache(transports.create_ssl_context)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _logs_are_caught_at_the_root() -> None:
+    """pytest would look through thousands of loggers, six times a test, for those that do not propagate."""
+    from _pytest.logging import catching_logs
+
+    before = catching_logs.__enter__
+
+    def enter(catching: Any) -> Any:
+        if catching.level is not None:  # somebody asked for more: --log-level
+            return before(catching)
+        root = logging.getLogger()
+        root.addHandler(catching.handler)
+        catching.attached_loggers.append(root)
+        return catching.handler
+
+    catching_logs.__enter__ = enter  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")
