@@ -55,9 +55,9 @@ def _no_graphs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def with_graphs(quick_graphs: None) -> Iterator[None]:
-    """Commands write model.onnx until the end of the module."""
+    """Commands write model.onnx."""
     import student.portable
 
     with pytest.MonkeyPatch.context() as patched:

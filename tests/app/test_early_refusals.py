@@ -17,6 +17,9 @@ from fairpate.types import Budget, GateRule
 MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
 
 
+TOO_MANY = ("--set", "teachers.num_teachers=2000", "--set", "data.embedding=null")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -31,8 +34,8 @@ MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev
             ["aggregator.budget", "no room for aggregator.publication beside 50 queries"],
         ),
         (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
-        (["run", "--method", "fairpate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
-        (["run", "--method", "pate", "--set", "teachers.num_teachers=2000"], ["teachers.num_teachers", "2000"]),
+        (["run", "--method", "fairpate", *TOO_MANY], ["teachers.num_teachers", "2000"]),
+        (["run", "--method", "pate", *TOO_MANY], ["teachers.num_teachers", "2000"]),
     ],
 )
 def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate, tmp_path, arguments, words):

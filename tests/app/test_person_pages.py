@@ -73,7 +73,7 @@ def test_a_statement_remarks_where_records_with_persons_are_protected_by_themsel
     visits: Dataset, tmp_path: Path
 ) -> None:
     private = dataclasses.replace(visits.private, person_id=())
-    run = train(dataclasses.replace(visits, private=private, records_alone=True), tmp_path / "run")
+    run = train(dataclasses.replace(visits, private=private, records_alone=True), tmp_path / "run", "noise=seeded")
     statement = read_statement(run)
     assert (statement.unit, RECORDS_ALONE in statement.remarks) == ("record", True)
     assert "several records of one person" in write_card(run.root)[0].read_text(encoding="utf-8")
@@ -81,10 +81,10 @@ def test_a_statement_remarks_where_records_with_persons_are_protected_by_themsel
 
 def test_a_rate_counts_persons_and_a_declared_number_tells_nothing(visits: Dataset, tmp_path: Path) -> None:
     persons = len(visits.private) // 2
-    (event,) = read_statement(train(visits, tmp_path / "real")).events
+    (event,) = read_statement(train(visits, tmp_path / "real", "noise=seeded")).events
     assert event["sampling_rate"] == 100 / persons
     assert event["count"] == -(-persons // 100)
-    declared = read_statement(train(visits, tmp_path / "declared", "dp_sgd.num_records=500"))
+    declared = read_statement(train(visits, tmp_path / "declared", "noise=seeded", "dp_sgd.num_records=500"))
     assert declared.events[0]["sampling_rate"] == 100 / 500
     assert TELLS_SIZE["person"] not in declared.remarks
     with pytest.raises(ValueError, match=rf"dp_sgd\.batch_size <= {persons} private records, or persons"):
@@ -93,9 +93,9 @@ def test_a_rate_counts_persons_and_a_declared_number_tells_nothing(visits: Datas
 
 def test_a_run_of_records_does_not_go_on_with_persons(visits: Dataset, tmp_path: Path) -> None:
     alone = dataclasses.replace(visits, private=dataclasses.replace(visits.private, person_id=()))
-    train(alone, tmp_path / "run")
+    train(alone, tmp_path / "run", "noise=seeded")
     with pytest.raises(RunDirectoryError, match=r"trained on another data set \(unit: record -> person\)"):
-        train(visits, tmp_path / "run")
+        train(visits, tmp_path / "run", "noise=seeded")
 
 
 def test_more_teachers_than_persons_are_refused(visits: Dataset, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_the_command_plans_from_assumptions_and_from_a_run(
             code = int(leaving.code or 0)
         return code, *capsys.readouterr()
 
+    monkeypatch.setattr("fairpate.app.planning.candidates.VOTERS", {"fairpate": "models"})  # all: test_candidates.py
     code, output, _ = fairpate("--epsilon", "2", "--teachers", "100", "--queries", "100", "--queries", "9999", "--json")
     assert code == 0
     assert [plan["num_queries"] for plan in json.loads(output)["for_any_votes"]] == [100]

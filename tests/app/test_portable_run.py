@@ -114,6 +114,14 @@ def predicted_elsewhere(folder, told, tmp_path):
     return np.array(json.loads(done.stdout))
 
 
+def predicted_here(folder, told, monkeypatch):
+    """The same in this process."""
+    names = {}
+    monkeypatch.chdir(folder / "public")
+    exec(compile(snippet(), "docs/training.md", "exec"), names)  # noqa: S102 - our own snippet
+    return names["predict"](told)
+
+
 @pytest.mark.parametrize(
     "overrides", [[], pytest.param(["data.embedding={}"], marks=pytest.mark.slow)], ids=["columns", "embedding"]
 )
@@ -252,7 +260,8 @@ num_validation: 20
 """
 
 
-def test_a_vector_beside_declared_columns_is_told_element_by_element(fairpate, tmp_path):
+@pytest.mark.filterwarnings("ignore:unclosed file")  # the snippet ends with its program
+def test_a_vector_beside_declared_columns_is_told_element_by_element(fairpate, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     columns = {
         "id": [f"scan {row}" for row in range(300)],
@@ -267,4 +276,4 @@ def test_a_vector_beside_declared_columns_is_told_element_by_element(fairpate, t
     told = [{"scan": scan, "ward": ward} for scan, ward in zip(columns["scan"], columns["ward"], strict=True)]
     x = torch.tensor([[*row["scan"], row["ward"] == "A", row["ward"] == "B"] for row in told], dtype=torch.float32)
     expected = load_student(tmp_path / "run/public/student.safetensors").probabilities(x)
-    np.testing.assert_allclose(predicted_elsewhere(tmp_path / "run", told, tmp_path), expected, atol=1e-5)
+    np.testing.assert_allclose(predicted_here(tmp_path / "run", told, monkeypatch), expected, atol=1e-5)

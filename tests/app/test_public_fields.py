@@ -133,7 +133,7 @@ CARD_FILES = {"card.html", "card.json"}
 TRAIN = {
     "target.epsilon": 2,
     "target.accounting": "rdp",
-    "dp_sgd": {"epochs": 1, "batch_size": 200},
+    "dp_sgd": {"epochs": 1, "batch_size": 200, "num_records": 200},
     "sgd": {"epochs": 1},
     "student": {"model": {"name": "mlp", "hidden": [16]}, "idp3": {"max_disparity": 0.05, "min_count": 10}},
     "data": {"num_test": 60},
@@ -229,10 +229,10 @@ def test_a_training_publishes_what_is_listed(sweep: Comparison) -> None:
 
 def test_a_release_by_group_publishes_estimates_besides(tmp_path: Path) -> None:
     values = {
-        "target": {"epsilon": 2},
+        "target": {"epsilon": 2, "accounting": "rdp"},
         "student": TRAIN["student"],
         "data": TRAIN["data"],
-        "weighted_votes": {"by_group": True},
+        "weighted_votes": {"by_group": True, "embedding": {"num_components": 20, "graph_share": 0}},
     }
     run = run_method(configured(values, [f"out={tmp_path / 'run'}"], method="weighted_votes"), Reporter(quiet=True))
     assert names(run.public) == RUN_FILES | {"released.safetensors", "private_population.json"}

@@ -12,8 +12,8 @@ from fairpate.app.spending.odometer import LimitReachedError, Odometer
 
 def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    private = "noise=os_entropy"
-    first, second = (train(tmp_path / f"run-{seed}", "dp_sgd", private, f"seed={seed}") for seed in range(2))
+    private = ("noise=os_entropy", "dp_sgd.num_records=200")  # one step over all records, which composes quickly
+    first, second = (train(tmp_path / f"run-{seed}", "dp_sgd", *private, f"seed={seed}") for seed in range(2))
     alone, both = read_statement(first), read_statement(second)
     assert (alone.noise, alone.earlier_releases, both.earlier_releases) == ("os_entropy", 0, 1)
     assert both.epsilon < both.epsilon_with_earlier < both.epsilon + alone.epsilon
@@ -23,7 +23,7 @@ def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_p
     Odometer().path.unlink()
     first.receipt.unlink()  # as a version without an odometer left it
     for seed in range(2):
-        train(tmp_path / f"run-{seed}", "dp_sgd", private, f"seed={seed}")
+        train(tmp_path / f"run-{seed}", "dp_sgd", *private, f"seed={seed}")
     again = Odometer().totals(delta=both.delta)
     assert [(total.releases, total.epsilon) for total in again] == [(2, pytest.approx(both.epsilon_with_earlier))]
 
@@ -99,7 +99,7 @@ def test_a_damaged_statement_is_named(trained, tmp_path, content):
 def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_twice(tmp_path, monkeypatch):
     """Its noise is drawn anew, so that both together tell more: a limit sees both."""
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    private = (tmp_path / "run", "dp_sgd", "noise=os_entropy", "target.epsilon=1")
+    private = (tmp_path / "run", "dp_sgd", "noise=os_entropy", "target.epsilon=1", "dp_sgd.num_records=200")
     folder = train(*private)
     first = folder.student.read_bytes()
     shutil.rmtree(folder.public)

@@ -32,6 +32,7 @@ from fairpate.methods.load import configured
 QUIET = Reporter(quiet=True)
 SETTINGS = [
     "method=dp_sgd",
+    "noise=seeded",
     "target={epsilon: 2, accounting: rdp}",
     "dp_sgd={epochs: 1, batch_size: 100}",
     "student.model={name: mlp, hidden: [8]}",

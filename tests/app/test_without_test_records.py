@@ -20,9 +20,9 @@ features:
 rows: 600
 """
 METHODS = {
-    "weighted_votes": [],
+    "weighted_votes": ["target.accounting=rdp", "noise=seeded"],
     "fairpate": ["teachers.num_teachers=20", "student.idp3={max_disparity: 0.2, min_count: 5}", "ray.num_actors=0"],
-    "dp_sgd": ["dp_sgd.epochs=1", "target.accounting=rdp"],
+    "dp_sgd": ["dp_sgd.epochs=1", "target.accounting=rdp", "noise=seeded"],
 }
 
 
