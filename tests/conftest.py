@@ -31,7 +31,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from hypothesis import settings
 
-    settings.register_profile("untimed", deadline=None, max_examples=40)
+    settings.register_profile("untimed", deadline=None, max_examples=25)
     settings.load_profile("untimed")
 
 

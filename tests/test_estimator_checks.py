@@ -18,13 +18,7 @@ from fairpate.methods import class_names, find_method
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
 METHOD_OF = {"FairClassifier": "dp_sgd"} | {f"{name}Classifier": method for method, name in class_names().items()}
-QUICK = (
-    "FairClassifier",
-    "WeightedVotesClassifier",
-    "SgdClassifier",
-    "FLdClassifier",
-    "CovarianceConstraintClassifier",
-)
+QUICK = ("FairClassifier", "FLdClassifier")  # of a name, with a budget, and of a class, with groups
 FEW_STEPS: dict[str, Any] = {
     "noise": "seeded",
     "ray": {"num_actors": 0},

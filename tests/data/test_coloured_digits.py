@@ -113,6 +113,7 @@ def color_mnist(data_dir: Path) -> Dataset:
     return load_dataset(DataConfig(name="color_mnist", data_dir=data_dir))
 
 
+@pytest.mark.slow
 def test_teachers_see_the_first_39500_and_the_rest_comes_from_the_last_30000(color_mnist: Dataset) -> None:
     numbers = {
         name: [int(i.removeprefix("mnist-")) for i in split.record_id] for name, split in color_mnist.splits.items()
@@ -123,6 +124,7 @@ def test_teachers_see_the_first_39500_and_the_rest_comes_from_the_last_30000(col
     assert [len(numbers[name]) for name in ("public", "validation", "test")] == [1000, 500, 28_500]
 
 
+@pytest.mark.slow
 def test_digits_and_ink_are_mnists(color_mnist: Dataset, data_dir: Path) -> None:
     content = gzip.decompress((data_dir / "mnist" / "train-images-idx3-ubyte.gz").read_bytes())
     grey = np.frombuffer(content, np.uint8, offset=16).reshape(-1, 28, 28)
@@ -134,6 +136,7 @@ def test_digits_and_ink_are_mnists(color_mnist: Dataset, data_dir: Path) -> None
     assert (private.x.flatten(2).amax(dim=2).argmax(dim=1) == private.z).all()
 
 
+@pytest.mark.slow
 def test_flip_rates_and_sizes_are_the_authors(color_mnist: Dataset, data_dir: Path) -> None:
     config = DataConfig(name="color_mnist", data_dir=data_dir, options={"sensitive": "label"}, num_validation=0)
     by_label = load_dataset(config)

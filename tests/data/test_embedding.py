@@ -55,7 +55,7 @@ def test_components_are_those_of_the_plain_features_scaled_by_the_root_of_their_
 def test_what_a_record_becomes_is_its_own_affair(kind, digits):
     """Other records before and beside it, however many, change nothing: bit by bit the same coordinates."""
     pool, private = (table(), table(3000, seed=1)) if kind == "table" else (digits.public.x, digits.private.x)
-    embedding = Embedding.of(pool, EmbeddingConfig())
+    embedding = Embedding.of(pool, EmbeddingConfig(pixels=4))
     full = embedding(private)
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))
     assert torch.equal(embedding(private[order]), full[order])
@@ -65,8 +65,9 @@ def test_what_a_record_becomes_is_its_own_affair(kind, digits):
 
 
 def test_private_records_do_not_enter_what_is_fitted(digits):
-    whole = embedded(digits, EmbeddingConfig())
-    fewer = embedded(dataclasses.replace(digits, private=digits.private.take(range(7))), EmbeddingConfig())
+    config = EmbeddingConfig(pixels=4)
+    whole = embedded(digits, config)
+    fewer = embedded(dataclasses.replace(digits, private=digits.private.take(range(7))), config)
     assert torch.equal(whole.private.x[:7], fewer.private.x)
     assert torch.equal(whole.test.x, fewer.test.x)
     assert whole.kind == "tabular"
@@ -89,14 +90,16 @@ def test_pictures_may_be_told_by_their_edges_alone(digits):
 
 
 def test_it_is_part_of_the_configuration_of_the_data():
-    config = DataConfig(options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=30))
+    config = DataConfig(options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=30, pixels=4))
     dataset = load_dataset(config)
     assert dataset.embedding is not None
     assert dataset.public.x.shape[1] == 30 + 20
     lengths = dataset.public.x.square()
     torch.testing.assert_close(lengths[:, 30:].sum(dim=1), torch.full((300,), 16 * 0.2))
     assert lengths[:, :30].sum(dim=1).median() == pytest.approx(16 * 0.8, rel=1e-3)
-    alone = load_dataset(config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, graph_share=0.0)}))
+    alone = load_dataset(
+        config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, pixels=4, graph_share=0.0)})
+    )
     assert alone.public.x.shape[1] == 30
     assert dataset.public.x.dtype == torch.float32
 

@@ -110,6 +110,7 @@ def test_communities(data_dir: Path) -> None:
     assert not {"racepctblack", "ViolentCrimesPerPop"} & set(dataset.feature_names)
 
 
+@pytest.mark.slow
 def test_heart(data_dir: Path) -> None:
     dataset = load("heart", data_dir)
     assert dataset.group_names == ("female", "male")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
@@ -37,8 +38,11 @@ def test_the_index_lists_every_page_below_one_heading():
         assert f"\n{page.rpartition('.')[0]}\n" in found
 
 
+configuration = cache(generated.configuration)
+
+
 def test_every_field_of_every_method_is_in_the_reference():
-    text = generated.configuration()
+    text = configuration()
     for method in all_methods().values():
         for each in fields_of(method()):
             assert f"| `{each['field']}` |" in text or each["field"] == "method", each
@@ -62,7 +66,7 @@ def test_every_field_of_every_method_is_in_the_reference():
     ],
 )
 def test_a_row_says_values_default_meaning_and_readers(start, words):
-    rows = [row for row in generated.configuration().splitlines() if row.startswith(start)]
+    rows = [row for row in configuration().splitlines() if row.startswith(start)]
     assert len(rows) == 1
     assert words in rows[0]
 

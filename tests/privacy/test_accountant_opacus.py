@@ -57,7 +57,10 @@ def test_epsilon_agrees_where_both_convert_the_same_orders(
     assert epsilon([event], target_delta=DELTA, orders_A=whole).epsilon == pytest.approx(theirs, rel=1e-6)
 
 
-@pytest.mark.parametrize(("noise_multiplier", "sampling_rate", "count"), SAMPLED)
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sampling_rate", "count"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[2] >= 1000 else ()) for each in SAMPLED],
+)
 def test_loss_distributions_agree_within_the_error_that_is_asked(
     accountants: Any, noise_multiplier: float, sampling_rate: float, count: int
 ) -> None:

@@ -140,7 +140,7 @@ def test_wide_noise_is_close_to_continuous() -> None:
     np.testing.assert_allclose(log_survival_table(1000, 5000), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("stddev", [0.3, 1.0, 2.5, 20.0, 110.0])
+@pytest.mark.parametrize("stddev", [0.3, 1.0, 2.5, 20.0, pytest.param(110.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_digits", [16, 64, 128])
 def test_every_digit_of_every_cut_is_right(stddev: float, num_digits: int) -> None:
     least, cuts = exact_cuts(stddev, num_digits)

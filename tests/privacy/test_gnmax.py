@@ -64,7 +64,7 @@ def test_golden_costs(votes: list[int], noise: float, log_q: float, orders: list
 
 
 @given(votes_and_mechanism())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 def test_bounds_hold_at_every_order(case: tuple[np.ndarray, dict[str, Any]]) -> None:
     votes, mechanism = case
     joint = gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=ORDERS)
@@ -80,7 +80,7 @@ def test_bounds_hold_at_every_order(case: tuple[np.ndarray, dict[str, Any]]) -> 
 
 
 @given(votes_and_mechanism(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_names_and_order_of_classes_and_queries_do_not_matter(
     case: tuple[np.ndarray, dict[str, Any]], shuffle: Any
 ) -> None:
@@ -94,7 +94,7 @@ def test_names_and_order_of_classes_and_queries_do_not_matter(
 
 
 @given(votes_and_mechanism(), st.integers(2, 5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_totals_are_sums_over_queries_priced_alone(case: tuple[np.ndarray, dict[str, Any]], times: int) -> None:
     votes, mechanism = case
     alone = [gnmax.confident_gnmax_rdp([row], **mechanism, orders_A=ORDERS)[0] for row in votes]

@@ -20,7 +20,7 @@ def turned(bits: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.nda
     return np.where(rng.random(len(bits)) < 1 / (1 + math.exp(epsilon)), 1 - bits, bits)
 
 
-@pytest.mark.parametrize("true_epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("true_epsilon", [0.2, pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_randomised_response_exceeds_its_epsilon_as_seldom_as_stated(true_epsilon: float) -> None:
     rng, runs, size = np.random.default_rng(0), 300, 400
     bounds = [
