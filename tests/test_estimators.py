@@ -291,7 +291,8 @@ class TestTeachers:
 
     @pytest.mark.parametrize("variant", ["sf_s", "sf_t"])
     def test_the_attribute_is_what_sf_pate_protects(self, variant: str) -> None:
-        model = SfPateClassifier(**ASKING, f_ld=FAIR, sf_pate={"variant": variant})
+        quick = FAIR.model_copy(update={"epochs": 8})
+        model = SfPateClassifier(**ASKING, f_ld=quick, sf_pate={"variant": variant})
         model.set_params(aggregator__num_queries=300).fit(MANY_X, MANY_Y, sensitive_features=MANY_Z, **PUBLIC)
         assert (model.privacy_.unit, model.privacy_.relation) == ("sensitive attribute", "replace one")
         assert 30 < model.privacy_.epsilon <= 40

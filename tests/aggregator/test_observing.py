@@ -73,14 +73,14 @@ def test_logs_and_traces_are_the_same_with_other_votes(tmp_path, lines):
             httpx.Client(base_url=url, headers=AS_ANALYST) as client,
         ):
             kinds = []
-            for number in range(40):
+            for number in range(20):
                 reply = client.post("/v1/queries", json=ids([number]), headers={"X-Request-Id": f"q-{number}"})
                 kinds.append(reply.json()["replies"][0]["label"])
             paths = ("/v1/state", "/v1/nothing", "/metrics", "/")
             for path in paths:
                 client.get(path, headers={"X-Request-Id": "read"})
         seen = [{name: value for name, value in line.items() if name != "time"} for line in lines()[begun:]]
-        assert len(seen) == 40 + len(paths)
+        assert len(seen) == 20 + len(paths)
         for each in (*seen, *(spans := spans_of(exporter, count=len(seen)))):
             for name in ("caller", "fairpate.caller"):
                 each.pop(name, None)  # a token without a name gets one at random
