@@ -6,6 +6,7 @@ Packages are imported where they are used: the process that hands out files to w
 import gc
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,19 @@ from local_postgres import Server, programs
 
 gc.set_threshold(50_000, 10, 10)  # what is imported stays: looking through it again and again is a tenth of the time
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
-_STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
+
+
+def _temporary() -> Path:
+    """Memory where there is room for a gigabyte of files: on a disk every charge of a ledger waits for it."""
+    memory = Path("/dev/shm")  # noqa: S108 - folders of our own are made in it
+    if memory.is_dir() and shutil.disk_usage(memory).free > 2**32 and not os.statvfs(memory).f_flag & os.ST_NOEXEC:
+        return memory
+    return Path(tempfile.gettempdir())
+
+
+_TEMPORARY = _temporary()
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # where tmp_path is
+_STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-", dir=_TEMPORARY)
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
 
 
@@ -140,7 +153,7 @@ def postgres() -> Iterator[Any]:
     if programs() is None:
         pytest.skip("PostgreSQL is not installed")
     # Not below pytest's own folder, which another user may not enter.
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-", dir=_TEMPORARY) as folder:
         Path(folder).chmod(0o755)
         with Server(Path(folder) / "server") as server:
             yield server
