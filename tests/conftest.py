@@ -103,9 +103,9 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         yield partial(replaced, real)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def with_drawings(drawings: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Pages hold their charts until the end of the module."""
+    """Pages hold their charts."""
     with drawings():
         yield
 

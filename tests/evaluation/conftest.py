@@ -47,11 +47,6 @@ def _row(method, data, seed, epsilon, margin, price=None, **changes):
     return Row(digest=f"{method}{data}{seed}{epsilon}{margin}", command=command, minutes=0.5, record=record, **identity)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _charts(with_drawings):
-    """What this folder tests."""
-
-
 @pytest.fixture(scope="session")
 def comparison():
     """Rows of a made-up comparison: three methods in two privacy classes, two data sets, two seeds, one failure."""

@@ -11,6 +11,8 @@ import pytest
 from fairpate.evaluation import charts
 from fairpate.evaluation.page import course, delta_text, epsilon_text, number, percent, place, scale_end
 
+pytestmark = pytest.mark.usefixtures("with_drawings")
+
 
 def drawn(drawing: str, style: str) -> list[list[tuple[float, float]]]:
     """The corners of every path with this style."""

@@ -199,10 +199,11 @@ PAGES = {
 
 
 @pytest.fixture(scope="module", params=PAGES)
-def page(request):
+def page(request, drawings):
     """A page as a function of the name that everything has on it, and how it is with a harmless one."""
     make = PAGES[request.param]
-    return make, Parsed(make("plain"))
+    with drawings():
+        yield make, Parsed(make("plain"))
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)

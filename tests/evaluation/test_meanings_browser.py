@@ -8,6 +8,7 @@ from test_hostile_names import card, operators, report
 
 from fairpate.evaluation.report import public_report
 
+pytestmark = pytest.mark.usefixtures("with_drawings")
 PAGES = {
     "card": lambda: card("a name"),
     "report": lambda: public_report(report("a name", votes=True)),
