@@ -63,9 +63,14 @@ def term_of(word: str) -> Term | None:
     return _by_name().get(word.lower())
 
 
+@cache
+def _by_key() -> Mapping[str, Term]:
+    return {term.key: term for term in _by_name().values()}
+
+
 def term_by_key(key: str) -> Term:
     """The word whose element has this id. KeyError for another."""
-    return {term.key: term for term in _by_name().values()}[key]
+    return _by_key()[key]
 
 
 def markdown() -> str:

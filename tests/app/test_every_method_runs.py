@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, config_of, load_two_labels, train, weights
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
@@ -212,7 +211,7 @@ def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path):
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 
 
-OFFERED = [path for path in CONFIGS if "methods" not in yaml.safe_load(path.read_text())]
+OFFERED = [path for path in CONFIGS if "\nmethods:" not in path.read_text()]  # a sweep has methods
 
 
 @pytest.mark.parametrize("path", OFFERED, ids=lambda path: path.stem)

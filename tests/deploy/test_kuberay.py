@@ -1,10 +1,14 @@
-"""deploy/kuberay.yaml: read as Ray's autoscaler and Ray Serve read it, and the service's application run for real."""
+"""deploy/kuberay.yaml: read as Ray's autoscaler and Ray Serve read it, and the service's application run for real.
+
+Ray and Ray Serve, half a second, are imported by the tests that need them: every worker collects this file.
+"""
 
 import copy
 import inspect
 import re
 import socket
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,13 @@ import httpx
 import jsonschema
 import pydantic
 import pytest
-import ray
 import yaml
 from command_lines import CommandError, check
-from ray import serve
-from ray._common.utils import import_attr
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
-from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
-from ray.serve.schema import ServeDeploySchema
 from two_groups import untrained_student
 
 from student.card import StudentFileError
 from student.predict import save_student
+from student.replicas import application
 
 Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")
@@ -47,6 +46,8 @@ def clusters(resources: dict[str, Resource]) -> dict[str, Resource]:
 
 def autoscaling(spec: Resource) -> dict[str, Any]:
     """What Ray's autoscaler makes of a RayCluster; it validates the result against Ray's schema."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
     resource = {"metadata": {"name": "fairpate", "namespace": "fairpate"}, "spec": copy.deepcopy(spec)}
     config: dict[str, Any] = _derive_autoscaling_config_from_ray_cr(resource)
     return config
@@ -95,7 +96,7 @@ def test_both_clusters_scale_ask_for_tokens_and_run_this_ray(clusters: dict[str,
     for spec in clusters.values():
         assert spec["authOptions"] == {"mode": "token"}
         assert spec["enableInTreeAutoscaling"] is True
-        assert spec["rayVersion"] == ray.__version__
+        assert spec["rayVersion"] == metadata.version("ray")
         assert {pod["containers"][0]["image"] for _, pod in pods(spec)} == {"REGISTRY/fairpate:0.1.0"}
 
 
@@ -132,6 +133,9 @@ def test_the_service_sees_public_files_only_and_the_ledger_has_one_writer(
 
 def require_serve_config(config: dict[str, Any]) -> None:
     """Valid for Ray Serve, which passes over fields that it does not know: here they are a fault."""
+    from ray._common.utils import import_attr
+    from ray.serve.schema import ServeDeploySchema
+
     read = ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True)
     assert read.keys() == config.keys()
     assert read["http_options"].keys() == config["http_options"].keys()
@@ -155,17 +159,26 @@ def test_serve_accepts_the_configuration(resources: dict[str, Resource]) -> None
             require_serve_config(config | fault)
 
 
+def build(import_path: str, arguments: dict[str, Any]) -> Any:
+    """The application that Ray Serve makes of these arguments."""
+    from ray._common.utils import import_attr
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
+    return call_user_app_builder_with_args_if_necessary(import_attr(import_path), arguments)
+
+
 @pytest.fixture
-def built(resources: dict[str, Resource], tmp_path: Path) -> serve.Application:
+def built(resources: dict[str, Resource], tmp_path: Path) -> Any:
     """Imported and built as Ray Serve does it; only the student's place is changed."""
     [application] = serve_config(resources)["applications"]
-    builder = import_attr(application["import_path"])
     save_student(untrained_student(), tmp_path / "student.safetensors")
     arguments = application["args"] | {"student": str(tmp_path / "student.safetensors"), "cpus_per_replica": 0}
-    return call_user_app_builder_with_args_if_necessary(builder, arguments)
+    return build(application["import_path"], arguments)
 
 
-def test_the_application_of_the_configuration_has_two_replicas(built: serve.Application) -> None:
+def test_the_application_of_the_configuration_has_two_replicas(built: Any) -> None:
+    from ray import serve
+
     assert isinstance(built, serve.Application)
     assert built._bound_deployment.name == "StudentReplica"
     assert built._bound_deployment.num_replicas == 2
@@ -173,8 +186,10 @@ def test_the_application_of_the_configuration_has_two_replicas(built: serve.Appl
 
 @pytest.mark.slow
 def test_the_application_of_the_configuration_serves_a_student(
-    resources: dict[str, Resource], built: serve.Application, ray_session: None
+    resources: dict[str, Resource], built: Any, ray_session: None
 ) -> None:
+    from ray import serve
+
     [application] = serve_config(resources)["applications"]
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -199,10 +214,9 @@ def test_the_application_of_the_configuration_serves_a_student(
     ],
 )
 def test_an_application_that_cannot_serve_is_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
-    builder = import_attr("student.replicas:application")
-    assert len(inspect.signature(builder).parameters) == 1
+    assert len(inspect.signature(application).parameters) == 1
     with pytest.raises(error):
-        call_user_app_builder_with_args_if_necessary(builder, arguments)
+        build("student.replicas:application", arguments)
 
 
 def test_what_is_to_be_replaced_is_in_capitals() -> None:
