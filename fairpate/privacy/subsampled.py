@@ -14,7 +14,7 @@ Shapes: A orders; K moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -65,7 +65,8 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     if sampling_rate == 0:
         return np.zeros(len(orders))
     below_A, above_A = np.floor(orders), np.ceil(orders)
-    exponent_of = {order: _exponent(log_moments, sampling_rate, int(order)) for order in np.unique([below_A, above_A])}
+    whole = np.unique([below_A, above_A]).astype(int).tolist()
+    exponent_of = dict(zip(whole, _exponents(log_moments, sampling_rate, whole), strict=True))
     share_A = orders - below_A
     below = np.array([exponent_of[order] for order in below_A])
     above = np.array([exponent_of[order] for order in above_A])
@@ -85,19 +86,32 @@ def _poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders:
     return poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
 
 
-def _exponent(log_moments: LogMoments, sampling_rate: float, order: int) -> float:
-    """(alpha - 1) R at a whole order; 0 at order 1."""
-    if order == 1:
-        return 0.0
+def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
+    """(alpha - 1) R at whole orders; 0 at order 1."""
     if sampling_rate == 1:
-        return float(log_moments(np.array([float(order)]))[0])
+        return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
-    # An upper bound, as a power is convex: (1 - q + q L)^alpha <= 1 - q + q L^alpha.
-    if order > _LARGEST_MIXTURE:
-        return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
-    k_K = np.arange(order + 1, dtype=np.float64)
-    terms_K = _log_choices(order) + k_K * log_in + (order - k_K) * log_out + log_moments(k_K)
-    # scipy's logsumexp to the digit, without its checks, which cost ten times as much: a calibration makes thousands.
+    # Every mixture takes the first of these terms: they are made once for all orders.
+    k_K = np.arange(min(max(orders, default=1), _LARGEST_MIXTURE) + 1, dtype=np.float64)
+    in_K, out_K, moments_K = k_K * log_in, k_K * log_out, log_moments(k_K)
+
+    def exponent(order: int) -> float:
+        if order == 1:
+            return 0.0
+        # An upper bound, as a power is convex: (1 - q + q L)^alpha <= 1 - q + q L^alpha.
+        if order > _LARGEST_MIXTURE:
+            return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
+        terms_K = _log_choices(order) + in_K[: order + 1] + out_K[order::-1] + moments_K[: order + 1]
+        return _log_sum(terms_K)
+
+    return [exponent(order) for order in orders]
+
+
+def _log_sum(terms_K: FloatArray) -> float:
+    """ln of the sum of exponentials, at least 0; scipy's logsumexp to the digit, without its checks.
+
+    They cost ten times as much, and a calibration makes thousands.
+    """
     shift = terms_K.max()
     largest_K = terms_K == shift
     terms_K[largest_K] = -math.inf
