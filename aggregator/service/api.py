@@ -43,7 +43,7 @@ from fairpate.api_page import HEADERS as PAGE_HEADERS
 from fairpate.api_page import api_page
 
 _HISTORY_INTERVAL_S = 5.0
-# By name: FastAPI would build the model again for every status of every route, three quarters of the time of a start.
+# By name: FastAPI would build the model again for every status of every route, half of the time that all take.
 _FAULTS: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Faults"}}}}
 
 
