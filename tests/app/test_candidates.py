@@ -97,7 +97,9 @@ def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
 
 
 @pytest.mark.parametrize("agreement", [0.0, 1.5])
-def test_an_impossible_assumption_is_refused(agreement: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairpate.app.planning.candidates.VOTERS", {"fairpate": VOTERS["fairpate"]})
+def test_an_impossible_assumption_is_refused_before_records_are_read(
+    agreement: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairpate.app.planning.candidates.load_dataset", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="agreement"):
         candidates(DataConfig(num_public=60), "color_digits", epsilon=1, delta=1e-5, agreement=agreement)

@@ -121,7 +121,8 @@ def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(tab
     assert drawn(copied) == PROTECTED
 
 
-def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path):
+def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairpate.evaluation.frontier_figures._pictures", lambda _, style: {style.formats[0]: b""})
     place = table()
     code, output, _ = fairpate("figures", place, "--format", "pdf", "--width-mm", "120", "--out", "here")
     assert code == 0

@@ -73,7 +73,7 @@ def settings(faces: Path) -> dict[str, Any]:
             "num_test": 20,
         },
         "noise": "seeded",
-        "teachers": {"num_teachers": 4, "model": {"name": "resnet18"}, "fit": {"epochs": 1}},
+        "teachers": {"num_teachers": 2, "model": {"name": "resnet18"}, "fit": {"epochs": 1}},
         "aggregator": {
             "num_queries": 20,
             "mechanism": {"threshold": 0, "threshold_stddev_votes": 0.1, "noise_stddev_votes": 0.1},

@@ -72,6 +72,7 @@ def candidates(
         "agreement": AGREEMENT if agreement is None else agreement,
         "spread": SPREAD if spread is None else spread,
     }
+    assumed_profile(num_teachers=2, num_classes=2, num_rows=1, **assumed)  # refused before minutes of work
     # The embedding of a pool may take a minute, and several kinds have the same one.
     load = cache(lambda embedding: load_dataset(data.model_copy(update={"embedding": embedding})))
     found = [
