@@ -87,7 +87,12 @@ def published_bytes(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_why_a_run_failed_and_how_long_one_took_are_the_operators(tmp_path: Path) -> None:
+def test_why_a_run_failed_and_how_long_one_took_are_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(  # what is drawn, which the compressed letters of a picture hide
+        "fairpate.app.compare.report.frontier_figures", lambda points: {"slices.txt": repr(points).encode()}
+    )
     comparison = run(tmp_path, diverging, methods={"sgd": {}, "pf_ld": COLOUR_UNSEEN, "dp_sgd": {}}, grid={})
     write_frontier_reports(comparison, title="sweep")
     for name, content in published_bytes(tmp_path).items():

@@ -43,10 +43,13 @@ def test_a_budget_without_room_for_one_query_ends_the_run(small_config, tmp_path
 ADMISSION = ("aggregator.admission={rounds: 4, fit: {epochs: 8}}",)
 
 
-def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, tmp_path):
-    found = {}
-    for name, overrides in [("rounds", ADMISSION), ("in order", ())]:
-        found[name] = read_statement(run(small_config(tmp_path / name, *overrides)))
+@pytest.fixture(scope="module")
+def in_rounds(small_config, tmp_path_factory):
+    return run(small_config(tmp_path_factory.mktemp("admission") / "run", *ADMISSION))
+
+
+def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, tmp_path, in_rounds):
+    found = {"rounds": read_statement(in_rounds), "in order": read_statement(run(small_config(tmp_path / "run")))}
     rounds, in_order = (found[name].queries for name in ("rounds", "in order"))
     assert rounds.rejected_fairness < in_order.rejected_fairness
     assert rounds.answered >= in_order.answered
@@ -60,8 +63,7 @@ def test_admission_pays_for_fewer_rejections_and_gets_more_labels(small_config, 
     assert found["in order"].remarks == ()
 
 
-def test_interrupted_between_rounds_the_same_queries_are_submitted_again(small_config, tmp_path):
-    first = run(small_config(tmp_path / "first", *ADMISSION))
+def test_interrupted_between_rounds_the_same_queries_are_submitted_again(small_config, tmp_path, in_rounds):
     config = small_config(tmp_path / "second", *ADMISSION)
     release, done = AggregatorSession.ask, []
 
@@ -75,8 +77,8 @@ def test_interrupted_between_rounds_the_same_queries_are_submitted_again(small_c
         patch.setattr(AggregatorSession, "ask", interrupted)
         run(config)
     second = run(config)
-    assert pq.read_table(second.labels).equals(pq.read_table(first.labels))
-    assert read_json(second.statement) == read_json(first.statement)
+    assert pq.read_table(second.labels).equals(pq.read_table(in_rounds.labels))
+    assert read_json(second.statement) == read_json(in_rounds.statement)
 
 
 @pytest.mark.parametrize(("step", "times_paid"), [("reserve", 1), ("commit", 2)])
