@@ -27,7 +27,7 @@ from fairpate.types import GateRule
 from teachers.neighbourhood import LocalNeighbourhood
 from teachers.neighbours import Sampler, blocks_of
 
-DELTA, PROTOTYPES, ROWS = 1e-5, 150_000, 8_000
+DELTA, PROTOTYPES, ROWS = 1e-5, 60_000, 8_000
 QUERIES, OTHERS, RATE = 15_000, 12, 0.5
 
 

@@ -80,7 +80,7 @@ def test_the_next_writer_waits_for_a_session_that_is_about_to_end(database):
 def test_writers_that_take_over_from_each_other_in_turns_lose_and_double_nothing(database):
     with Ledger(database, TERMS):
         pass
-    stored, stop = [], time.monotonic() + 2.0
+    stored, stop = [], time.monotonic() + 1.0
 
     def take_turns(number):
         count = 0

@@ -238,6 +238,7 @@ def test_slow_voters_of_one_run_do_not_hold_up_another(tmp_path):
             backend.close()
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_works_under_its_path(gateway, tmp_path):
     url, _ = gateway
     with opened_tab(tmp_path / "profile") as tab:

@@ -135,7 +135,12 @@ def test_one_table_costs_what_a_gaussian_of_sensitivity_one_costs(stddev: float,
 
 @pytest.mark.parametrize(
     ("rate", "stddev", "of_100", "of_1000"),
-    [(0.05, 20, 0.11, 0.39), (0.1, 20, 0.24, 0.82), (0.05, 10, 0.24, 0.83), (0.3, 20, 0.78, 2.78)],
+    [
+        pytest.param(0.05, 20, 0.11, 0.39, marks=pytest.mark.slow),
+        pytest.param(0.1, 20, 0.24, 0.82, marks=pytest.mark.slow),
+        (0.05, 10, 0.24, 0.83),
+        (0.3, 20, 0.78, 2.78),
+    ],
 )
 def test_neighbours_cost_what_two_gaussian_counts_on_a_sample_cost(
     rate: float, stddev: float, of_100: float, of_1000: float

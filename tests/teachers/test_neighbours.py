@@ -71,7 +71,7 @@ def test_a_record_enters_and_displaces_one_other_and_nothing_else(count: int) ->
     """All records against all samples of the others: sampled or not, near or far, fewer than k, of equal labels."""
     generator = np.random.default_rng(count)
     seen = set()
-    for _ in range(12):
+    for _ in range(8):
         records = some_records(generator, 5)
         query = np.array([generator.integers(-3, 4, 2)], dtype=np.int32)
         for one in records:
@@ -290,7 +290,7 @@ def of_persons_by_hand(records: Sequence[Record], sample: set[int], query: tuple
 def test_a_person_votes_by_the_nearest_of_their_records_and_moves_what_a_record_moves(count: int) -> None:
     """Brute force: every person added to every sample of the others."""
     generator = np.random.default_rng(count)
-    for _ in range(12):
+    for _ in range(8):
         records = some_records(generator, len(OWNERS))
         query = generator.integers(-3, 4, (1, 2)).astype(np.int32)
         asked = tuple(query[0].tolist())
