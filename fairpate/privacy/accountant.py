@@ -216,7 +216,8 @@ def epsilon_of_curve(
     if not np.all(costs >= 0):
         raise ValueError("Expected a Renyi curve without NaN or negative values.")
     if conversion == "improved":
-        value, order = dp_accounting.rdp.compute_epsilon(orders.tolist(), costs.tolist(), target_delta)
+        near_A = _best_orders(costs, orders, target_delta)
+        value, order = dp_accounting.rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
         return float(value), float(order)
     if conversion == "classic":
         # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
@@ -224,6 +225,18 @@ def epsilon_of_curve(
         best = int(np.argmin(epsilon_A))
         return float(epsilon_A[best]), float(orders[best])
     raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
+
+
+def _best_orders(costs_A: FloatArray, orders_A: FloatArray, target_delta: float) -> npt.NDArray[np.bool_]:
+    """The orders whose epsilons are the least but for rounding, so that dp_accounting converts a few, not hundreds."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        epsilon_A = costs_A + np.log1p(-1 / orders_A) - np.log(target_delta * orders_A) / (orders_A - 1)
+    # As there: orders near 1 are left out, and so little divergence is covered by delta alone.
+    epsilon_A = np.where(orders_A > 1.01, epsilon_A, math.inf)
+    epsilon_A = np.where(target_delta**2 + np.expm1(-costs_A) > 0, 0.0, epsilon_A)
+    least = epsilon_A.min()
+    near_A: npt.NDArray[np.bool_] = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
+    return near_A
 
 
 @singledispatch

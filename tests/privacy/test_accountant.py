@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import dp_accounting
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, epsilon_of_curve
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon, epsilon_data_dependent, epsilon_of_curve
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, NoisyArgmaxes, ThresholdChecks
 from fairpate.privacy.ledger_as_in_paper import as_in_paper_rdp
 
@@ -157,3 +158,23 @@ def test_counts_and_conversions_are_checked() -> None:
         ConfidentGnmaxQueries(count=-1, **MECHANISM)
     with pytest.raises(ValueError, match="improved"):
         epsilon([], target_delta=0.1, conversion="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
+def test_the_best_order_is_the_one_that_dp_accounting_finds_among_all(delta: float) -> None:
+    orders = [1.0, 1.005, *DEFAULT_ORDERS]
+    random = np.random.default_rng(0)
+    flat, steep = np.zeros(len(orders)), np.asarray(orders) / 2
+    endless = np.where(np.asarray(orders) > 3, np.inf, 0.1)
+    curves = [
+        flat,
+        steep,
+        1e-12 * steep,
+        1e6 * steep,
+        endless,
+        endless + np.inf,
+        *random.exponential(size=(50, len(orders))),
+    ]
+    for curve in curves:
+        theirs = dp_accounting.rdp.compute_epsilon(orders, curve.tolist(), delta)
+        assert epsilon_of_curve(curve, orders, target_delta=delta) == theirs
