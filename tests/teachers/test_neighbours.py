@@ -127,7 +127,7 @@ def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced(count: int) 
     for others, (place, label, _) in itertools.product(itertools.combinations(kinds, 2), kinds):
         p, q = told([*others, (place, label, "one")], count), told(others, count)
         for epsilon in (0.0, 0.1, 0.5, 1.0):
-            bound = event.get_delta_for_epsilon(epsilon)
+            bound = event.delta_at(epsilon)
             for left, right in ((p, q), (q, p)):
                 divergence = np.maximum(left - math.exp(epsilon) * right, 0).sum()
                 assert divergence <= bound + 1e-4
