@@ -35,7 +35,6 @@ from fairpate.privacy.loss_distributions import (
 from fairpate.types import Relation
 
 _MOST_DEVIATIONS = 10.0  # of a Gaussian: 1e-23 lies beyond
-_LEAST_NODES, _NODES_PER_DEVIATION, _MOST_NODES = 16, 8, 512
 
 
 class WorstPair(Protocol):
@@ -104,17 +103,20 @@ class GaussianAndLaplace:
     def divergence(self, epsilons: FloatArray) -> FloatArray:
         """The hockey-stick divergence at thresholds of any sign: the Gaussian's, over the Laplace release's losses.
 
-        These are 1 / scale with mass 1/2, its negative with mass exp(-1 / scale) / 2, and between them have the density
-        exp((loss - 1 / scale) / 2) / 4.
+        These are a = 1 / scale with mass 1/2, -a with mass exp(-a) / 2, and between them have the density
+        exp((loss - a) / 2) / 4. With noise s and mu = 1 / s, integrated by parts, the divergence at e is
+
+            Phi(s (a - e) + mu / 2) - exp(e) Phi(-s (a + e) - mu / 2)
+                - exp((e - a) / 2 - mu^2 / 8) (Phi(s (a - e)) - Phi(-s (a + e)))
         """
-        most, gaussian = 1 / self.laplace_scale, Gaussian(noise_multiplier=self.noise_multiplier).divergence
-        total = (gaussian(epsilons - most) + math.exp(-most) * gaussian(epsilons + most)) / 2
-        # The integrand is a Gaussian's divergence seen over most * noise of its deviations; nodes follow that width.
-        deviations = most * self.noise_multiplier
-        num_nodes = min(_MOST_NODES, _LEAST_NODES + math.ceil(_NODES_PER_DEVIATION * deviations))
-        for node, weight in zip(*np.polynomial.legendre.leggauss(num_nodes), strict=True):
-            total += most * weight * math.exp(most * (node - 1) / 2) / 4 * gaussian(epsilons - most * node)
-        return np.clip(total, 0.0, 1.0)
+        most, noise, half = 1 / self.laplace_scale, self.noise_multiplier, 0.5 / self.noise_multiplier
+        ahead, behind = noise * (most - epsilons), -noise * (most + epsilons)
+        log_scale, log_tail = (epsilons - most - half**2) / 2, scipy.special.log_ndtr
+        # In log space: e^epsilon overflows where the tails that it multiplies vanish.
+        near = scipy.special.ndtr(ahead + half) - np.exp(log_scale + log_tail(ahead))
+        far = np.exp(log_scale + log_tail(behind)) - np.exp(epsilons + log_tail(behind - half))
+        within: FloatArray = np.clip(near + far, 0.0, 1.0)
+        return within
 
 
 def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:

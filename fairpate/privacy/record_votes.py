@@ -18,7 +18,7 @@ exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 
 summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum alone, so
 it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
 
-Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
+Sampling is applied to the pair (:func:`fairpate.privacy.divergences.on_poisson_sample`), which bounds any sample
 of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
 continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 

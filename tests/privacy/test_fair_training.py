@@ -92,6 +92,22 @@ def test_the_unsampled_divergence_is_a_two_dimensional_integral(noise: float, sc
     assert float(base.divergence(np.array([eps]))[0]) == pytest.approx(exact, abs=1e-10)
 
 
+@pytest.mark.parametrize(("noise", "scale"), [(100.0, 0.1), (100.0, 0.01), (1000.0, 0.5), (1e4, 1.0)])
+def test_two_releases_never_diverge_less_than_the_laplace_release_alone(noise: float, scale: float) -> None:
+    epsilons = np.linspace(-1.2 / scale, 1.2 / scale, 481)
+    found = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale).divergence(epsilons)
+    alone = divergences.Laplace(scale=scale).divergence(epsilons)
+    assert (found >= alone - 1e-15).all()
+    np.testing.assert_allclose(found, alone, atol=0.4 / noise)  # what the other release's total variation adds
+
+
+def test_two_releases_with_hardly_any_noise_diverge_all_the_way_and_overflow_nowhere() -> None:
+    base = divergences.GaussianAndLaplace(noise_multiplier=1e-3, laplace_scale=1e-3)
+    found = base.divergence(np.linspace(-1e6, 1e6, 2001))
+    assert (np.diff(found) <= 1e-12).all()
+    assert (found[0], found[-1]) == (1, 0)
+
+
 def test_without_a_laplace_release_to_speak_of_it_is_the_sampled_gaussian() -> None:
     plain = PoissonGaussians(count=1000, noise_multiplier=1.0, sampling_rate=0.01)
     almost = both(count=1000, noise=1.0, scale=1e7, rate=0.01)
