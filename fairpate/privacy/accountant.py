@@ -286,7 +286,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     while True:
         found = _epsilon_pld(tuple(events), target_delta, interval)
         finer = max(loss_distributions.DEFAULT_INTERVAL, _INTERVAL_PER_EPSILON * found, interval / 100)
-        if finer > 0.9 * interval:  # the epsilon hardly changes any more
+        if not found or finer > 0.9 * interval:  # no epsilon is less, or it hardly changes any more
             return found
         interval = finer
 

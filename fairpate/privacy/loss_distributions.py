@@ -65,7 +65,9 @@ class Losses:
         # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
         first = min(above[-1] + 1, len(moved_L) - 1) if len(above) else 0
         left = beyond_L[first] - delta
-        return max(0.0, farthest + math.log(left / moved_L[first])) if left > 0 else 0.0
+        # All but rounding lies above the loss before; where rounding leaves nothing to solve, the farthest is safe.
+        least = farthest + ahead_L[above[-1]] if len(above) else 0.0
+        return max(0.0, least, farthest + math.log(left / moved_L[first]) if left > 0 else farthest)
 
     def repeated(self, count: int) -> Losses:
         """The sum of ``count`` independent losses."""

@@ -10,8 +10,9 @@ import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fairpate.privacy import divergences, loss_distributions
+from fairpate.privacy import accountant, divergences, loss_distributions
 from fairpate.privacy.divergences import Laplace, gaussians, poisson_gaussians, unsampled
+from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.loss_distributions import LossDistribution, composed, epsilon_at, nothing, randomised_response
 
 INTERVAL = 1e-3
@@ -107,6 +108,21 @@ def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suff
     assert epsilon_at(randomised_response(0.0, interval=INTERVAL), 1e-12) == 0
     some = little.each(lambda losses: loss_distributions.replace(losses, infinite=1e-4))
     assert epsilon_at(some, 9e-5) == math.inf > epsilon_at(some, 2e-4)
+
+
+def test_a_delta_that_infinite_losses_use_up_needs_the_largest_finite_loss() -> None:
+    for mass in np.linspace(0.05, 0.95, 19):
+        masses = np.array([1 - mass, mass, 0.0, 1e-30])
+        losses = loss_distributions.Losses(interval=0.5, lowest=1, masses_L=masses, infinite=1e-5)
+        assert losses.epsilon_at(1e-5) == pytest.approx(1.0)
+
+
+def test_an_epsilon_of_zero_is_found_on_the_coarsest_grid() -> None:
+    """A record that is hardly ever sampled, with hardly any noise: a fine grid of its losses would fill memory."""
+    rare = PoissonGaussians(count=1, noise_multiplier=0.0731, sampling_rate=1e-7)
+    before = accountant._epsilon_pld.cache_info().misses
+    assert accountant.epsilon_pld([rare], target_delta=1e-6) == 0
+    assert accountant._epsilon_pld.cache_info().misses == before + 1
 
 
 def test_a_divergence_far_from_zero_neither_overflows_nor_rises() -> None:
