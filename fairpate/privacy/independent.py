@@ -107,10 +107,12 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     if not parts:
         return 0.0
     low, high = _range(parts)
-    size, step = _grid(parts, low, high)
+    # Splitting a loss between two points moves a sum of n by more than this many steps with e^-41 at most (Hoeffding).
+    margin = math.ceil(math.sqrt(-_LOG_LOST / 2 * sum(count for _, count in parts)))
+    size, step = _grid(parts, low, high, margin)
     transform: npt.NDArray[np.complex128] = np.ones(size // 2 + 1, dtype=np.complex128)
     lost = 0.0
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first, last = math.floor(low / step) - margin, math.ceil(high / step) + margin
     for pair, count in parts:
         places, masses = spread(pair, step)
         beyond = places > last
@@ -142,16 +144,16 @@ def _tilted(pair: Pair, rate: float) -> FloatArray:
     return found
 
 
-def _grid(parts: list[tuple[Pair, int]], low: float, high: float) -> tuple[int, float]:
-    """Points and step: fine for the least spread of one release, as far as the largest grid allows."""
+def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -> tuple[int, float]:
+    """Points and step: fine for the least spread of one release, as far as the largest grid allows; two margins."""
     spreads = []
     for pair, _ in parts:
         losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
         spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
     least = min((spread for spread in spreads if spread > 0), default=1.0)
-    wanted = (high - low) * _POINTS_PER_SPREAD / least
-    size = 2 ** math.ceil(math.log2(min(max(wanted, _LEAST_GRID), _LARGEST_GRID)))
-    return size, max((high - low) / (size - 8), 1e-12)
+    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
+    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
+    return size, max((high - low) / (size - 8 - 2 * margin), 1e-12)
 
 
 def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:

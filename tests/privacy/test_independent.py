@@ -58,6 +58,7 @@ WITH_DISTRIBUTION = [
     [LaplaceReleases(count=100, epsilon=0.1), PureReleases(count=50, epsilon=0.1)],
     [VoteTables(count=1, noise_stddev_votes=3.0)],
     [VoteTables(count=20, noise_stddev_votes=2.0, sampling_rate=0.1)],
+    [VoteTables(count=2781, noise_stddev_votes=0.2876, sampling_rate=4.65e-4)],  # hardly a spread, often
     [VoteSums(count=20, noise_stddev_votes=2000.0, norm=1000, sampling_rate=0.1)],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1)],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1, threshold_stddev_votes=20.0)],
