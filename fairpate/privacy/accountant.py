@@ -269,7 +269,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     """The epsilon of the composed loss distributions (tighter than Renyi), for either relation; may be published.
 
     ``interval``: of the grid that losses are rounded to, on the safe side: each release adds about interval^2 / 12.
-    None takes 1e-4, and 1e-5 of an epsilon above 10, where a finer grid would take minutes. ``inf`` for an event
+    None takes 1e-4, and 1e-5 of an epsilon above 10, which a finer grid hardly lowers. ``inf`` for an event
     without noise. ValueError for mixed units or relations, for events that hold private votes and unless
     0 < target_delta < 1; TypeError for an event without a loss distribution.
     """

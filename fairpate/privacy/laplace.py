@@ -147,7 +147,7 @@ def release_epsilon_for(
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
     # The search uses a coarse grid for speed; the one by which runs are priced, which is wider for a large epsilon, has
-    # the last word below: a fine one would take minutes there.
+    # the last word below.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
     def fits(epsilon: float, interval: float | None = coarse) -> bool:
