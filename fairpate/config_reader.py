@@ -96,6 +96,7 @@ class _TextLoader(_Loader):
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
     """What ``text`` says. yaml.YAMLError or ValueError where it is no YAML, or says a name twice."""
     try:
+        # A copy, for `--set` writes into what was read, and the kept one must stay as the file has it.
         return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None

@@ -95,6 +95,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+    # The rename too: until the folder is on the disk, a loss of power may bring the old file back.
     sync(path.parent)
 
 

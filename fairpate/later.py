@@ -18,6 +18,7 @@ class _Later:
         self._library, self._parts = library, parts
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Else unpickling would look for __setstate__ before `_parts` is there, and __getattr__ call itself for ever.
         return _Later, (self._library, *self._parts)
 
     def __getattr__(self, name: str) -> Any:

@@ -73,9 +73,11 @@ def _import(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
+        # Its package is there, and something else is missing: to look elsewhere would hide what.
         if error.name != module.partition(".")[0]:
             raise
     here = str(Path.cwd())
+    # Behind all other places: no file in the working directory stands in for a library.
     sys.path.append(here)
     try:
         return import_module(module)

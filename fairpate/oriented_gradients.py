@@ -61,6 +61,7 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
 def angles(across: Tensor, down: Tensor) -> Tensor:
     """Directions without sign, in radians from 0 to pi, each a function of its own two numbers to the last digit."""
     wide, high = across.abs(), down.abs()
+    # 0 / 0 where the picture is flat: any direction serves, for its strength is 0.
     ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)
     square, series = ratio.square(), torch.zeros_like(ratio)
     for coefficient in reversed(_ARCTANGENT):

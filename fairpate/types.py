@@ -21,6 +21,7 @@ STOPPED_BY_VOTES = (
     "prices so many, depend on those votes and leak."
 )
 """What a statement remarks where ``accept_leak`` allowed that."""
+# Chances may be float32, whose sums over many classes are off by their rounding.
 _SUM_TOLERANCE = 1e-4
 
 IntArray = npt.NDArray[np.int64]

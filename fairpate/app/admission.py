@@ -71,6 +71,7 @@ def answer_admitted(
                 on_progress=lambda done, before=submitted: on_progress(before + done),  # type: ignore[misc]
             )
         )
+        # In public order again: a run that was interrupted must submit the same queries.
         waiting = sorted(set(waiting) - set(chosen))
     return SessionResult.joined(results)
 

@@ -65,6 +65,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
             answered_N=answered_N,
             class_names=dataset.label_names,
             group_names=dataset.group_names,
+            # A fresh one for each measurement: an interval does not depend on what else was measured before.
             generator=_generator(seed, Stream.BOOTSTRAP),
             rule=rule,
             persons_N=persons,

@@ -65,6 +65,7 @@ def _predicted(
     x_NF: npt.NDArray[np.float64], labels_N: IntArray, parts: Sequence[tuple[IntArray, IntArray]]
 ) -> IntArray:
     """By the model that learned from the other folds; once for the same records, on which a sweep measures many."""
+    # With -1 behind each fold: the same rows divided otherwise are other models.
     tested = np.concatenate([np.append(rows, -1) for _, rows in parts])
     key = hashlib.blake2b(b"|".join(each.tobytes() for each in (np.array(x_NF.shape), x_NF, labels_N, tested))).digest()
     predicted = _predictions.get(key)
@@ -86,5 +87,6 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
         x = functional.adaptive_avg_pool2d(x.float(), (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE)))
     rows: npt.NDArray[np.float64] = x.flatten(1).numpy().astype(np.float64)
     if rows.shape[1] > _MOST_FEATURES:
+        # Not "auto", which takes a randomised solver for some shapes: equal records must give an equal baseline.
         rows = sklearn.decomposition.PCA(min(_COMPONENTS, len(rows)), svd_solver="covariance_eigh").fit_transform(rows)
     return rows

@@ -47,6 +47,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, meter: Meter, reporter
     """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
+    # What is counted was admitted; the ledger's own meter asks for whatever is charged beyond it.
     if meter.stored() is None:
         meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:

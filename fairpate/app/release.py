@@ -180,6 +180,7 @@ def release_labels(
             published=published,
         )
         if ledger_meter is not None:
+            # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
             ledger_meter.settle(ledger)
     by_service = len(result.replies) < len(spending.charges_Q)
     # After the odometer is settled and the ledger closed: labels are what becomes visible.
@@ -197,6 +198,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
     spent = accountant.least_epsilon([submitted, *spending.publications], target_delta=plan.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
+        # Neither follows from votes or labels, so that the lesser may be stated.
         bound = min(bound, accountant.least_epsilon(planned, target_delta=plan.delta))
     events: tuple[Event, ...] = (submitted, *spending.publications) if by_service else planned
     return Release(
@@ -273,6 +275,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     terms = LedgerTerms(
         mechanism=plan.mechanism,
         gate=plan.gate,
+        # A stand-in: the limit is what the queries cost, and that is asked of terms.
         budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
         num_teachers=plan.num_teachers,
         num_classes=dataset.num_classes,
@@ -324,5 +327,6 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     for charge in charges:
         charges_of.setdefault(charge.reservation.key, []).append(charge)
     by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
+    # They were charged, so some query must carry them: all queries together are priced by their charges.
     abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
     return [abandoned + by_query[0], *by_query[1:]] if by_query else []

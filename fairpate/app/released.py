@@ -95,6 +95,7 @@ def _check(header: dict[str, Any], arrays: Arrays) -> None:
 
 def _digest(arrays: Arrays) -> str:
     digest = hashlib.sha256()
+    # By name, for a file has an order of its own; with type and shape, by which equal bytes are other arrays.
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())

@@ -166,6 +166,7 @@ def _opened(
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
     embedded = found = own_folder(check_run_directory(config), config)
+    # With votes in the folder no voter is made, so that nothing runs of what the configuration names.
     if not found.votes.exists():
         require_allowed(config, allow_code=allow_code)
     if release_of is not None:
@@ -218,6 +219,7 @@ def _student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
 ) -> tuple[Student, Labels | None]:
     """The published student, trained if it is not there; and the labels that were released, where some were."""
+    # What follows from released labels or from a kept release costs nothing again, however often it is trained.
     is_free = isinstance(config, VotingMethod) or not config.is_private or run.released.exists()
     is_trained = run.student.exists()
     if not is_trained:

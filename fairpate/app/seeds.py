@@ -31,6 +31,7 @@ class Stream(IntEnum):
 
 def stream_seed(seed: int, stream: Stream) -> int:
     """The seed of one part of a run with ``seed``, below 2**63."""
+    # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -53,6 +53,7 @@ def read_labels(path: Path) -> LabelledSet:
         record_ids=tuple(table["record_id"].to_pylist()),
         labels=table["label"].to_numpy().astype(np.int64),
         groups=table["group"].to_numpy().astype(np.int64),
+        # For no row numpy cannot infer the number of classes.
         counts=None if counts is None else np.array(counts, dtype=np.int64).reshape(len(counts), -1 if counts else 0),
     )
 

@@ -30,6 +30,7 @@ from fairpate.evaluation.page import counted
 from fairpate.later import torch
 from fairpate.types import IntArray, UserError, VoteBatch
 
+# 128 bits: no two ids of a file meet by chance.
 _DIGEST_BYTES = 16
 
 
@@ -229,6 +230,7 @@ def _counts(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntA
     columns = []
     for name in config.classes:
         numbers = _numbers(table, name)
+        # The bound of `num_voters` too: below it no sum of a row overflows.
         whole = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)) & (numbers < 2**31)
         faults.add(name, ~whole, "no whole number of votes")
         columns.append(np.where(whole, numbers, 0).astype(np.int64))

@@ -229,6 +229,7 @@ def transfer_frontier(source: Sequence[Point], target: Sequence[Point]) -> Front
     images = [_image(point, source, target) for point in members]
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
     everything, _ = defined(target, OBJECTIVES)
+    # One corner for both volumes: under different ones they do not compare.
     reference_O = reference_point(target, OBJECTIVES)
     return FrontierTransfer(
         num_members=len(members),

@@ -231,6 +231,7 @@ def guaranteed(points: Sequence[Point], objectives: Sequence[Objective]) -> Floa
 
 def rounded_up(epsilon: float) -> float:
     """An epsilon as it is guaranteed and compared: rounded up to hundredths."""
+    # 0.07 * 100 is a little above 7 in floating point, and stays 0.07.
     return float(np.ceil(epsilon * _EPSILON_STEPS - 1e-9)) / _EPSILON_STEPS + 0.0  # which makes 0 of -0
 
 

@@ -78,6 +78,7 @@ def private_population(
     answered = joint[..., :-1], draws[..., :-1]
     rates = partial(estimated_rates, level=level)
     predicted, correct = rates(gaps.predicted, *answered), rates(gaps.correct, *answered)
+    # The first half of the events: of each true label, how many are predicted so.
     found = rates(gaps.found_or_mistaken, *answered)[: len(class_names)]
     coverage, records = rates(_answered, joint, draws), _records(population, level)
     return PrivatePopulation(

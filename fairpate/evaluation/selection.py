@@ -58,6 +58,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     first_N = guaranteed(eligible, [first])[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
+    # Rounded: means that differ by the order of their sum are equal, and the next objective decides.
     return min(level, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
 

@@ -187,6 +187,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 
 def _over_seeds(data: str, config: Method, sweep: SweepConfig) -> list[Cell]:
     """The cell of every seed. The seed alone changes, so one validation serves all."""
+    # A data set that the sweep calls by two names has a cell, and rows, under each.
     suffix, cells = "" if config.data.name == data else f"-{data}", []
     for seed in sweep.seeds:
         split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data

@@ -144,6 +144,7 @@ def _take_back_parts(folder: SweepFolder) -> None:
         source = folder.root / name
         if not source.is_dir():
             continue
+        # Before the move: once the old folder is gone, nothing tells that these show what was in it.
         for path in (folder.results, folder.report, folder.private_results, folder.private_report):
             path.unlink(missing_ok=True)
         for path in source.glob("*.parquet"):

@@ -63,6 +63,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     folder = comparison.folder
     if not comparison.changed and _are_newer(folder) and _shows(folder.report, comparison.notion):
         return
+    # Of all rows, though it shows no secret one: a page to publish counts what it leaves out.
     public = FrontierReport(
         title=title,
         rows=comparison.operators_rows,

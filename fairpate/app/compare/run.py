@@ -257,6 +257,7 @@ def _settle(cell: Cell, reference: Any, folder: SweepFolder, table: SweepTable) 
     import ray
 
     try:
+        # It has ended: only its result is on the way.
         rows, release = ray.get(reference, timeout=60.0)
         # Before the cell counts as finished: a crash in between counts it again, under the same id.
         if release is not None:

@@ -85,6 +85,7 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
     if out is None:
         yield from (line for _, line in lines)
         return
+    # For its owner only: lines name who asked, and when.
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with open(descriptor, "a", encoding="utf-8") as file:  # noqa: PTH123 - of the descriptor, with its rights
         for _, line in lines:

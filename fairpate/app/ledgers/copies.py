@@ -118,8 +118,10 @@ def _require_newest(run: RunDirectory, before: LedgerPlace, copy: Place, rows: l
 def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
     """Nobody writes the ledger that is to be replaced, as far as it is there. LedgerError where somebody does."""
     with ExitStack() as stack:
+        # A writer of files keeps the head locked: with that lock in hand nothing is charged meanwhile.
         if head_path(run.ledger).exists():
             stack.callback(os.close, lock(head_path(run.ledger)))
+        # A database that is lost or damaged has no writer to keep out, and is what a copy is put back for.
         if not before.is_in_folder and _can_be_read(before.ledger):
             store = open_store(before.ledger, "", create=False, take_over=False)
             stack.callback(store.close)
@@ -140,6 +142,7 @@ def _known_heads(run: RunDirectory, before: LedgerPlace) -> list[Head]:
     with suppress(LedgerError):
         known.append(noted_head(run.ledger))
     with suppress(LedgerError):
+        # Without the anchor: what a ledger holds was charged, also where it lacks what its anchor notes.
         rows = verified(before.ledger, None)[1]
         known += [Head(rows[-1][0], rows[-1][3])] if rows else []
     return known

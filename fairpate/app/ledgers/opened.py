@@ -99,6 +99,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
     """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
     key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
     released = _released(run)
+    # A released record that is no query here has no key, and counts as lost.
     lost = [answer for record_id, answer in released if outcome(key_of.get(record_id, "")) != answer]
     return len(released), len(lost)
 

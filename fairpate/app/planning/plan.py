@@ -226,6 +226,7 @@ def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_c
     right_R = mechanism.right_probability(profile.votes_RC, profile.right_R)
     answered = float(answer_R.mean())
     right = float(answer_R @ right_R / answer_R.sum()) if answered > 0 else math.nan
+    # Renyi costs add up: so many queries like these cost so many times the mean over the rows.
     row_A = accountant.rdp_data_dependent([mechanism.realised(profile.votes_RC)]) / len(profile.votes_RC)
     return [
         Plan(

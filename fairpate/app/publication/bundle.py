@@ -34,7 +34,9 @@ OPTIONAL = (
     "released.safetensors",
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
+# The earliest that a zip file can name.
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+# Rights of Unix stand in the upper half of an entry.
 _READABLE = 0o644 << 16
 _BLOCK = 2**20
 _README = Path(__file__).with_name("bundle_readme.txt")
@@ -133,6 +135,7 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     if run.card.is_file():
         card = read_json(run.card)
         use = card.get("use", {})
+        # A service that was started since may have raised what the statement claims.
         is_current = card.get("privacy", {}).get("epsilon") == statement.epsilon
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():
@@ -171,6 +174,7 @@ def _write_zip(path: Path, parts: Mapping[str, bytes | Path], steps: _Steps) -> 
                 bundle.writestr(entry, part)
                 steps.add(len(part))
                 continue
+            # By the size zipfile decides on 64-bit fields beforehand; without it, a part beyond 2 GiB fails at its end.
             entry.file_size = part.stat().st_size
             with part.open("rb") as source, bundle.open(entry, "w") as target:
                 while block := source.read(_BLOCK):

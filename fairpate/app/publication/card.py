@@ -150,9 +150,9 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         epsilon_sanitised=None if queries is None else queries.epsilon_sanitised,
         not_protected=statement.not_protected,
         remarks=statement.remarks,
-        # Neighbours are sampled at a rate that is configured, whatever the number of records.
         earlier_releases=statement.earlier_releases or 0,
         epsilon_with_earlier=statement.epsilon_with_earlier,
+        # Neighbours are sampled at a rate that is configured, whatever the number of records.
         tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
     )
 

@@ -244,6 +244,7 @@ def _course(
     curve_A = np.zeros(len(DEFAULT_ORDERS)) if before_A is None else before_A
     epsilons, start = [], 0
     for end in stepwise(ends.tolist()):
+        # Curves add up, so that each query is priced once, not again for every point after it.
         curve_A = curve_A + price(start, end)
         epsilons.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
         start = end

@@ -215,6 +215,7 @@ class _Check:
         self.recomputed = recomputed
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
+        # From one side: a claim may exceed what its events cost, as a bound does that was fixed beforehand.
         within = recomputed <= stated * (1 + TOLERANCE)
         self.require(
             within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
@@ -244,6 +245,7 @@ class _Check:
         self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")
         if self.bundle.labels.is_file():
             labels = len(read_labels(self.bundle.labels).labels)
+            # Answers to a service's callers are counted too, and are not in the file.
             self.require(labels <= queries.answered, f"labels.parquet: {labels} labels, {queries.answered} answered")
         return f"{queries.submitted} queries submitted, {priced} priced"
 

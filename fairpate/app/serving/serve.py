@@ -74,6 +74,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     except BaseException:
         voters.close()
         raise
+    # Before the service can answer: a crash after an answer must not leave a claim that is too small.
     state_for_service(run, terms)
     public = public_pool(dataset, plan.settings, takes_posted=config.votes_on_anything)
     return Backend(
@@ -320,6 +321,7 @@ def _this_node() -> dict[str, float]:
     """Ray's own resource of this node's address: after a crash the actor waits for the node that has the ledger."""
     import ray
 
+    # Of the 1 that a node has: so little that many services fit, and none waits for another.
     return {f"node:{ray.util.get_node_ip_address()}": 0.001}
 
 

@@ -44,6 +44,7 @@ def service_settings(
         port=port,
         tokens=tokens,
         quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
+        # A bucket that holds less than one request would let none in, however long the caller waits.
         rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
         tls=_tls_files(*tls),
         log_file=_writable(log_file),

@@ -53,6 +53,7 @@ class Meter:
             self.id = secrets.token_hex(16)
         elif stored is None:
             _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
+            # Past a limit too: it was released, and a refusal would leave it out of the sum.
             odometer.record(receipt, enforce=False)
 
     def start_another(self) -> None:
@@ -151,6 +152,7 @@ class LedgerMeter:
         # Room for a block: one durable write here serves as many charges.
         ahead = num_reservations + _BLOCK - 1
         try:
+            # No further than the ledger's own budget: room beyond it could never be charged.
             self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), num_publications, enforce=True)
         except LimitReachedError:
             # Near the limit a whole block has no room, and what is asked may have.
@@ -166,6 +168,7 @@ class LedgerMeter:
         count = max(num_reservations, self._planned) if num_reservations else 0
         publication = self._terms.publication
         publications = [] if publication is None else [publication] * num_publications
+        # At their worst case: statements publish the odometer's sums, which must not follow from votes.
         events = [of_teachers(event, self._unit) for event in (self._terms.mechanism.worst_case(count), *publications)]
         self._meter.record(events, noise=self._terms.noise, num_queries=self._settled, enforce=enforce)
         self._held = (num_reservations, num_publications)
@@ -176,5 +179,6 @@ def _is_copy(run: RunDirectory, stored: Release) -> bool:
     other = RunDirectory(root=Path(stored.path))
     if other.root == run.root.absolute():
         return False
+    # A folder that was moved leaves no receipt at its old place, and is the same run.
     receipt = read_receipt(other)
     return receipt is not None and receipt.run == stored.run

@@ -104,6 +104,7 @@ class Odometer:
         # It adds to no sum, so that no limit speaks of it; it is listed all the same.
         if not release.is_private:
             return
+        # Without its own earlier row, which this one replaces.
         others = [row for row in rows if row.run != release.run and row.is_private]
         for unit, limit, delta in database.execute(_LIMITS_OF, (release.data,)).fetchall():
             for each in _counted_by(unit, [release]):
@@ -123,6 +124,7 @@ class Odometer:
         if number is None or not rows[number].is_private:
             return None
         own = rows[number]
+        # Up to its own row: what was released later is told by the statements of that.
         same = [
             row for row in _counted_by(own.unit, rows[: number + 1]) if row.is_private and row.relation == own.relation
         ]
@@ -175,6 +177,7 @@ class Odometer:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
         try:
+            # A release becomes visible right after its row, which must outlast a loss of power.
             database.execute("PRAGMA synchronous = FULL")
             database.execute(
                 "CREATE TABLE IF NOT EXISTS releases (number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, "
@@ -205,6 +208,7 @@ _READ = """
 """
 _LIMITS = "SELECT data, unit, epsilon FROM limits"
 _LIMITS_OF = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
+# A guarantee for a person holds for each record of theirs; the reverse bounds nothing, as a person may have many.
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",)}
 _NEW = np.zeros(0)  # a curve that is to be computed from events
 
