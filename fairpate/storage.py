@@ -129,6 +129,7 @@ def _local(location: Location) -> Path | None:
         return Path(text)
     if not text.startswith("file://"):
         return None
+    # Written without pyarrow, which writes a local file in place and under the umask.
     _, path = _remote(text)
     return Path(path)
 

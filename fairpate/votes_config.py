@@ -60,6 +60,7 @@ class BudgetConfig(Section):
 
     @model_validator(mode="after")
     def _is_a_budget(self) -> BudgetConfig:
+        # Any delta would do: the other fields are checked.
         self.at(0.5)
         if self.kind == "data_dependent" and not self.accept_leak:
             raise ValueError(

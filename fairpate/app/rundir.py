@@ -175,6 +175,7 @@ def create_run_directory(config: Method) -> RunDirectory:
     RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError where
     nothing can be written.
     """
+    # Looked at again: another run may have begun here since the caller looked.
     run = check_run_directory(config)
     if not run.config.exists() or _is_tested_otherwise(run, config):
         # The configuration comes first: by it a folder that a crash left is known as this run's.

@@ -30,6 +30,7 @@ from fairpate.evaluation.selection import THEN
 from fairpate.fairness.notions import DEFAULT, NOTIONS, NotionName
 
 _ROUNDING = 1e-9
+# Stands for a limit of 0, of which no excess is a share.
 _ZERO_SCALE = 0.01
 
 

@@ -123,6 +123,7 @@ def middle_level(points: Sequence[Point]) -> int:
 
 def level_of(point: Point, levels: Sequence[float]) -> int:
     """The number of the level that an epsilon belongs to."""
+    # A level is the largest epsilon in it: the first that is no smaller is the one.
     return bisect_left(levels, rounded_up(point.value("epsilon")))
 
 

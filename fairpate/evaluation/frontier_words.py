@@ -96,6 +96,7 @@ def dominated(points: Sequence[Point], by: Sequence[Point], levels: Sequence[flo
         gain_N3 = mean_3 - means_N3
         nowhere_worse_N = (saved_N >= 0) & (gain_N3 >= -_ROUNDING).all(axis=1)
         error_N3 = np.hypot(errors_N3, error_3)
+        # Where no seed differs from another the spread was not measured, and no gain counts.
         beyond_N = ((error_N3 > _ROUNDING) & (gain_N3 > error_N3 + _ROUNDING)).any(axis=1)
         if not (nowhere_worse_N & ((saved_N > 0) | beyond_N)).any():
             return False
