@@ -23,6 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:8517"
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Question: TypeAlias = int | Mapping[str, Any]
 """A record's number in the public pool, or ``{"features": nested lists, "group": name}``."""
+# Not 429: a quota may take hours to refill.
 _RETRIED_STATUSES = (502, 503, 504)
 
 

@@ -58,6 +58,7 @@ class Outcome:
         return self.verdict != "free"
 
 
+# A long ledger holds as many outcomes as reservations, and few different ones.
 @lru_cache(maxsize=1024)
 def outcome(verdict: Verdict, label: int | None = None) -> Outcome:
     """The :class:`Outcome` of these values: equal ones are one object."""

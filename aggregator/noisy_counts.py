@@ -34,6 +34,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.types import IntArray, ReleaseKind
 
 _AT_ONCE = 64
+# The shift matters to rounding alone: 2^-40 of where it is looked for is more than enough.
 _HALVINGS = 40
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -98,6 +99,7 @@ def _expected_votes(counts_QC: IntArray, total: int, stddev: float) -> FloatArra
     # As votes sum to the total, moving all counts together changes nothing but rounding, which is least where the
     # total is a likely sum of independent classes.
     centred_QC = counts_QC + _shift_to(counts_QC, total, stddev)[:, None]
+    # Less its maximum, so that no row underflows to zeros: a factor per row cancels in the expectation.
     log_weight_QCK = -0.5 * ((votes_K - centred_QC[:, :, None]) / stddev) ** 2
     weight_CQK = np.exp(log_weight_QCK - log_weight_QCK.max(axis=2, keepdims=True)).swapaxes(0, 1)
     # Of all classes but one, by products from both ends: 3 C convolutions in the place of C^2.
@@ -122,6 +124,7 @@ def _shift_to(counts_QC: IntArray, total: int, stddev: float) -> FloatArray:
     for _ in range(_HALVINGS):
         middle_Q = (low_Q + high_Q) / 2
         u_QC = (counts_QC + middle_Q[:, None]) / stddev
+        # The ratio phi / Phi from logarithms: far below 0 both underflow, and their quotient does not.
         expected_Q = stddev * (u_QC + np.exp(-0.5 * u_QC**2 - _LOG_ROOT_TAU - scipy.special.log_ndtr(u_QC))).sum(axis=1)
         too_low_Q = expected_Q < total
         low_Q, high_Q = np.where(too_low_Q, middle_Q, low_Q), np.where(too_low_Q, high_Q, middle_Q)

@@ -125,6 +125,7 @@ class FileAnchor:
 
     def _lock(self, descriptor: int) -> None:
         """Held for a moment by the writer that notes: one that is paused in it holds its successor up for ever."""
+        # Asked again and again, since flock itself waits without a limit.
         deadline_s = time.monotonic() + _LOCK_S
         while True:
             try:

@@ -37,6 +37,7 @@ def lines_after(place: Place, last: Head) -> Iterator[tuple[Head, str]]:
                 f"{shown(place)}: holds {end.number} entries, and not the number {before.number} of the log; it was "
                 "rolled back, or the log is another ledger's."
             )
+        # Where entries follow, the first one's digest is over `before`: another ledger's log fails there.
         for number, kind, text, digest in verified_entries(found.rows, shown(place), found.header.chain, before):
             yield Head(number, digest), _line(number, digest, kind, entry_payload(shown(place), number, text))
 

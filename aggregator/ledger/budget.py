@@ -225,6 +225,7 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
         return min(wanted, budget.max_queries)
     if budget.kind == "data_dependent":
         return wanted
+    # From nothing and by equal charges, the whole grid of orders admits what its best order does.
     return min(wanted, _renyi(budget).max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
 
 
@@ -289,6 +290,7 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int, num_public
     return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
 
 
+# By terms, which are fixed when a ledger is made; statements and pages ask again and again.
 @lru_cache(maxsize=16)
 def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
     """The bound, at the budget's delta, that held before the first query, however queries are chosen and ended.

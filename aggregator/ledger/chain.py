@@ -121,6 +121,7 @@ def read_header(database: sqlite3.Connection, path: Path) -> Header:
     """Errors as :func:`known_header`."""
     (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
     terms, key = "", ""
+    # Asked for only where it is known to be: schema 2 has no column for the key.
     if version in _GO_ON_AS_THEY_ARE:
         terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
     return known_header(str(path), version, terms, key)
@@ -141,6 +142,7 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
     number, digest = head
     for row in rows:
         number, digest = number + 1, chain.link(digest, row[1], row[2])
+        # No comparison in constant time: who can write entries reads the key, which lies beside them.
         if row[0] != number or row[3] != digest:
             raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
         yield row
@@ -199,6 +201,7 @@ def complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     if left or not create:
         others = f", although {', '.join(file.name for file in left)} is there" if left else ""
         raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
+    # As long as the digest: RFC 2104, section 3, discourages shorter keys.
     key = secrets.token_bytes(32)
     write_unfinished(unfinished, terms, key, [])
     # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.

@@ -157,6 +157,7 @@ class LedgerState:
 
     def votes_QC(self, num_classes: int) -> IntArray:
         """The votes of every reservation. Decoded when they are first asked for: few ever ask."""
+        # Of two threads that joined blocks at once, the second would put its own over later ones.
         with self._at_votes:
             count = len(self.votes)
             if count != 1 or isinstance(self.votes[0], str):

@@ -96,6 +96,7 @@ def connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+        # NORMAL would bring the log to the disk at checkpoints alone: a loss of power would take commits away.
         database.execute("PRAGMA synchronous = FULL")
         database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     except BaseException:
@@ -131,6 +132,7 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
     try:
+        # Waits, as the head's lock does not: what is done under this one ends by itself.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
         os.fsync(descriptor)  # names must outlive a crash

@@ -228,6 +228,7 @@ class Ledger:
         ``askers`` are charged, one for each query; none: the run itself. ValueError for a key that already has an
         outcome: it must not be drawn again. LedgerError if it cannot be written: then nothing may be drawn.
         """
+        # Open reservations do not count: what a crash left without an outcome is asked, and charged, again.
         if not self._state.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
         asked, at_s = in_runs(askers or [NOBODY] * len(keys)), _now_s()
@@ -303,6 +304,7 @@ def read_ledger(place: Place, anchor: Place | None = None) -> tuple[dict[str, An
 
     LedgerError otherwise, for one that lacks what was noted, and for what is no ledger of this version.
     """
+    # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
     with reading(place) as found:
         return replayed(shown(place), found, noted)

@@ -92,6 +92,7 @@ def status_of(ledger: Ledger, caller: str, limit: OwnLimit) -> OwnStatus:
     )
 
 
+# Frozen values alone decide it; the curve behind a limit on epsilon is too dear for every query.
 @lru_cache(maxsize=4096)
 def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
     """How many queries a caller under ``limit`` may ever be charged with."""

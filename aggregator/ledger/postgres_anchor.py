@@ -38,6 +38,7 @@ class DatabaseAnchor:
 
     def note(self, head: Head) -> None:
         """Move the row on."""
+        # Compared and moved by one statement: no other writer's note comes in between.
         moved = self._commits().run(
             "UPDATE fairpate_anchors SET number = %s, digest = %s "
             "WHERE name = %s AND (number < %s OR (number = %s AND digest = %s))",

@@ -71,6 +71,7 @@ class PostgresStore:
         """Make the epoch durable: from now on this is the writer. LedgerError where entries follow the last one."""
         if head != self._last:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
+        # By `run`: a commit that did not wait for its standby must not make a writer.
         self._commits.run("COMMIT")
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:

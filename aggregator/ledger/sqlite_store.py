@@ -93,6 +93,7 @@ class SqliteStore:
         if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
             self._note(head)
         else:
+            # Without waiting for the disk: a head that is behind still names one of the entries.
             os.pwrite(self._head_file, head_text(head), 0)
 
     def _note(self, head: Head) -> None:

@@ -108,6 +108,7 @@ class Auth:
         """Read the large body, wait, then pass the request on; what parses it does not wait before that."""
         self._num_large += 1
         try:
+            # Outside the turn: a caller that sends slowly holds up nobody else.
             body = await read_body(receive)
             if body is not None:
                 async with self._turn:

@@ -77,12 +77,14 @@ class Batcher:
         """
         known = [self.stored(question.query.key) for question in questions]
         replies = [outcome for outcome in known if outcome is not None]
+        # At once: whether a reply is stored is no secret, GET /v1/queries/{key} tells it as well.
         if len(replies) == len(questions):
             return replies
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
         self._line.append(_Request(questions=questions, caller=caller, request_id=request_id, answered=answered))
+        # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
         try:

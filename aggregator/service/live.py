@@ -77,6 +77,7 @@ class Streams:
         while not self._is_closing and loop.time() - began_s < _LONGEST_S:
             # Asked for each time, and the same for all: a listener costs no computation of its own.
             text = json.dumps(await state(), separators=(",", ":"), allow_nan=False)
+            # Right before it leaves: a token may be revoked while the state is computed.
             if not is_admitted():
                 return
             if text != last:

@@ -205,6 +205,7 @@ def name_of(issuer: str, subject: str) -> str:
     """The name under which an issuer's subject is charged: another for every pair, with the subject's letters in it."""
     # As JSON, in which no pair is spelt like another.
     digest = hashlib.sha256(json.dumps([issuer, subject]).encode()).hexdigest()[:32]
+    # At most 62 characters, where `NAME` has room for 64.
     word = re.sub(r"[^A-Za-z0-9._-]", "", subject)[:24]
     return f"{OIDC_PREFIX}{word}-{digest}"
 
@@ -221,6 +222,7 @@ def _kid(token: str) -> object:
     try:
         return extract_compact(token.encode()).headers().get("kid")
     except Exception:  # noqa: BLE001 - whatever it is, it is no token
+        # No key has this name, where None would choose an issuer's only one.
         return ""
 
 
@@ -233,6 +235,7 @@ def _is_for_access(typ: object) -> bool:
 
 def _roles(claims: dict[str, Any], path: str) -> Sequence[str]:
     found: Any = claims
+    # Issuers name claims of their own by addresses, which have dots in them.
     for part in (path,) if path in claims else path.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     if isinstance(found, str):

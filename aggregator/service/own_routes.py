@@ -23,6 +23,7 @@ def add_own_routes(app: FastAPI, writer: Writer, tokens: LiveTokens) -> None:
         """Who you are to this service, what you may spend of the shared budget, and what you spent."""
         caller: Caller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
+        # The store's first: a limit that changed enters the ledger with the next new query.
         own = status_of(ledger, caller.name, tokens.limits.get(caller.name, ledger.limit_of(caller.name)))
         return json_response(
             {

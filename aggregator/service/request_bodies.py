@@ -86,6 +86,7 @@ def _whole_number(**bounds: Any) -> Any:
 
 
 def _features_type(pool: PublicPool) -> Any:
+    # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
     kind: Any = Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX, allow_inf_nan=False)]
     if pool.features.dtype == np.uint8:
         kind = _whole_number(ge=0, le=255)

@@ -180,6 +180,7 @@ def read_store(path: Path) -> TokenStore:
     try:
         found = _File.model_validate_json(text)
         store = TokenStore(tokens=found.tokens, limits=found.limits)
+        # Built for its check: one token under two names is damage.
         assert store.book is not None
     except ValueError as error:
         raise TokenError(f"{path}: is damaged ({_damage(error)}); restore it, or remove it and add tokens.") from error
@@ -279,6 +280,7 @@ class LiveTokens:
             return
         self._look_again_s = now_s + _LOOK_EVERY_S
         try:
+            # Before it is read: one that is replaced in between is read again at the next look.
             found = path.stat()
             # Any of these: a store may be replaced within a tick of the clock, in its old size, or opened to others.
             seen = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)

@@ -138,6 +138,7 @@ def check_name(name: str, source: str) -> None:
 def token_digest(token: str) -> bytes:
     """What is kept of a token."""
     # A token of bytes that are no text is nobody's, and no error.
+    # No slow hash: one is taken at every request, and tokens are longer than what can be guessed.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
