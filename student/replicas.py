@@ -120,6 +120,7 @@ def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.
     """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     try:
+        # In double precision first: as bytes a fraction is cut off unseen, as float32 a large number is infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         raise FaultError(422, field, record.features, "Expected nested lists of numbers, all of one length.") from None

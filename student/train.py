@@ -153,6 +153,7 @@ def _fixmatch(
     num_steps = max(math.ceil(num_answered / size), math.ceil(num_unlabelled / chunk))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
+    # Dropout takes no generator: torch's own state is seeded meanwhile.
     with seeded_torch(int(torch.randint(2**62, (), generator=generator))):
         for epoch in range(config.fit.epochs):
             for _ in range(num_steps):

@@ -39,6 +39,7 @@ class CheckpointError(UserError, RuntimeError):
 def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine) -> str:
     """What the block of ``teacher_indices`` with these shards is called; any change of an input changes the name."""
     determined_by = {
+        # A weights file's checksum stands for it: the same file at another path trains the same teachers.
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
         "num_classes": spec.num_classes,

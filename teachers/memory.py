@@ -72,6 +72,7 @@ def stack_that_fits(train_step: Callable[[int], None], memory: Memory, num_teach
         )
     if num_teachers == 1 or (two := peak(2)) > limit:
         return 1
+    # At least a byte each: memory is reserved in large pieces, and a second teacher may need no further one.
     count = min(num_teachers, 1 + int((limit - one) / max(1.0, two - one)))
     while count > 2 and peak(count) > limit:
         count //= 2

@@ -167,6 +167,7 @@ class Sampler:
         if self._seed is not None:
             digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
             return PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
+        # Kept from query to query: coins drawn beyond one sample are the start of the next.
         if (block, size) not in self._batches:
             self._batches[block, size] = PoissonBatches(size, self._rate, self._randomness)
         return self._batches[block, size]
@@ -226,6 +227,7 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
     for query, name in enumerate(names):
         rows = block.records_of(sampler.rows(name, block.number, block.num_sampled))
         squared = squared_QN[query, rows]
+        # Of persons all records are ordered: the nearest `count` records may be of fewer persons.
         if block.person_N is None and len(rows) > count:
             near = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
             rows, squared = rows[near], squared[near]

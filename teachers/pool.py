@@ -90,6 +90,7 @@ class InProcessPool:
 
 def added(total: Counts | None, counts: Counts) -> Counts:
     """A total and what comes to it; None: nothing yet."""
+    # In fresh memory: what came out of Ray's store is read-only.
     return counts if total is None else total + counts
 
 

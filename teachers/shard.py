@@ -57,6 +57,7 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
     """The rows of each teacher's shard, ascending; one array per teacher, empty shards included."""
+    # Stable: a teacher's rows stay in their order.
     order = np.argsort(teacher_N, kind="stable")
     sizes = np.bincount(teacher_N, minlength=num_teachers)
     return list(np.split(order, np.cumsum(sizes)[:-1]))

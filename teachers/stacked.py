@@ -203,6 +203,7 @@ def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records)
         teachers = [t for t, b in enumerate(bounds) if len(b) > number + 1]
         start, stop = torch.tensor([b[number : number + 2] if len(b) > number + 1 else (0, 0) for b in bounds]).T
         inside = column < (stop - start)[:, None]
+        # The column behind the longest shard holds the filler in every row.
         positions = torch.where(inside, start[:, None] + column, records.longest)
         weights = records.weights(inside, stop - start)
         steps.append(_Step(teachers=teachers, positions_TB=positions, weights_TB=weights))

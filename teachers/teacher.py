@@ -80,6 +80,7 @@ def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
     x = scale_bytes(shard.x)
     over = [axis for axis in range(x.ndim) if axis != 1]
     mean = x.mean(dim=over) if len(x) else x.new_zeros(x.shape[1])
+    # Without correction, which divides by N - 1: of one record the spread would be NaN.
     std = x.std(dim=over, correction=0) if len(x) else x.new_ones(x.shape[1])
     std = torch.where(std > 0, std, torch.ones_like(std))
     return Shard(x=standardize(x, mean, std), y=shard.y), {SHARD_MEAN: mean, SHARD_STD: std}

@@ -78,6 +78,7 @@ def _one_by_one(spec: TeacherSpec) -> bool:
 
 def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
     at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
+    # One part at least, of no queries too: no parts could not be joined.
     return [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
 
 
@@ -122,6 +123,7 @@ def _predict_stacked(
 
 def _dense_layers(weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None) -> list[tuple[Tensor, Tensor]]:
     """(weight, bias) of each layer in order, shapes (T, out, in) and (T, out); a teacher's scaling joins the first."""
+    # By number: as text, layer 10 comes before layer 2.
     names = sorted({name.split(".")[0] for name in weights}, key=int)
     layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
     if statistics is not None:

@@ -64,6 +64,7 @@ class LedgerTerms:
 
 def check_terms(stored: Mapping[str, Any], terms: LedgerTerms) -> None:
     """LedgerError unless the terms that a ledger was made under are ``terms``; both values are named."""
+    # Through JSON, as the stored ones went, in which a tuple is a list.
     asked = json.loads(canonical(terms.to_json()))
     for name in (column.name for column in fields(terms)):
         if stored.get(name) != asked[name] and name == "ensemble":  # a digest of private shards: not to be shown

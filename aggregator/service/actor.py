@@ -29,6 +29,7 @@ _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
+# Below `_STOP_TIMEOUT_S`: the server gives up its requests before its thread is given up.
 _GRACE_S = 10
 _log = logging.getLogger(__name__)
 

@@ -69,6 +69,7 @@ def _add_queries(
     async def estimate(body: Any) -> Response:
         """What queries, or a number of new ones, would cost; nothing is asked."""
         keys = {request_bodies.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
+        # Taken once, so that both budgets are of one moment.
         snapshot = writer.snapshot
         stored = sum(batcher.stored(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)

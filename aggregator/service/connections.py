@@ -159,6 +159,7 @@ class LimitedProtocol(H11Protocol):
             self._enter("answer")
 
     def _enter(self, phase: Phase) -> None:
+        # Bytes that trickle in leave the deadline where it is.
         if phase == self.phase and self._deadline is not None:
             return
         self._unset(self._deadline)

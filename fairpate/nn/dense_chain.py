@@ -108,6 +108,7 @@ class DenseChain:
 
 
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:
+    # By its very type: a subclass may call its children otherwise.
     if type(model) is not nn.Sequential:
         yield model
         return

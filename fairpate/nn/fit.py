@@ -66,6 +66,7 @@ def fit(
                 optimizer.step_from_backward(learning_rate)
                 # Added up on the device: a number that is read at each step would wait for it.
                 loss_sum += loss.detach() * len(batch_x)
+            # One loss of the epoch that is not finite leaves no sum that is.
             mean_loss = float(loss_sum) / len(x)
             if not math.isfinite(mean_loss):
                 raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
@@ -78,6 +79,7 @@ def precision_of(config: FitConfig, device: torch.device) -> AbstractContextMana
     """What the forward pass and the loss of one step run in; the backward pass follows the forward one's types."""
     if config.precision == "float32":
         return nullcontext()
+    # Losses need no scaling up: bfloat16 has float32's range of exponents.
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 

@@ -188,8 +188,10 @@ class PricedClipper(GradientClipper):
 
     @torch.no_grad()
     def _histogram(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> Tensor:
+        # An empty batch is one empty part: its zeros get their noise as any others.
         size = self._max_records or max(1, len(x))
         parts = list(zip(torch.split(x, size), torch.split(targets, size), strict=True))
+        # Of the whole batch: a person may be in two parts, for shares add up over rows.
         shares = [None] * len(parts) if owner_B is None else torch.split(shares_of(owner_B), size)
         histograms = []
         for (part, codes), self._priced.share_B in zip(parts, shares, strict=True):

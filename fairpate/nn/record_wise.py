@@ -144,6 +144,7 @@ def _is_index(x: Tensor) -> bool:
 
 
 def _made_up(x: Tensor) -> Tensor:
+    # A generator of its own: a trial moves no stream of the training.
     drawn = torch.rand(_NUM_TRIED, *x.shape[1:], generator=torch.Generator().manual_seed(0))
     return (drawn * 255).to(x) if x.dtype == torch.uint8 else drawn.to(x)
 

@@ -75,6 +75,7 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     return _read(config.name, weights.path, weights.sha256)
 
 
+# With the checksum in the key: what is kept had it, and another one is asked of the file anew.
 @lru_cache(maxsize=1)
 def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
     tensors = _tensors(path, sha256)
