@@ -32,6 +32,7 @@ def admit_queries(
     """
     likeliest_N, confidence_N = probabilities_NC.argmax(axis=1), probabilities_NC.max(axis=1)
     waiting: list[int] = (
+        # Stable: equally sure ones stay in their order, whatever sorts them.
         np.argsort(confidence_N, kind="stable") if uncertain_first else np.arange(len(groups_N))
     ).tolist()
     admitted: list[int] = []

@@ -288,6 +288,7 @@ def _with_payers(
 
 def _resumed_gate(ledger: Ledger) -> DemographicParityGate:
     terms = ledger.terms
+    # Stored nowhere: its state is the counts of the answers that were committed.
     return DemographicParityGate(
         terms.gate,
         num_groups=terms.num_groups,

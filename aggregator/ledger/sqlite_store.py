@@ -99,6 +99,7 @@ class SqliteStore:
     def _note(self, head: Head) -> None:
         assert self._head_file is not None
         os.pwrite(self._head_file, head_text(head), 0)
+        # Enough without its other data: the head is written over in its own length.
         os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:

@@ -48,6 +48,7 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
     async def publication() -> Response:
         """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
         try:
+            # In one call: nothing is charged between the price and the number of charges that it is of.
             price, submitted = await writer.call(
                 lambda session: (session.publish(), writer.books.ledger.num_reservations)
             )

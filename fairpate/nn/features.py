@@ -27,6 +27,7 @@ def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> T
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
 
+# One: blocks of teachers come one after another, and all read the same backbone.
 @lru_cache(maxsize=1)
 def _headless(config: ModelConfig, input_shape: tuple[int, ...], device: str) -> nn.Module:
     # The head is taken off again, so that neither classes nor seed decide anything.
