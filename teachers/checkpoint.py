@@ -112,6 +112,7 @@ def _stored_digest(content: bytes) -> str | None:
 
 def _digest(weights: ArrayWeights) -> str:
     digest = hashlib.blake2b(digest_size=16)
+    # By name: a file keeps no order of its tensors.
     for name in sorted(weights):
         digest.update(f"{name} {weights[name].dtype} {weights[name].shape}".encode())
         digest.update(weights[name].tobytes())

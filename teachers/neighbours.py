@@ -100,6 +100,7 @@ class Nearest:
         """``votes_QC``: how many of them have each label."""
         votes_QC = np.zeros((len(self.labels_QK), num_classes), dtype=np.int64)
         queries, places = (self.labels_QK != _NOBODY).nonzero()
+        # `+=` would count several records of one label once.
         np.add.at(votes_QC, (queries, self.labels_QK[queries, places]), 1)
         return votes_QC
 

@@ -74,6 +74,7 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
         entries=head.number,
         head=head.digest,
         reservations=len(state.keys),
+        # Fewer than reservations where a query whose first one a crash left open was asked again.
         queries=len(set(state.keys)),
         answered=verdicts["answer"],
         refused=verdicts["confidence"] + verdicts["fairness"] + verdicts["free"],

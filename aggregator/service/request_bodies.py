@@ -46,6 +46,7 @@ def bodies_for(pool: PublicPool) -> Bodies:
         columns: Any = _record_type(pool.form)
         by_record: Any = create_model("QueryByRecord", __base__=Body, record=(columns, ...), group=(group, ...))
         kinds.append(Annotated[by_record, Tag("record")])
+    # The kind is told apart first: of a plain union a fault would be told once for every kind.
     kind_of = _kind_of_query if len(kinds) < 3 else _kind_with_form
     query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
     # FailFast: one fault ends the check, where a body of thousands of wrong values would be answered with as many.

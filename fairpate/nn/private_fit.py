@@ -324,6 +324,7 @@ def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:
     for piece in torch.split(normals, _NORMALS_PER_PIECE):
         first, second = torch.chunk(piece, 2)
         radius_words, angle_words = torch.chunk(randomness.words(len(piece)), 2)
+        # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
         radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
         # Words have a sign: angles from -pi to pi.
         angle = angle_words.float().mul_(math.pi * 2.0**-63)

@@ -172,6 +172,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for name, value in values.items():
+                # NaN does not equal itself, and one that stayed is no change.
                 if not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
                     changed.append(name)
                     value.copy_(before[name])
