@@ -39,7 +39,7 @@ from fairpate.fairness.gaps import Cell, Metric, RateEvents, located
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
 from fairpate.types import IntArray
 
-TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)
+TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # the release's variance of 1, with the 1 / 2 or 2 of thinning
 _LEAST_LIKELY = 1e-3  # a label that the release rules out keeps a weight
 _RIDGE = 1.0  # records, of norm one
 _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
@@ -123,6 +123,7 @@ def estimated_population(
         for label, part in enumerate(parts):
             block = slice(label * num_outcomes, (label + 1) * num_outcomes)
             covariance[block, block] += part.covariance_JJ
+        # An outcome that no public record has leaves the covariance singular, which a Cholesky factor refuses.
         errors = generator.multivariate_normal(np.zeros(len(covariance)), covariance, size=num_draws, method="eigh")
         draws_RGYJ[:, group] = joint_GYJ[group] + errors.reshape(num_draws, num_labels, num_outcomes)
     return Population(joint_GYJ=joint_GYJ, draws_RGYJ=draws_RGYJ)
@@ -152,6 +153,7 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
     spread_D = np.sqrt(np.square(error_RD).mean(axis=0))
     # One quantile of the largest standardised error serves every difference: the intervals hold together.
     farthest_R = np.abs(divide(error_RD, spread_D))
+    # A difference without any error cannot be standardised, and is never the farthest.
     reach_D = spread_D * np.quantile(np.nan_to_num(farthest_R).max(axis=1), level)
     value, low, high = (float(np.clip(v.max(), 0, 1)) for v in (value_D, value_D - reach_D, value_D + reach_D))
     where = located(differences, metric.events(joint_GYC).cells)
@@ -230,6 +232,7 @@ def _large_enough(
     found, drawn = events(joint_GYC), events(draws_RGYC)
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
+    # Sizes of 0, from which `divide` makes undefined rates, as it does of groups that nobody is in.
     kept = (
         np.where(is_known_EG, values, 0.0) for values in (found.hits_EG, found.sizes_EG, drawn.hits_EG, drawn.sizes_EG)
     )

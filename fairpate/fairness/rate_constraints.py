@@ -136,6 +136,7 @@ class RateConstraints:
         """
         sizes_U = self._sizes(histogram_QC, size_floor, num_records)
         rates_UC = divide(self._members_UQ @ histogram_QC, sizes_U[:, None])
+        # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
         unused_JUC = self._weights_JUC == 0
         values_J: FloatArray = np.where(unused_JUC, 0.0, self._weights_JUC * rates_UC).sum(axis=(1, 2))
         return values_J
@@ -227,6 +228,7 @@ class Pricer:
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
         self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
+        # One product gives the masses by class and, in the last column, the sizes.
         self._with_sum_CK = np.hstack([np.eye(num_classes), np.ones((num_classes, 1))])
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
 

@@ -67,6 +67,7 @@ def resampled_tables(
     if len(groups) == 0:
         return np.zeros(shape)
     if persons_N is not None:
+        # Persons of whom every record was refused are not drawn: a replicate has as many answered ones as the sample.
         kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
         names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
         tables_P = np.zeros((len(names), *shape[1:]))

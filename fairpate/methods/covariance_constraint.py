@@ -135,6 +135,7 @@ def _within(objective: Objective, basis_DK: FloatArray) -> Objective:
 
 def _solved(objective: Objective, size: int, constraints: Sequence[LinearConstraint] = ()) -> FloatArray:
     """The minimum of ``objective``, from 0."""
+    # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
     found = minimize(
         objective,
         np.zeros(size),

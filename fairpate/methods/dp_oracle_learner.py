@@ -181,6 +181,7 @@ def _rules(
     return GameRules(
         num_rounds=num_rounds,
         dual_bound=config.dual_bound,
+        # ln(4 G - 3), as in the paper: of 4 (G - 1) multipliers, two signs and two labels, and of what they leave of B.
         learning_rate=0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds) if rate is None else rate,
         max_gap=config.max_gap,
         reference_group=config.reference_group,

@@ -246,6 +246,7 @@ def _constraints(
     num_groups, num_labels, num_classes = counts_GYC.shape
     cells_GE, weights_GEC, merged = _events(counts_GYC, config.constraint)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
+    # Of two labels, the rate of one determines that of the other.
     labels = [1] if num_classes == 2 else list(range(num_classes))
     if config.constraint in ("equal_opportunity", "equal_false_positives"):
         pairs = list(enumerate(labels))

@@ -90,6 +90,7 @@ def regulariser_gradient(
     contrast_GB = contrast(public.groups[next(batches)])
     memory_format = memory_format_for(public.x)
 
+    # By identity: parameters change in place, so what was found of a model stays true.
     @lru_cache(maxsize=1)
     def anatomy(model: nn.Module) -> tuple[DenseChain | None, list[Tensor]]:
         return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
@@ -142,6 +143,7 @@ class FairDpSgd(DpSgdFamily):
         """A word where the regulariser's gradient is longer than any private one may be; of public records alone."""
         if not self.fair_dp_sgd.weight:
             return
+        # From a generator of its own: training draws the same whether or not this was looked at.
         gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))
         norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
         if norm > self.dp_sgd.clip_norm:

@@ -49,6 +49,7 @@ def nu_before_play(
     # The reference's size is what the others leave, and so off by the sum of their noises.
     size_error = others * moves / size_epsilon * math.log(others * num_events * unlikely) / smallest
     count_error = 2 / round_epsilon * math.log(rounds * num_groups * num_events * unlikely) / smallest
+    # Of |c| and of |c - c'|, where c is 1 or -1 and a price of at most B over the cell's share.
     sensitivity = max(1 + bound / smallest_share, 2 * bound / smallest_share)
     complexity = num_groups * math.log(len(RULES_KJ)) + math.log(rounds * unlikely)
     learner = 2 * sensitivity * complexity / (num_records * round_epsilon) + 4 * bound * size_error

@@ -70,6 +70,7 @@ def _left_unread(config: Method, said: Values) -> list[str]:
     """What is wrong with fields that were said to this run although other settings leave them unread."""
     settings, faults = flattened(config.model_dump(mode="json")), []
     for field, value in flattened(said).items():
+        # With a dot behind both, as the name of one field may begin that of another.
         own = [cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}.")]
         cause = own[0] if own else unread_because_of(field, settings)
         if cause is not None and value is not None:

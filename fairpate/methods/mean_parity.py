@@ -85,6 +85,7 @@ class MeanParity:
         require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
         require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
+        # Added as it is, -1 would be the last group of the population before.
         return torch.where(groups_N == UNKNOWN, UNKNOWN, cells_N)
 
     def population_sizes(self, labels_N: Tensor) -> Tensor:

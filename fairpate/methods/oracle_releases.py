@@ -76,6 +76,7 @@ class Regression:
     """
 
     def __init__(self, features: FloatArray, cells: Cells, *, ridge: float, num_directions: int | None) -> None:
+        # What needs no group is solved once: a round multiplies by it.
         self._public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
             self.components, self._lift = features, cho_solve(_factor(features, ridge), np.eye(features.shape[1]))

@@ -93,16 +93,19 @@ def composed(setting: Setting) -> Sides:
     if once:
         fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon))
     num_releases = setting.rules.num_rounds * (1 if once else 2)
+    # Before anything is released: a target that leaves nothing for the rounds is refused unspent.
     round_epsilon = setting.round_epsilon(num_releases, fixed)
     shares_GE = setting.released_shares()
     if once:
         sums_GED = released.table(regression.components, norm=float(regression.norms_E.max()), epsilon=fixed[1].epsilon)
     else:
+        # Exact, and so private: every answer that reads them adds noise.
         sums_GED = setting.cells.sums(regression.components)
 
     def answer(prices_GE: FloatArray) -> FloatArray:
         priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
         if not once:
+            # Where all groups have one price the sum is the same whoever is in them: sensitivity 0, and no noise.
             sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
             priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=source)
         return regression.coefficients(priced_D)
@@ -123,6 +126,7 @@ def of_groups(setting: Setting) -> Sides:
     said = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
     kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
     num_rounds = setting.rules.num_rounds
+    # Before anything is released, as for linear rules.
     round_epsilon = setting.round_epsilon(num_rounds, (setting.sizes,), kinds=kinds)
     shares_GE = setting.released_shares()
 

@@ -72,6 +72,7 @@ class Clusters:
                 f"aggregator.num_queries: {count} clusters of public records that lie in {places} places; lower it, or "
                 "raise data.num_public."
             )
+        # From public records and a public seed: every stage of a run finds the same clusters.
         found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
         cluster_M = found.labels_.astype(np.int64)
         squared_M = np.square(coordinates_MD - found.cluster_centers_[cluster_M]).sum(axis=1)

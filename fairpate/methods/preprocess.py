@@ -42,6 +42,7 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
     factor = preprocessing_factor(max_disparity)
     try:
         return factor * epsilon, min(1.0, factor * math.exp(factor * epsilon) * delta)
+    # A factor too large for a float: any delta above 0 becomes 1, and 0 stays 0.
     except OverflowError:
         return factor * epsilon, 1.0 if delta else 0.0
 

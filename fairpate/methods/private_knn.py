@@ -267,6 +267,7 @@ class PrivateKnn(VotingMethod):
         return StandingVoters(
             ensemble=self._digest(dataset.private),
             count_votes=count_votes,
+            # Nothing of it is released, so that it costs nothing and needs no name.
             try_vote=lambda features: counts(features, ["no query"] * len(features)),
             are_answering=found.are_answering,
             close=found.close,
@@ -278,6 +279,7 @@ class PrivateKnn(VotingMethod):
 
     @property
     def _training_seed(self) -> int:
+        # scikit-learn takes seeds of 32 bits.
         return stream_seed(self.seed, Stream.TRAINING) % 2**32
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:

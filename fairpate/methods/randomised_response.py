@@ -115,6 +115,7 @@ def train(
             num_classes=num_classes,
             labels_N=y[second].numpy(),
         )
+        # Without slack: its formula is that of Laplace noise on counts, and these have none.
         mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), _second_step(config), epsilon=math.inf)
     return ResponseTrained(
         model=model,

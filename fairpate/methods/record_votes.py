@@ -151,6 +151,7 @@ class RecordVotes(VotesOfRecords):
                 count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
                 embedding=settings.embedding,
                 num_components=settings.num_components,
+                # scikit-learn takes seeds of 32 bits.
                 seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
             )
         with training.reporter.stage("votes"):
@@ -230,6 +231,7 @@ def labels_of_line(
 ) -> PoolLabels:
     """The same by logistic regression on all counts."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
+    # A line is fitted to two labels or more: with votes for one alone, what the cells say is all there is.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
         return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
     ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
@@ -254,6 +256,7 @@ def chances_of_line(
     # One scale for all coordinates, so that the ridge means the same in any embedding.
     spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
+    # Without noise the ridge is 0, which C, its inverse, cannot say.
     line = sklearn.linear_model.LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
     line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
     chance_MF = line.predict_proba(coordinates_MD / spread)

@@ -130,6 +130,7 @@ class SfPate(PateFamily):
                 self.f_ld,
                 parity=parity_of(self.f_ld, training.dataset),
                 generator=training.generator(Stream.TRAINING),
+                # Of some cells no attribute may have been released.
                 allow_empty_cells=True,
                 on_progress=advance,
             )
@@ -171,6 +172,7 @@ class SfPate(PateFamily):
                 self.f_ld,
                 parity=parity_of(self.f_ld, dataset),
                 generator=generator,
+                # A shard may lack a group, and to refuse it would tell so.
                 allow_empty_cells=True,
             )
         return predict_logits(model, queries.x).argmax(dim=1)

@@ -112,6 +112,7 @@ class Ballot:
 def _parts(num_records: int, person_N: Tensor | None) -> Iterator[slice | IntArray]:
     if person_N is not None:
         return whole_persons(person_N.numpy(), _AT_ONCE)
+    # One part at least: the table of no record is all zeros.
     return (slice(start, start + _AT_ONCE) for start in range(0, max(num_records, 1), _AT_ONCE))
 
 
@@ -161,6 +162,7 @@ class WeightedVotes(VotesOfRecords):
             noisy = with_noise(table, stddev=event.noise_stddev_votes, source=self.source, row="class")
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
         # What the pool would vote goes with the table: made again elsewhere, components may have other signs.
+        # In 16 bits: no number of a vote is above U, which is 2^14.
         arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
         if self.by_group:
             arrays["sums_GCW"] = noisy.reshape(dataset.num_groups, dataset.num_classes, -1)
@@ -241,5 +243,6 @@ def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArr
 
 def _least(objective: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray) -> FloatArray:
     """Of a convex function with its gradient."""
+    # Taken as it is where steps run out: it is post-processing, and no guarantee rests on the minimum.
     found: FloatArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
     return found

@@ -89,6 +89,7 @@ class ArgmaxCurve:
     def log_q0(self) -> float:
         """ln of the least q whose cost is the data-independent one, as is then all that is above."""
         low, high = float(self.moved(self.log_q_limit, -FARTHEST_STDDEVS)), self.log_q_limit
+        # Relative to the logarithm: q0 itself may be too small for a float.
         while high - low > 1e-13 * -high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
@@ -163,6 +164,7 @@ class ArgmaxCurve:
             gaps[rows, second] += step
             moved = self.log_q(gaps[rows])
             arrived = np.where(step > 0, moved <= self.log_q0, moved >= self.log_q1)
+            # Within [q1, q0] the sensitivity is that at q1, the largest there is: the walk may end there.
             at_U[rows] = np.where(arrived, self.log_q1, moved)
         return log_q_DU.T
 

@@ -112,6 +112,7 @@ class TheoremSix:
         else:
             stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
+        # Both bound the moment. Close to mu1 e^b alone comes up to the other, and e^a is added to it.
         np.minimum(moment_BA, independent_A, out=moment_BA)
         # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1
@@ -230,6 +231,7 @@ class JointPricing:
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
         weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
         counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
+        # Plain indexing would count a reach of one group once, however many of its chunks have it.
         np.add.at(weight_VA, (self.distinct.group_K, reach_K), counts_K)
         total_A: FloatArray = np.einsum("va,va->a", np.cumsum(weight_VA, axis=1)[:, :-1], independent_VA)
         for rows, moment_BR in self._live_chunks(reach_K):
@@ -284,6 +286,7 @@ class JointPricing:
         if self.logs:
             weighted_R: FloatArray = counts_B @ moment_BR
             return weighted_R
+        # Each row once as a factor and its repetitions as a weight: a moment to that power might overflow.
         sum_R, repeated_B = _sum_of_logs(moment_BR), counts_B > 1
         if repeated_B.any():
             sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])

@@ -235,6 +235,7 @@ def _best_orders(costs_A: FloatArray, orders_A: FloatArray, target_delta: float)
     epsilon_A = np.where(orders_A > 1.01, epsilon_A, math.inf)
     epsilon_A = np.where(target_delta**2 + np.expm1(-costs_A) > 0, 0.0, epsilon_A)
     least = epsilon_A.min()
+    # Far wider than the rounding between two ways to write the formula, so that the best order there is kept here.
     near_A: npt.NDArray[np.bool_] = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
     return near_A
 

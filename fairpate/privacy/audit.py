@@ -108,6 +108,7 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    # The lower end, which was refuted itself.
     return low
 
 
@@ -151,6 +152,7 @@ def _bounds(
     """
     counts = [len(scores) - np.searchsorted(scores, thresholds_T) for scores in (with_R, without_S)]
     totals = len(with_R), len(without_S)
+    # A quotient has two one-sided limits: each may fail with half of what confidence leaves.
     level = (1 - confidence) / 2
     bounds = []
     for reached in (counts, [total - count for total, count in zip(totals, counts, strict=True)]):

@@ -101,6 +101,7 @@ class SeededSource:
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Words that depend on the seed and on each key alone, shape (len(keys), count)."""
+        # Apart from the streams of `derive`, from one of which a tie of the same release may be broken.
         streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)
         # Little-endian on every machine, so that a seed means the same noise everywhere.
         return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
@@ -130,6 +131,7 @@ def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> 
 def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
     require_positive_stddev(float(stddev))
     exact = Fraction(stddev)
+    # Any scale of the candidates is exact. Next to the standard deviation few are rejected (their Algorithm 3).
     return exact**2, math.floor(exact) + 1
 
 
@@ -181,6 +183,7 @@ def discrete_gaussian(stddev: float, word: int, source: RandomSource) -> int:
         return sample_discrete_gaussian(stddev, source)
     least, cuts, _ = _word_cuts(stddev)
     below, digits, num_digits = bisect.bisect_right(cuts, word), word, 64
+    # Equal digits leave open on which side of the cut the number lies.
     while cuts[below - 1] == digits:
         digits, num_digits = (digits << 64) | source.randbelow(2**64), num_digits + 64
         least, cuts = exact_cuts(stddev, num_digits)
@@ -212,6 +215,7 @@ def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
     require_positive_stddev(stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
+    # Cached, so every caller gets the same array.
     table.setflags(write=False)
     return least, cuts, table
 

@@ -80,6 +80,7 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     if len(pairs) < len(parts):
         return math.inf
     both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
+    # Both are bounds. Sums of pure guarantees may be less than what a grid and its lost masses come to.
     return min(_sum_of_pure(events), max(_composed_epsilon(direction, delta) for direction in both))
 
 
@@ -131,6 +132,7 @@ def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
     ends = []
     for sign in (-1, 1):
         bounds = []
+        # A bound at every rate: the choice of rates decides how tight the range is, never whether it holds.
         for rate in np.geomspace(1e-4, 1e4, 81):
             moments = (count * np.logaddexp.reduce(_tilted(pair, sign * rate)) for pair, count in parts)
             bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
@@ -153,6 +155,7 @@ def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -
     least = min((spread for spread in spreads if spread > 0), default=1.0)
     wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
     size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
+    # A few points to spare, as both ends are rounded outwards to the grid.
     return size, max((high - low) / (size - 8 - 2 * margin), 1e-12)
 
 
@@ -160,6 +163,7 @@ def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
     """The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most ``delta``."""
     step = losses[1] - losses[0]
     losses, masses = losses[losses > 0], masses[losses > 0]
+    # Nothing of delta is left once it has paid for the mass outside the grid.
     if delta <= 0:
         return math.inf
     above = np.cumsum(masses[::-1])[::-1]

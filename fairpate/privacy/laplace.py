@@ -187,6 +187,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     # Exact rationals: no rounded real number decides an outcome.
     scale = Fraction(units) / Fraction(epsilon)
     noisy = [int(value) + sample_discrete_laplace(scale, source) for value in np.rint(exact.ravel() / grid)]
+    # A whole number that a float does not hold is rounded after the noise: post-processing.
     return np.array([float(value) * grid for value in noisy]).reshape(exact.shape)
 
 

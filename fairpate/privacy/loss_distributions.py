@@ -82,6 +82,7 @@ class Losses:
             self,
             lowest=self.lowest * count + first,
             masses_L=np.roll(masses, -first)[:size],
+            # Both tails count as infinite, wherever the transform has put their mass.
             infinite=_TAIL - math.expm1(count * math.log1p(-self.infinite)),
         )
 

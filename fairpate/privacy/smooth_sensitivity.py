@@ -69,6 +69,7 @@ def sanitised_rdp(
     log_scale = None
     if release.scale_noise_stddev < math.inf:
         spread = release.beta * release.scale_noise_stddev * _normal(source)
+        # 0 for all votes of as many teachers or for none, and so public: all lie within the distances looked at.
         log_scale = _published((math.log(scale) if scale else -math.inf) + spread)
     any_votes = gnmax.confident_gnmax_rdp_data_independent(
         threshold=threshold,

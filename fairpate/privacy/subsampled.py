@@ -77,6 +77,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
 def poisson_gaussian_rdp(noise_multiplier: float, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
     """:func:`poisson_rdp` of one Gaussian sum; errors as there and as :func:`gaussian_log_moments`."""
     orders = tuple(np.asarray(orders_A, dtype=np.float64).tolist())
+    # The cached array is every caller's.
     return _poisson_gaussian_rdp(noise_multiplier, sampling_rate, orders).copy()
 
 

@@ -106,6 +106,7 @@ def together(*pairs: Pair | None) -> Pair | None:
     found = [pair for pair in pairs if pair is not None]
     if len(found) < len(pairs):
         return None
+    # Every factor, and every product again: a pair has thousands of points, and a product as many as all pairs of them.
     total, *others = (_coarse(pair) for pair in found)
     for other in others:
         total = _coarse(
@@ -149,6 +150,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
     """Losses on multiples of ``step`` and their masses: each is split so that both distributions keep theirs."""
     losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
     kept = masses > 0
+    # What underflows is left out: what a pair lacks of 1 is taken off delta where pairs are composed.
     losses, masses = losses[kept], masses[kept]
     below = np.floor(losses / step)
     # So much upwards that both sums stay: of the masses, and of masses times exp(-loss), which are those without.
