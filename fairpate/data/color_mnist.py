@@ -84,6 +84,7 @@ def read_labels(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.int64
 
 
 def _unpack(file: SourceFile, data_dir: Path | None) -> bytes:
+    # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
     return zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
 
 

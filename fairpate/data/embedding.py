@@ -161,6 +161,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     """The data set as ``embedding`` sees it."""
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
+    # A copy: a view of a few records would keep all of the pool in memory.
     before = BeforeEmbedding(examples=dataset.public.x[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
     kept: dict[str, Any] = {"embedding": embedding, "before_embedding": before, "source": None}
     return replace(dataset, kind="tabular", feature_names=names, **kept, **splits)

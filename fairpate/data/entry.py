@@ -170,6 +170,7 @@ class DatasetEntry:
                 known = nearest(name, self.options)
                 raise DataSettingsError(f"data.options.{name}: unknown option of {self.name}{known}.")
             allowed = self.options[name].allowed
+            # By type as well: 1 equals True, which is another choice.
             if not any(value == choice and type(value) is type(choice) for choice in allowed):
                 known = nearest(value, allowed)
                 raise DataSettingsError(f"data.options.{name}: no value {value!r} in {self.name}{known}.")

@@ -56,6 +56,7 @@ def _is_there(file: SourceFile, data_dir: Path) -> bool:
     if found is None:
         return False
     choice, path = found
+    # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
     if path.name == Path(choice.path).name and path.is_file():
         check_archive(choice, path)
     elif path.is_file():

@@ -25,7 +25,7 @@ from fairpate.data.mapped import Append, PixelArray, Pixels, kept_pixels
 from fairpate.files import cache_dir
 from fairpate.later import torch
 
-CACHE_VERSION = 2
+CACHE_VERSION = 2  # to be raised where the same archive would give other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = Option(default=64, allowed=(32, 48, 64, 96, 128, 224), description="Height and width in pixels.")
 Mode = Literal["RGB", "L"]
@@ -98,6 +98,7 @@ def _from_folder(folder: Path) -> Pictures:
 
 
 def _is_picture(name: str) -> bool:
+    # macOS puts a file of attributes, ._NAME, beside each picture of an archive.
     return name.lower().endswith(PICTURE_SUFFIXES) and not base_name(name).startswith("._")
 
 

@@ -50,6 +50,7 @@ class Pixels:
         """The pictures at ``index``: a copy of few, and of many a view of a file of their own, beside this one."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
+        # The name of the file is a hash of all that its pixels follow from: with the rows it says what is there.
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         shape = (len(index), *self.x.shape[1:])
         kept = kept_pixels(self.file.with_name(f"rows-{key}.arrow"), shape, self._append_rows(index))

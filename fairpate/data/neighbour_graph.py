@@ -30,7 +30,7 @@ Embed = Callable[["Tensor"], "Tensor"]
 Floats = npt.NDArray[np.float32]
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
-_LARGEST_NORM = 2.0**11
+_LARGEST_NORM = 2.0**11  # products of two such rows stay below 2^23, where float32 is exact
 _COPIES = (
     *((turn, 0.0, 1.0, 1.0, 0.0, 0.0) for turn in (0.0, -0.2, 0.2)),
     *((0.0, slant, 1.0, 1.0, 0.0, 0.0) for slant in (-0.25, 0.25)),
@@ -102,6 +102,7 @@ class Graph:
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
         scale = scipy.sparse.diags(1 / root_M)
+        # Left to itself the search starts at random, and the signs of eigenvectors with it.
         start = np.random.default_rng(seed).uniform(size=len(pool))
         values, vectors = scipy.sparse.linalg.eigsh(
             scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start
@@ -125,6 +126,7 @@ class Graph:
         scaled_ND = rows_ND.double() * self.copies[0].scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
         whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
+        # An exported graph holds the pool as a constant: in 16 bits, which whole numbers up to 2^11 fit.
         nearness = [
             whole_ND @ torch.from_numpy(copy.others_KD).short().T.float() - torch.from_numpy(copy.half_squares_K)
             for copy in self.copies

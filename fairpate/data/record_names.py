@@ -142,6 +142,7 @@ class GatheredNames:
         text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())
         if not len(text):
             return
+        # A slice has the buffers of the whole: its own part is cut out of both.
         _, ends, content = text.buffers()
         ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
         first, last = ends_N1[[0, -1]].tolist()

@@ -60,6 +60,7 @@ def save(estimator: FairClassifier, folder: Path) -> Path:
         # A temporary folder is its owner's alone; a saved model is there to be handed on.
         temporary.chmod(0o755)
         temporary.rename(folder)
+    # After an interrupt too, or half a model would stay under a hidden name.
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -34,6 +34,7 @@ def passes_public_on(pipeline: Pipeline) -> bool:
 def _fitting() -> Iterator[Pipeline]:
     frame = inspect.currentframe()
     while frame is not None:
+        # Of `fit`, `fit_transform` and `fit_predict`, which all fit.
         owner = frame.f_locals.get("self") if frame.f_code.co_name.startswith("fit") else None
         if isinstance(owner, Pipeline):
             yield owner

@@ -74,6 +74,7 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Record
     if _are_pictures(X):
         x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
+        # Of an earlier fit on a frame: public pictures, which have no names of columns, would be refused for them.
         vars(estimator).pop("feature_names_in_", None)
     elif column is None:
         x, labels = validate_data(estimator, X, y, dtype=np.float32)
@@ -154,6 +155,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     """The other columns of ``X``, and the groups that its sensitive one holds."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
+    # Columns alone are checked: the one that is taken out may hold words.
     validate_data(estimator, table, skip_check_array=True, **checks)
     width = table.shape[1]
     if width == 1:

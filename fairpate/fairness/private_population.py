@@ -39,7 +39,7 @@ from fairpate.fairness.gaps import Cell, Metric, RateEvents, located
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
 from fairpate.types import IntArray
 
-TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # the release's variance of 1, with the 1 / 2 or 2 of thinning
+TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # variance 1, and 1 / 2 or 2 by thinning
 _LEAST_LIKELY = 1e-3  # a label that the release rules out keeps a weight
 _RIDGE = 1.0  # records, of norm one
 _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator

@@ -93,6 +93,7 @@ class Feature(Section):
         places |= {alias: places[value] for alias, value in self.aliases.items()}
         if self.may_be_missing:
             missing = len(names) if self.missing is None else names.index(self.missing)
+            # A declared category stands above, as the empty text may be one.
             places = dict.fromkeys(("", *self.unknown), missing) | places
         return places
 

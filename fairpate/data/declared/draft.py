@@ -59,6 +59,7 @@ class Seen:
         self.missing += len(text) - len(present)
         distinct = pc.unique(present).to_pylist()
         self.repeats |= len(distinct) < len(present) or any(value in self.values for value in distinct)
+        # Bounded: of a column of names all values would stay in memory.
         self.values |= dict.fromkeys(distinct[: max(0, _MOST_KEPT - len(self.values))])
         marks = [value for value in distinct if value.strip().lower() in _MARKS]
         self.marks |= dict.fromkeys(marks)

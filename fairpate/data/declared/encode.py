@@ -217,6 +217,7 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     codes_N, known_N = _codes(found, places)
     if "" not in places:
         _require_present(found)
+        # One fault: an empty cell is told as missing, and not as undeclared besides.
         known_N |= _is_empty(found)
     if not feature.other:
         declared = ", ".join(value or "(empty)" for value in feature.categories)
@@ -262,6 +263,7 @@ def _canonical(text: str) -> str:
 def _number(text: str | None) -> float | None:
     """The finite number that Arrow reads in ``text``, else null."""
     try:
+        # Not `float`, which also reads 1_000: a value counts the same whether its column was cast as a whole or not.
         number: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
     except pa.ArrowInvalid:
         return None

@@ -27,6 +27,7 @@ class Fault:
         """So many more rows, with these values among them."""
         self.rows += rows
         for value in values:
+            # One more than is shown, which tells that there are others.
             if len(self.values) > _SHOWN:
                 return
             self.values.setdefault(value if len(value) <= _LENGTH else f"{value[:_LENGTH]}...")

@@ -140,6 +140,7 @@ def _text_batches(
 
 def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
     """The fields of the first line, which quotes may extend over several."""
+    # By the line, so that the stream stands at the first row afterwards. A byte-order mark is no part of a name.
     lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
     try:
         first = next(csv.reader(lines, delimiter=separator, strict=False), None)
@@ -162,6 +163,7 @@ def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Itera
         dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
         names, total = dataset.schema.names, dataset.count_rows()
         there = None if wanted is None else [column for column in names if column in wanted]
+        # Threads and reading ahead would hold many batches at once.
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
             rows += len(batch)
             tell(rows, total)
