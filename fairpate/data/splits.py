@@ -56,6 +56,7 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
     ranks = None
+    # Hashing every name is slow, and only a part that is drawn needs the ranking.
     if any(wanted_of.values()):
         ranks = _rank(records.person_ids or records.records.unit_id, seed=seed)
     free = np.ones(len(ids), dtype=bool)

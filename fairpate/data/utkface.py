@@ -105,6 +105,7 @@ def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str
     """Names by unit, and within one by content; :class:`DataError` for a picture that is there twice."""
     sizes = Counter(unit_of.values())
     content_of = dict.fromkeys(unit_of, "")
+    # Only of pictures with a name in common: others need no content to be told apart, and reading all is slow.
     shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
     pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
     place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}

@@ -119,6 +119,7 @@ def _described(estimator: FairClassifier) -> dict[str, Any]:
 def _names(values: npt.NDArray[Any]) -> dict[str, Any]:
     """An array of names with its type: numbers, truth values or words."""
     words = values.astype(str) if values.dtype == object else values
+    # An array of objects may hold what its text does not give back.
     if words.dtype.kind not in _KINDS or not np.array_equal(words, values):
         raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {values.tolist()}.")
     return {"type": str(values.dtype), "values": words.tolist()}

@@ -72,6 +72,7 @@ def configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, see
         values["data"] = {"embedding": plain(given["embedding"])}
     declared = values.get("dp_sgd")
     if given["num_records"] is not None and isinstance(declared, dict):
+        # What the section says itself stands above.
         values["dp_sgd"] = {"num_records": plain(given["num_records"])} | declared
     return configured_exactly(values | {"seed": seed}, method=method)
 

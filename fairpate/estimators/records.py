@@ -83,6 +83,7 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Record
         x, labels = check_X_y(rest, y, dtype=np.float32, estimator=estimator)
     check_classification_targets(labels)
     if len(np.unique(labels)) < 2:
+        # In words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
     return Records(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
 
@@ -159,6 +160,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     validate_data(estimator, table, skip_check_array=True, **checks)
     width = table.shape[1]
     if width == 1:
+        # In words that scikit-learn's own checks look for.
         raise ValueError("X: expected other features beside the sensitive one, got 1 feature(s).")
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))

@@ -35,6 +35,7 @@ def require_classes(config: Method, labels: npt.NDArray[Any]) -> None:
     """ValueError for more classes than the method can tell apart."""
     kind = type_of_target(labels)
     if config.learns_two_classes and kind != "binary":
+        # In words that scikit-learn's own checks look for.
         raise ValueError(
             f"Only binary classification is supported. The type of the target is {kind}; choose another method "
             f"than {config.method}."

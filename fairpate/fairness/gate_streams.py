@@ -16,7 +16,7 @@ from fairpate.fairness.gate import as_decimal, filter_stream
 from fairpate.types import GateRule, IntArray
 
 Mask = npt.NDArray[np.bool_]
-_LARGEST = 2**62
+_LARGEST = 2**62  # the difference of two such products is in int64 too
 
 
 def filter_streams(

@@ -154,6 +154,7 @@ def _base(
     **learning: Any,
 ) -> Trained:
     if config.base == "sgd":
+        # Features and labels are public then, and SGD reads nothing else: there is no event.
         sgd.train(model, x, y, sgd_config, **learning)
         return Trained(model=model, events=(), noise=OS_ENTROPY)
     # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.

@@ -121,6 +121,7 @@ class GroupRules:
 
     def __init__(self, cells: Cells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
+        # The event follows from the label: any record that has it tells which.
         self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
         self._counts_GYJ = np.zeros((cells.num_groups, 2, 2), dtype=np.int64)
         np.add.at(self._counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)

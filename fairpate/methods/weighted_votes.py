@@ -90,6 +90,7 @@ class Ballot:
         # One number that is none would spoil the sums of everybody, and so tell that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
+        # Beside coordinates of norm one at most: over the length of both, a vote has norm one at most.
         constant = np.full((len(x), 1), _CONSTANT)
         phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / np.hypot(1.0, _CONSTANT)
         # Towards zero, and a little shorter than U, so that no rounding of floats makes a vote longer.
@@ -192,6 +193,7 @@ class WeightedVotes(VotesOfRecords):
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
+        # The constant is one number in all votes: over it, a sum of them counts records.
         one_W[0] = 1 / pool_MW[0, 0]
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
         return ToldByGroup(table=table, votes_MW=pool_MW, likely_MY=chances_MC.astype(np.float64))

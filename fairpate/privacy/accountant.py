@@ -139,6 +139,7 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     total_A = np.zeros(len(orders))
     for event in events:
         price_A = event_rdp(event, orders)
+        # Event by event: in the sum a negative price could hide behind another one.
         if not np.all(price_A >= 0):
             raise ValueError(f"Expected the price of {type(event).__name__} without NaN or negative values.")
         total_A += price_A

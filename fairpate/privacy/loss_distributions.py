@@ -173,6 +173,7 @@ def connected(interval: float, lowest: int, deltas_L: FloatArray) -> Losses:
     # A divergence never rises with epsilon; where rounding lets it, connecting the dots would give negative mass.
     falling_L = np.minimum.accumulate(np.clip(deltas_L, 0.0, 1.0))
     steps = np.diff(falling_L)
+    # On the left the first dot is connected with a divergence of 1 at -inf, so that all masses add up to 1.
     masses_L = np.concatenate([[1 - falling_L[0]], steps / math.expm1(-interval)])
     masses_L[:-1] += steps / math.expm1(interval)
     return Losses(interval=interval, lowest=lowest, masses_L=np.maximum(masses_L, 0.0), infinite=float(falling_L[-1]))

@@ -83,6 +83,7 @@ class Feature(Section):
     def own_categories(self) -> tuple[str, ...]:
         """All that have a feature: as declared, then what a missing and an undeclared value count as."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
+        # Once each: a missing value may count as a declared category.
         return tuple(dict.fromkeys(names))
 
     @property

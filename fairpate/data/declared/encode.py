@@ -236,6 +236,7 @@ def _encode_bands(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]
     found.require(
         ~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy="declare a band for it, or correct it"
     )
+    # What is no number, or below the first band, is a fault already: any place will do.
     place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
     rows = np.eye(len(starts), dtype=np.float32)
     return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
