@@ -176,16 +176,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share one worker, and so do those of the cluster: a second would idle and fill memory."""
+    """Files that ask for Ray share two workers, and those of the cluster one: another Ray would idle and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class OneRay(LoadFileScheduling):
+    class FewRays(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             if _says(config.rootpath / file, "ray_session"):
-                return "ray"
+                # One worker would take longer than all others: runs are two thirds of it.
+                return "runs on ray" if file.startswith("tests/app/") else "ray"
             return "cluster" if file.startswith("tests/cluster/") else file
 
-    return OneRay(config, log)
+    return FewRays(config, log)
