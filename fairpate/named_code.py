@@ -35,6 +35,8 @@ def allowing(allow: bool) -> Iterator[None]:
     finally:
         if allow and before is None:
             del os.environ[ALLOWED]
+        elif allow and before is not None:
+            os.environ[ALLOWED] = before
 
 
 def is_allowed() -> bool:

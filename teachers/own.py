@@ -224,7 +224,9 @@ def _array_shard(x: Tensor, y: Tensor) -> ArrayShard:
 def _told(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
     """What determines votes beside the shards."""
     try:
-        code = inspect.getsource(sys.modules[factory.__module__])
+        # Of an installed package, whose version is told apart, its own module alone.
+        modules = own_modules(factory) or [sys.modules[factory.__module__]]
+        code = "".join(inspect.getsource(module) for module in sorted(modules, key=lambda module: module.__name__))
     except (OSError, TypeError, KeyError, AttributeError):
         code = ""
     told = settings | {

@@ -176,7 +176,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share two workers, and those of the cluster one: another Ray would idle and fill memory."""
+    """Files that ask for Ray share two workers, and the cluster's one: another Ray would idle and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

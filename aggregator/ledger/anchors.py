@@ -75,7 +75,7 @@ class FileAnchor:
         self._path = path
 
     def make(self, head: Head) -> None:
-        """Put a new file there, whole or not at all."""
+        """Put a new file there."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -25,6 +25,7 @@ from aggregator.ledger.stores import Place, shown
 from aggregator.ledger.terms import LedgerTerms
 from fairpate.files import write_atomically
 from fairpate.meaning import delta_text
+from fairpate.strict_json import strict
 from fairpate.types import Budget, UserError
 
 
@@ -158,9 +159,9 @@ _COLUMNS = pa.schema(
 
 
 def _write_parquet(path: Path, terms: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    table = pa.Table.from_pylist(found, schema=_COLUMNS.with_metadata({"terms": json.dumps(terms)}))
+    table = pa.Table.from_pylist(found, schema=_COLUMNS.with_metadata({"terms": json.dumps(strict(terms))}))
     pq.write_table(table, path)
 
 
 def _write_json(path: Path, terms: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"terms": terms, "rows": found}), encoding="utf-8")
+    path.write_text(json.dumps({"terms": strict(terms), "rows": found}, allow_nan=False), encoding="utf-8")

@@ -17,9 +17,12 @@ class DatabaseAnchor:
 
     def make(self, head: Head) -> None:
         """Insert the row."""
-        made = self._commits().run(
-            "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
-        )
+        try:
+            made = self._commits().run(
+                "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
+            )
+        except StoreError as error:
+            raise LedgerError(f"{self._place}: no anchor can be made there ({error}); give another place.") from error
         if made.rowcount != 1:
             raise LedgerError(f"{self._place}: an anchor is there already; give another name.")
 

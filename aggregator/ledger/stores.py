@@ -143,6 +143,10 @@ def shown(place: Place) -> str:
     if not isinstance(place, str) or "://" not in place:
         return str(place)
     scheme, _, rest = str(place).partition("://")
-    login, at, host = rest.rpartition("@")
-    address, hash_, name = host.partition("#")
-    return f"{scheme}://{login.partition(':')[0]}{at}{address.partition('?')[0]}{hash_}{name}"
+    address, hash_, name = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    before, _, options = address.partition("?")
+    if "@" in options and "/" not in before:
+        before = address  # the question mark may be one of a password
+    login, at, host = before.rpartition("@")
+    user = login.partition("?")[0].partition(":")[0]
+    return f"{scheme}://{user}{at}{host.partition('?')[0]}{hash_}{name}"

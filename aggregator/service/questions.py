@@ -75,8 +75,7 @@ class PublicPool:
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
         """A record that came with the request; its values were checked against the pool's shape and range."""
-        array: Features = np.asarray(features, dtype=self.features.dtype)
-        array = np.add(array, array.dtype.type(0))  # -0.0 becomes 0.0: equal values have equal bytes, so one key
+        array = _without_negative_zero(np.asarray(features, dtype=self.features.dtype))
         code = self.group_names.index(group)
         key = query_key(array, code)
         return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
@@ -98,6 +97,15 @@ class PublicPool:
     @cached_property
     def _questions(self) -> tuple[Question, ...]:
         return tuple(
-            Question(query=Query(key=query_key(x, group), group=group, record_id=record_id), features=x)
+            Question(
+                query=Query(key=query_key(_without_negative_zero(x), group), group=group, record_id=record_id),
+                features=x,
+            )
             for x, group, record_id in zip(self.features, self.groups_N.tolist(), self.record_ids, strict=True)
         )
+
+
+def _without_negative_zero(features: Features) -> Features:
+    """-0.0 becomes 0.0: equal values have equal bytes, so that a record has one key."""
+    zeroed: Features = np.add(features, features.dtype.type(0))
+    return zeroed

@@ -181,7 +181,7 @@ def read_store(path: Path) -> TokenStore:
         found = _File.model_validate_json(text)
         store = TokenStore(tokens=found.tokens, limits=found.limits)
         # Built for its check: one token under two names is damage.
-        assert store.book is not None
+        _ = store.book
     except ValueError as error:
         raise TokenError(f"{path}: is damaged ({_damage(error)}); restore it, or remove it and add tokens.") from error
     return store

@@ -52,6 +52,7 @@ from fairpate.methods.pate import require_allowed
 from fairpate.methods.releasing import ReleasingMethod, check_release_of, kept_release, take_release
 from fairpate.methods.trained import Trained
 from fairpate.methods.voting import Labels, VotingMethod
+from fairpate.privacy.events import SpentError
 from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement, RunRecord
 from student.predict import Student, save_student
@@ -252,7 +253,7 @@ def _student(
     elif isinstance(config, ReleasingMethod):
         trained = config.learn(training, kept_release(config, training))
     else:
-        trained = config.train(training)
+        trained = _counted_training(config, training, meter)
     network = post_process(trained.model, config, training)
     if labels is None:
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
@@ -263,6 +264,15 @@ def _student(
     # Last of all: a model that is there has its price stated and counted.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
+
+
+def _counted_training(config: Method, training: Training, meter: Meter) -> Trained:
+    """What the method trains; a release that makes it give up is counted, as its message tells what it was."""
+    try:
+        return config.train(training)
+    except SpentError as error:
+        meter.record(error.events, noise=error.noise, enforce=False)
+        raise
 
 
 def _private_population(

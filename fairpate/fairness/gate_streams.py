@@ -25,7 +25,7 @@ def filter_streams(
     """True where a fresh gate of its row accepts the label, (R, N)."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
-    if margin is not None and (length + 1) ** 2 * margin.denominator >= _LARGEST:
+    if margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST:
         # Products that int64 does not hold.
         rows = [
             filter_stream(labels, groups, rule=rule, num_groups=num_groups, num_classes=num_classes)

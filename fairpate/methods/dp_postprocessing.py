@@ -50,6 +50,7 @@ from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.mixture import said_labels
 from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
+from fairpate.privacy.events import spent
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 from fairpate.types import Relation
 
@@ -126,12 +127,15 @@ def train(
         num_groups=num_groups,
         num_classes=said_NC.shape[1],
     )
-    mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
+    events = (*base.events, counted)
+    # Of two sources the one that is not private decides.
+    noise = source.label if base.noise == OS_ENTROPY else base.noise
+    with spent(events, noise=noise):
+        mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
     return Postprocessed(
         model=model,
-        events=(*base.events, counted),
-        # Of two sources the one that is not private decides.
-        noise=source.label if base.noise == OS_ENTROPY else base.noise,
+        events=events,
+        noise=noise,
         mixing_GCC=mixing.mixing_GCC,
         remarks=(
             f"largest slack added to max_gap {config.max_gap:g}: {mixing.max_slack:.4g}",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairpate.methods.parity import FloatArray, require_codes
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
-from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.fair_training import AttributeGaussians
 from fairpate.types import Relation
 
@@ -108,19 +108,24 @@ def release_shares(
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
+    events = share_events(config, relation)
     if not (totals_E1 > 0).all():
         empty = np.flatnonzero(totals_E1 <= 0).tolist()
-        raise ValueError(
+        told = ValueError(
             f"Expected records in every event, found none in {empty} (labels, under equalized_odds) under noise of "
-            f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint."
+            f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint. What was released "
+            "to find this out has been spent."
         )
+        # As the whole training states them: of modes that hide the attribute, records are the unit.
+        counted = events if person_N is None else [of_unit(event, "person") for event in events]
+        raise SpentError(told, counted, randomness.label)
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
     floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
     return Shares(
         # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them whatever the noise did.
         shares_EG=np.maximum(shares_EG, config.min_share),
-        events=share_events(config, relation),
+        events=events,
         floored=floored,
     )
 

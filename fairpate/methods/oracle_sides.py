@@ -17,6 +17,7 @@ from fairpate.methods.oracle_releases import GroupRules, Regression, Released, S
 from fairpate.methods.parity import Cells, FloatArray, require_shares
 from fairpate.methods.parity_game import GameRules, violations_of
 from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.events import spent
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, release_epsilon_for
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Setting:
         """Of all records, those of each cell: released once, before the game, so that its prices are public."""
         sizes_GE = self.released.table(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)
-        require_shares(shares_GE, self.config.min_share)
+        with spent([self.sizes], noise=self.source.label):
+            require_shares(shares_GE, self.config.min_share)
         return shares_GE
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:

@@ -46,6 +46,7 @@ from fairpate.methods.trained import Trained
 from fairpate.nn.mixture import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.events import spent
 from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
 
 
@@ -96,6 +97,7 @@ def train(
     require_codes("labels", y.numpy(), num_classes)
     two_step = config.form == "two_step"
     inverse_GG = recovery(epsilon, num_groups) if two_step else None
+    events = (PureReleases(count=1, epsilon=epsilon),)
     # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
     reported = torch.from_numpy(
         randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
@@ -115,11 +117,12 @@ def train(
             num_classes=num_classes,
             labels_N=y[second].numpy(),
         )
-        # Without slack: its formula is that of Laplace noise on counts, and these have none.
-        mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), _second_step(config), epsilon=math.inf)
+        with spent(events, noise=source.label):
+            # Without slack: its formula is that of Laplace noise on counts, and these have none.
+            mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), _second_step(config), epsilon=math.inf)
     return ResponseTrained(
         model=model,
-        events=(PureReleases(count=1, epsilon=epsilon),),
+        events=events,
         noise=source.label,
         mixing_GCC=None if mixing is None else mixing.mixing_GCC,
         mixing=mixing,

@@ -117,7 +117,7 @@ def epsilon_of_best_threshold(
 ) -> float:
     """The epsilon up to which every (epsilon, delta) claim is refuted by scores of releases with and without a canary.
 
-    Scores are independent. The first half of each chooses the threshold and the side, the second half is counted. A
+    Scores are independent. Every other one chooses the threshold and the side, the rest is counted. A
     mechanism that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError for fewer
     than two scores a side, for NaN, and unless 0 <= delta <= 1 and 0 < confidence < 1.
     """

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -33,6 +35,23 @@ class Event(Protocol):
     def data_dependent(self) -> bool:
         """Whether the price is computed from private values and must stay with the operator."""
         ...
+
+
+class SpentError(ValueError):
+    """What a release told ends the work, and whoever reads why has seen it: ``events`` are spent under ``noise``."""
+
+    def __init__(self, cause: ValueError, events: Sequence[Event], noise: str) -> None:
+        super().__init__(str(cause))
+        self.events, self.noise = tuple(events), noise
+
+
+@contextmanager
+def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
+    """SpentError for a ValueError from what follows on the release of ``events``."""
+    try:
+        yield
+    except ValueError as error:
+        raise SpentError(error, events, noise) from error
 
 
 @dataclass(frozen=True, kw_only=True)

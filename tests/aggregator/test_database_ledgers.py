@@ -147,6 +147,8 @@ def test_a_server_that_stops_waiting_for_its_disk_meanwhile_takes_nothing_more(d
 def test_a_place_needs_a_ledger_s_name_and_never_shows_a_password():
     place = "postgresql://me:secret@host/db?password=secret#name"
     assert shown(place) == "postgresql://me@host/db#name"
+    for secret in ("me:p@ss@host/db", "me:p?ss@host/db", "me:p#ss@host/db", "me:p/ss@host/db", "host/db?password=p@ss"):
+        assert "ss" not in shown(f"postgresql://{secret}#name").removeprefix("postgresql"), secret
     with pytest.raises(LedgerError, match="names no ledger") as refused:
         Ledger(place.partition("#")[0], TERMS)
     assert "secret" not in str(refused.value)

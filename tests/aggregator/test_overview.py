@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.ledger.ledger import Ledger
@@ -21,6 +22,7 @@ from aggregator.service.about import gate_words
 from aggregator.service.history import History, Point
 from aggregator.service.outlook import advice, forecast, span
 from aggregator.service.questions import PublicPool
+from aggregator.service.request_bodies import _record_type
 from aggregator.session import VotesUnavailableError
 from fairpate.data.declared.columns import Feature
 from fairpate.data.declared.feature_codes import feature_codes
@@ -301,3 +303,24 @@ def test_a_record_that_is_written_down_goes_where_every_record_went():
     assert pool.written({"age": 25.0}, "red").query.key == pool.question(0).query.key
     assert pool.number_of(pool.written({"age": 50.0}, "green").query.key) == 1
     assert pool.number_of("0" * 64) is None
+
+
+def test_a_record_has_as_many_columns_as_its_form():
+    form = form_of(feature_codes([(f"column {place}", Feature(bounds=(0, 1))) for place in range(100)]))
+    kind = _record_type(form)
+    record = {f"column {place}": 0.5 for place in range(100)}
+    assert len(kind(**record).model_dump()) == 100
+    with pytest.raises(ValidationError, match="at most 100 fields, got 101"):
+        kind(**record, another=1)
+
+
+def test_a_record_of_the_pool_with_a_negative_zero_is_the_one_that_is_posted_with_a_zero():
+    pool = PublicPool(
+        features=np.array([[-0.0, 1.0]], dtype=np.float32),
+        groups_N=np.array([0]),
+        record_ids=("a",),
+        group_names=("red",),
+        label_names=("no", "yes"),
+    )
+    for zero in (0, -0.0):
+        assert pool.posted([zero, 1.0], "red").query.key == pool.question(0).query.key

@@ -154,6 +154,17 @@ def test_a_card_that_is_there_is_kept_and_one_of_another_statement_is_made_again
     assert run.card.read_bytes() == before
 
 
+def test_a_card_from_before_more_queries_is_made_again(runs: dict[str, RunDirectory], tmp_path: Path) -> None:
+    run = replace(runs["asked"], root=Path(shutil.copytree(runs["asked"].root, tmp_path / "run")))
+    write_card(run.root, contact="me")
+    before = run.card.read_bytes()
+    card = json.loads(before)
+    fewer = card["privacy"] | {"events": ["1 query, as it was when the card was written"]}
+    run.card.write_text(json.dumps(card | {"privacy": fewer}))
+    assert verify_bundle(write_bundle(run.root)[0]).holds
+    assert run.card.read_bytes() == before
+
+
 def test_one_byte_of_any_file_is_noticed(unpacked: dict[str, Path]) -> None:
     folder = unpacked["asked"]
     for path in sorted(folder.iterdir()):
@@ -255,11 +266,22 @@ def test_a_card_of_another_version_is_compared_by_its_numbers(unpacked: dict[str
     bind_again(folder)
     verdict = verify_bundle(folder)
     assert verdict.holds
-    assert any("another version" in line for line in verdict.not_checked)
+    assert any(line.startswith("card.html") and "another version" in line for line in verdict.not_checked)
     card = json.loads((folder / "card.json").read_text())
     edit(folder / "card.json", privacy=card["privacy"] | {"epsilon": 0.2})
     bind_again(folder)
     refused(verify_bundle(folder), "card.json: privacy.epsilon")
+    edit(folder / "card.json", privacy={name: value for name, value in card["privacy"].items() if name != "epsilon"})
+    bind_again(folder)
+    refused(verify_bundle(folder), "card.json: privacy.epsilon")
+
+
+def test_a_file_that_no_bundle_has_is_noticed_although_the_head_lists_it(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    (folder / "model.pkl").write_bytes(b"code")
+    head = json.loads((folder / HEAD).read_text())
+    edit(folder / HEAD, files=head["files"] | {"model.pkl": "0" * 64})
+    refused(verify_bundle(folder), "model.pkl: no file of a bundle")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"files": [1], "claim": 2}', "null", "\xff"])

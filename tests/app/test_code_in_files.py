@@ -1,10 +1,11 @@
 """Code that a file names runs only where the user allowed it; what was typed, or runs already, is no question."""
 
 import hashlib
+import os
 
 import pytest
 
-from fairpate.named_code import ALLOWED
+from fairpate.named_code import ALLOWED, allowing, is_allowed
 
 RAN = "import pathlib; pathlib.Path('ran').touch()\n"
 
@@ -61,3 +62,11 @@ def test_an_estimator_s_folder_runs_nothing(fairpate, tmp_path):
 
 def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("before", [None, "0", "1"])
+def test_what_was_said_of_code_before_a_command_is_said_after_it(before, monkeypatch):
+    monkeypatch.delenv(ALLOWED, raising=False) if before is None else monkeypatch.setenv(ALLOWED, before)
+    with allowing(True):
+        assert is_allowed()
+    assert os.environ.get(ALLOWED) == before

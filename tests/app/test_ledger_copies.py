@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from aggregator.ledger.entries import Asker
 from aggregator.ledger.files import LedgerError, head_path, ledger_files
 from aggregator.ledger.ledger import Ledger
 from aggregator.mechanism import Outcome
+from fairpate.app.ledgers import copies
 from fairpate.app.ledgers.commands import back_up
 from fairpate.app.ledgers.copies import last_backup_s, restore
 from fairpate.app.ledgers.place import place_of
@@ -96,6 +98,23 @@ def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied,
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
     folder.ledger.unlink()
+    with pytest.raises(LedgerError, match="charges would be forgotten"):
+        restore(folder, out, to=None)
+
+
+def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp_path, terms, monkeypatch):
+    folder, _ = copied
+    out = tmp_path / "copy.sqlite"
+    back_up(folder.root, out)
+    held = copies._held
+
+    @contextmanager
+    def after_a_charge(*given):
+        charge(folder, "later", terms)  # by a service that ends just before
+        with held(*given):
+            yield
+
+    monkeypatch.setattr(copies, "_held", after_a_charge)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
 

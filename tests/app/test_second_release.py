@@ -37,6 +37,25 @@ def test_a_model_that_would_pass_the_limit_is_not_released(tmp_path, monkeypatch
     assert not (tmp_path / "run/private/release.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("dp_oracle_learner", ["dp_oracle_learner.min_share=.9"]),
+        ("dp_postprocessing", ["dp_postprocessing.min_share=.9"]),
+        ("randomised_response", ["randomised_response.form=two_step", "randomised_response.min_share=.9"]),
+    ],
+)
+def test_a_release_that_makes_a_method_give_up_is_counted_each_time(tmp_path, monkeypatch, method, given):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    for number in (1, 2):
+        with pytest.raises(ValueError, match=r"share.*has been spent"):
+            train(tmp_path / "run", method, "noise=os_entropy", *given)
+        (total,) = Odometer().totals(delta=1e-4)
+        assert (total.releases, total.unit) == (number, "sensitive attribute")
+        assert 0 < total.epsilon <= 2 * number
+    assert list((tmp_path / "run/public").iterdir()) == []
+
+
 def test_a_released_model_is_not_trained_again(trained, tmp_path):
     folder = copied(trained("dp_sgd"), tmp_path / "run")
     model, record = folder.student.read_bytes(), folder.record.read_bytes()

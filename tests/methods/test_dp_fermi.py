@@ -20,7 +20,7 @@ from fairpate.fairness.gaps import ermi
 from fairpate.methods import dp_fermi, dp_sgd
 from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.fermi_shares import Cells, Shares, release_shares
+from fairpate.methods.fermi_shares import Cells, Shares, release_shares, share_events
 from fairpate.methods.trained import Trained, private_randomness
 from fairpate.nn.dpfr import hard_disparity
 from fairpate.nn.fermi import FermiLoss, MatrixGame, PublicPartitions, watched_targets
@@ -29,7 +29,7 @@ from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import GaussianNoise
 from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.events import PoissonGaussians, SpentError
 from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
 
 BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
@@ -408,10 +408,12 @@ def test_declarations_that_do_not_fit_are_refused(settings: dict[str, Any], mess
 
 
 def test_an_event_without_records_and_bad_codes_are_refused() -> None:
-    with pytest.raises(ValueError, match="Expected records in every event"):
+    with pytest.raises(SpentError, match="Expected records in every event") as refused:
         config = DpFermiConfig(constraint="equalized_odds", share_noise=1e-6)
         for seed in range(20):
             counted_shares(config, (30, 30), seed)
+    assert refused.value.events == share_events(config, "add or remove one") != ()
+    assert refused.value.noise == "seeded"
     with pytest.raises(ValueError, match="at least 2 groups"):
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)

@@ -18,8 +18,8 @@ from fairpate.config import RayConfig
 from fairpate.data.dataset import Split
 from fairpate.votes_config import TeachersConfig
 from teachers.cluster import open_pool
-from teachers.own import ask_own_teachers
-from teachers.own_code import OwnTeacherError
+from teachers.own import _told, ask_own_teachers
+from teachers.own_code import OwnTeacherError, load_factory
 from teachers.pool import InProcessPool, PoolError
 from teachers.shard import assign_teachers, shard_key
 
@@ -339,3 +339,18 @@ def test_workers_of_ray_find_the_module_in_the_working_directory(tmp_path, monke
         there = ask_own_teachers(records(), config, QUERIES, checkpoint_dir=tmp_path / "there", pool=pool, **options)
     np.testing.assert_array_equal(here.votes_QC, there.votes_QC)
     assert here.digest == there.digest
+
+
+def test_another_helper_module_asks_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    helper = tmp_path / "depth_of_mine.py"
+    helper.write_text("DEPTH = 2\n")
+    (tmp_path / "trees_of_mine.py").write_text(
+        "import depth_of_mine\nfrom sklearn.tree import DecisionTreeClassifier\n\n"
+        "def make_teacher():\n    return DecisionTreeClassifier(max_depth=depth_of_mine.DEPTH)\n"
+    )
+    factory = load_factory("trees_of_mine:make_teacher")
+    before = _told(factory, np.zeros((1, 2), np.float32), {})
+    assert _told(factory, np.zeros((1, 2), np.float32), {}) == before
+    helper.write_text("DEPTH = 30\n")
+    assert _told(factory, np.zeros((1, 2), np.float32), {}) != before

@@ -122,6 +122,8 @@ def compare(
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep)
                     votes = collect_shared_votes(missing, folder, Reporter(console), sweep.ray)
+                    if any(release_name(cell) for cell in missing):
+                        _await_room(sweep)
                     releases = collect_shared_releases(missing, folder, Reporter(console), sweep.tasks)
                     shared = Shared(paths=votes.paths | releases.paths, faults=votes.faults | releases.faults)
                     table = SweepTable(cells, finished, console)
@@ -244,6 +246,13 @@ def _require_room(sweep: SweepConfig, *, waited_s: float = 0.0) -> bool:
             f"{wait_s:g}, if they come on demand."
         )
     return fitting > 0
+
+
+def _await_room(sweep: SweepConfig) -> None:
+    """Until some node can hold a cell; PoolError where none comes in time."""
+    started = time.monotonic()
+    while not _require_room(sweep, waited_s=time.monotonic() - started):
+        time.sleep(_WAIT_S)
 
 
 def _refill(waiting: Iterable[Cell], submit: Callable[[Cell], None], pending: dict[Any, Cell]) -> None:

@@ -60,9 +60,10 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
-    _require_newest(run, before, copy, rows, num_outcomes)
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
     with _held(run, before):
+        # With the lock in hand: a service that ended a moment ago may have charged after a look without it.
+        _require_newest(run, before, copy, rows, num_outcomes)
         if target.is_in_folder:
             _set_aside(Path(target.ledger))
             write_store(target.ledger, header, rows)

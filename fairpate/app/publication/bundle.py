@@ -12,18 +12,19 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from aggregator.service.wire import worded
-from fairpate.app.publication.card import write_card
+from fairpate.app.publication.card import guarantee_of, write_card
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, read_statement, run_at
 from fairpate.data.files import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.steps import tell
+from fairpate.strict_json import strict
 from fairpate.types import PrivacyStatement
 
 FORMAT = "fairpate.bundle/1"
@@ -135,8 +136,9 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     if run.card.is_file():
         card = read_json(run.card)
         use = card.get("use", {})
-        # A service that was started since may have raised what the statement claims.
-        is_current = card.get("privacy", {}).get("epsilon") == statement.epsilon
+        # A service that was started since may have raised what the statement claims, or answered more queries.
+        claimed = strict(asdict(guarantee_of(statement)))
+        is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():
             return

@@ -171,15 +171,16 @@ class _Check:
         self.head = _json(self.bundle, HEAD)
         listed = self.head["files"]
         present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
-        for name in sorted(present - set(listed)):
-            self.differs.append(f"{name}: not in {HEAD}")
-        for name in sorted(set(listed) - present):
-            self.differs.append(f"{name}: missing, {HEAD} lists it")
+        for fault, names in {
+            f"not in {HEAD}": present - set(listed),
+            "no file of a bundle": (present & set(listed)) - _NAMES,
+            f"missing, {HEAD} lists it": set(listed) - present,
+            f"missing from {HEAD}": {*REQUIRED, EVENTS, VERSIONS, README} - set(listed),
+        }.items():
+            self.differs += [f"{name}: {fault}" for name in sorted(names)]
         for name in sorted(present & set(listed) & _NAMES):
             same = sha256_of(self.bundle.public / name) == listed[name]
             self.require(same, f"{name}: not the file of {HEAD} (its SHA-256 differs)")
-        for name in sorted({*REQUIRED, EVENTS, VERSIONS, README} - set(listed)):
-            self.differs.append(f"{name}: missing from {HEAD}")
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
@@ -298,14 +299,15 @@ class _Check:
         if {name: versions.get(name) for name in ("fairpate", "revision")}.items() <= here.items():
             self.differs.append("card: card.json or card.html is not the card of statement, metrics and student")
         else:
-            self.not_checked.append("words and layout of the card, which another version wrote; its numbers were")
-        return "the card's numbers are those of statement, metrics and student"
+            self.not_checked.append("card.html, and the words of card.json, which another version wrote")
+        return "the numbers of card.json are those of statement, metrics and student"
 
 
 def _differing(given: Any, expected: Any) -> list[str]:
-    """Where two values differ; of objects, the fields that both have."""
+    """Where two values differ; of objects, the fields that both have, as versions differ, and those of the claim."""
     if isinstance(given, dict) and isinstance(expected, dict):
-        return [f".{name}" for name in sorted(given.keys() & expected.keys()) if given[name] != expected[name]]
+        names = (given.keys() | CLAIM) & expected.keys()
+        return [f".{name}" for name in sorted(names) if given.get(name) != expected[name]]
     return [] if given == expected else [""]
 
 
