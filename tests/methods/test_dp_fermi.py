@@ -413,7 +413,7 @@ def test_an_event_without_records_and_bad_codes_are_refused() -> None:
         for seed in range(20):
             counted_shares(config, (30, 30), seed)
     assert refused.value.events == share_events(config, "add or remove one") != ()
-    assert refused.value.noise == "seeded"
+    assert refused.value.noise == private_randomness("seeded", 0).label
     with pytest.raises(ValueError, match="at least 2 groups"):
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)
