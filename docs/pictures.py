@@ -18,8 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
+from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.gnmax import gnmax_rdp, gnmax_rdp_data_independent, log_q
 from fairpate.privacy.record_votes import VoteSums
 from fairpate.types import GateRule

@@ -29,6 +29,7 @@ from aggregator.mechanism import Mechanism
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.calibration import least_noise
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.events import Event
 from fairpate.privacy.filters import RenyiFilter
 from fairpate.types import Budget, BudgetKind, IntArray
@@ -306,4 +307,4 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
     if terms.publication is None:
         return accountant.least_epsilon([terms.mechanism.worst_case(budget.max_queries)], target_delta=budget.delta)
     each_A = accountant.rdp([terms.mechanism.worst_case(1), terms.publication])
-    return accountant.epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]
+    return epsilon_of_curve(budget.max_queries * each_A, _ORDERS_A, target_delta=budget.delta)[0]

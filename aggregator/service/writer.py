@@ -29,6 +29,7 @@ from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.session import AggregatorSession
 from fairpate.privacy import accountant
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.smooth_release import SanitisedRdp
 from fairpate.types import UserError
 
@@ -61,7 +62,7 @@ class RunningPrice:
             self._add(ledger, self._num_priced, max(num_charges, self._num_priced))
             if not self._curve_A.any():
                 return 0.0
-            return accountant.epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
+            return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
         """Of the first ``num_charges`` charges, which were priced before, at ``order``; 0 where no votes were used."""

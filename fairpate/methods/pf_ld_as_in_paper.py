@@ -32,8 +32,8 @@ from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise
 from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
-from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, event_rdp
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.fair_training import AttributeGaussians
 
@@ -117,7 +117,7 @@ def epsilon_as_in_paper(config: PfLdConfig, noise: PfLdNoise, *, num_records: in
     plain = AttributeGaussians(count=config.epochs, attribute_noise_multiplier=noise.violation)
     orders_A = np.asarray(DEFAULT_ORDERS)
     curve_A = event_rdp(sampled, orders_A) + event_rdp(plain, orders_A)
-    return accountant.epsilon_of_curve(curve_A, orders_A, target_delta=target_delta)[0]
+    return epsilon_of_curve(curve_A, orders_A, target_delta=target_delta)[0]
 
 
 def published_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:

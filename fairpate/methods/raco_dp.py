@@ -61,6 +61,7 @@ from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.priced_fit import SoftPrediction
 from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy import accountant, subsampled
+from fairpate.privacy.conversion import epsilon_of_curve
 
 
 class RacoDpConfig(NoisyHistogramConfig):
@@ -231,7 +232,7 @@ def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
         for moments in noises
     ]
     total_A = steps.gradient.num_steps * np.sum(curves, axis=0)
-    return accountant.epsilon_of_curve(total_A, orders, target_delta=target_delta)[0]
+    return epsilon_of_curve(total_A, orders, target_delta=target_delta)[0]
 
 
 class RacoDp(DpSgdFamily):

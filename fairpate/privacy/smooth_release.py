@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy.accountant import epsilon_of_curve, event_rdp
+from fairpate.privacy.accountant import event_rdp
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]

@@ -36,6 +36,7 @@ from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import load_dataset
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.steps import stepwise
 from fairpate.types import IntArray, Unit
 
@@ -234,7 +235,7 @@ def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_c
             num_queries=count,
             mechanism=mechanism,
             epsilon=accountant.epsilon([mechanism.worst_case(count)], target_delta=delta).epsilon,
-            epsilon_data_dependent=accountant.epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
+            epsilon_data_dependent=epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
             answered=answered,
             right=right,
             worth=worth_of(count * answered, right, num_classes=profile.num_classes) if answered > 0 else 0.0,

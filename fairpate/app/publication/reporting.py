@@ -30,6 +30,7 @@ from fairpate.evaluation.report import (
 from fairpate.methods import method_title
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.events import Event
 from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease
 from fairpate.steps import stepwise
@@ -201,7 +202,7 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
     delta, submitted = spending.target_delta, len(spending.charges_Q)
     events: list[Event] = [spending.drawn(0, submitted), *spending.publications]
     price = accountant.epsilon_data_dependent(events, target_delta=delta)
-    as_in_paper = accountant.epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
+    as_in_paper = epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
     beforehand = accountant.least_epsilon(
         [spending.submitted(0, submitted), *spending.publications], target_delta=delta
     )
@@ -246,7 +247,7 @@ def _course(
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.
         curve_A = curve_A + price(start, end)
-        epsilons.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
+        epsilons.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
         start = end
     course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     return course

@@ -21,6 +21,7 @@ from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, write_json
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import Event
@@ -99,7 +100,7 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     curve_A = sum((release.rdp_A for release in releases), np.zeros(len(DEFAULT_ORDERS)))
     bounds = [pure_epsilon(events)]
     if np.isfinite(curve_A).any():
-        bounds.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
+        bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
     if events and len(events) <= _MOST_DISTRIBUTIONS and accountant.has_loss_distributions(events):
         bounds.append(accountant.epsilon_pld(events, target_delta=delta))
     return min(bounds)
