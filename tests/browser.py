@@ -179,13 +179,15 @@ AXE = _axe_source()
 needs_axe = pytest.mark.skipif(AXE is None, reason="needs axe-core: `pip install --no-deps axe-playwright-python`")
 
 
-def barriers(tab, *impacts):
-    """What axe-core finds on the page that is shown, of ``impacts``: its rule, and where."""
+def barriers(tab, *impacts, rules=()):
+    """What axe-core finds on the page that is shown, of ``impacts``, by all rules or ``rules``: its rule, and where."""
     tab.call("Runtime.evaluate", expression=AXE)
     # A page opened from a file may neither read a style sheet a second time (`preload`) nor write to
     # a frame it holds (`iframes`); what we show in frames is opened on its own as well.
-    options = "{resultTypes: ['violations'], preload: false, iframes: false}"
-    found = tab.run(f"axe.run(document, {options}).then(r => r.violations)")
+    options = {"resultTypes": ["violations"], "preload": False, "iframes": False}
+    if rules:
+        options["runOnly"] = list(rules)
+    found = tab.run(f"axe.run(document, {json.dumps(options)}).then(r => r.violations)")
     return [
         f"{rule['impact']} {rule['id']}: {node['target']} {node['html'][:150]} {node['failureSummary'][:300]}"
         for rule in found
