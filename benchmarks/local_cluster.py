@@ -160,7 +160,8 @@ class Cluster:
         self.wait_until(1)
         for number in range(1, self._num_workers + 1):
             self._add(number, [*common, f"--address={head}", "--num-cpus=1"])
-        self.repair()  # on a busy machine a node may give up while it starts
+            # Of nodes that start at the same time two take one socket, and one waits half a minute before it gives up.
+            self.repair()
 
     def __exit__(self, *_: object) -> None:
         for node in reversed(self.nodes):
