@@ -132,12 +132,16 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _start_here(**options: Any) -> None:
-    """PoolError where Ray does not come up on this machine, as on a very busy one: it waits for half a minute."""
+    """PoolError where Ray does not come up on this machine, in two tries: it waits for half a minute."""
     import ray
 
     try:
-        ray.init("local", **options)
-    except Exception as error:  # Ray raises bare ones
+        try:
+            ray.init("local", **options)
+        except Exception:  # noqa: BLE001 - Ray raises bare ones
+            # Where a machine is busy Ray gives up on a process of its own after 15 seconds; then its files are cached.
+            ray.init("local", **options)
+    except Exception as error:
         said = f"{error}".strip().splitlines() or [type(error).__name__]
         raise PoolError(
             f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of "

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,8 +112,10 @@ def environment_of(pid: int) -> list[bytes]:
 def test_a_ray_that_cannot_start_is_told_with_a_remedy_and_leaves_the_environment_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tries = []
+
     def refuse(*_: object, **__: object) -> None:
-        assert os.environ["RAY_AUTH_MODE"] == "token"
+        tries.append(os.environ["RAY_AUTH_MODE"])
         raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -123,5 +126,43 @@ def test_a_ray_that_cannot_start_is_told_with_a_remedy_and_leaves_the_environmen
     words = "did not start on this machine: The current node timed out during startup. .* give the same command again"
     with pytest.raises(PoolError, match=words), start_ray(RayConfig()):
         pass
+    assert tries == ["token", "token"]
     changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
     assert changed <= {"RAY_worker_niceness", "RAY_USAGE_STATS_ENABLED"}
+
+
+@pytest.mark.slow  # Ray itself waits for half a minute
+def test_a_ray_that_dies_while_it_starts_is_started_again() -> None:
+    """In a process of its own, as one of this session may run here; its raylet is killed once."""
+    asked = subprocess.run(  # noqa: S603 our own program
+        [sys.executable, "-c", STARTED_AGAIN], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout == "killed 1, works\n"
+
+
+STARTED_AGAIN = """
+import os, signal, threading, time
+from pathlib import Path
+from fairpate.config import RayConfig
+from teachers.cluster import start_ray
+
+killed = []
+
+def kill():
+    while not killed:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "stat").read_text().split()
+                if words[1] == "(raylet)" and int(words[3]) == os.getpid():
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed.append(process.name)
+            except OSError:
+                pass
+        time.sleep(0.02)
+
+threading.Thread(target=kill, daemon=True).start()
+with start_ray(RayConfig()):
+    import ray
+    print(f"killed {len(killed)},", ray.get(ray.remote(lambda: "works").remote()))
+"""
