@@ -27,6 +27,13 @@ def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
         assert barriers(tab) == [], page
         least = "Math.min(24, ...[...document.querySelectorAll('summary')].map(e => e.getBoundingClientRect().height))"
         assert tab.run(least) == 24, page  # pixels that a finger hits, WCAG 2.2
+    # Words as pale as their ground would have been found, wherever they stand.
+    pale = "const pale = document.body.appendChild(document.createElement('p'))"
+    tab.run(
+        f"(() => {{ {pale}; pale.textContent = 'pale'; pale.style.color = '#777'; pale.style.background = '#888'; }})()"
+    )
+    (found,) = barriers(tab)
+    assert found.startswith("serious color-contrast")
 
 
 def test_a_tap_on_a_word_opens_its_meaning_and_a_tap_elsewhere_closes_it(tab, finished, fairpate):
