@@ -90,7 +90,9 @@ def test_large_backbones_too(name):
 
 @pytest.mark.slow  # one of them in a run: tests/app/test_portable_run.py
 @pytest.mark.parametrize(
-    "words", [{}, {"mirrored": True, "pixels": None}, {"graph_share": 0.0}], ids=["places", "mirrored", "components"]
+    "words",
+    [{}, {"mirrored": True, "pixels": None, "graph_share": 0.0}],
+    ids=["pixels-and-places", "mirrored-components"],
 )
 def test_a_graph_reads_pictures_through_their_public_embedding(words):
     """On held-out digits, which neither the embedding nor the check has seen: the same labels."""
