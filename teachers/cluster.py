@@ -132,7 +132,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _start_here(**options: Any) -> None:
-    """PoolError where Ray does not come up on this machine, in two tries: it waits for half a minute."""
+    """PoolError where Ray does not come up on this machine, in two tries, each of half a minute at most."""
     import ray
 
     try:

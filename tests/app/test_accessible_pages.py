@@ -27,7 +27,7 @@ def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
         assert barriers(tab) == [], page
         least = "Math.min(24, ...[...document.querySelectorAll('summary')].map(e => e.getBoundingClientRect().height))"
         assert tab.run(least) == 24, page  # pixels that a finger hits, WCAG 2.2
-    # Words as pale as their ground would have been found, wherever they stand.
+    # Pale words would have been found.
     pale = "const pale = document.body.appendChild(document.createElement('p'))"
     tab.run(
         f"(() => {{ {pale}; pale.textContent = 'pale'; pale.style.color = '#777'; pale.style.background = '#888'; }})()"
