@@ -42,7 +42,7 @@ from fairpate.app.spending.odometer import Odometer
 from fairpate.app.spending.stating import count_earlier, require_statement, require_unreleased, state_release
 from fairpate.app.students import read_student
 from fairpate.app.terminal.progress import Reporter
-from fairpate.app.trained_on import keep_embedding, load_for, record_data, with_given_data
+from fairpate.app.trained_on import as_trained, keep_embedding, load_for, record_data, with_given_data
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.evaluation.private_population import PrivatePopulation
@@ -188,14 +188,14 @@ def _opened(
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
-        yield config, dataset, run, meter
+        yield config, as_trained(run, config, dataset), run, meter
 
 
 def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
     """Train on a data set from Python, then post-process on its public records: what was released, and the student.
 
-    As :func:`run_method`, but no release is counted in the operator's odometer, and only a method that asks teachers
-    stores anything: what belongs to its ledger, in ``folder``.
+    As :func:`run_method`, but no release is counted in the operator's odometer, and little is stored in
+    ``folder``: what belongs to the ledger of a method that asks teachers, and the key of an order of records.
     """
     config.check()
     config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
@@ -205,6 +205,7 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=True)
     check_model_files(config, dataset, reporter)
+    dataset = as_trained(run, config, dataset)
     training = Training(
         dataset=dataset, model=initial_model(config, dataset), run=run, reporter=reporter, seed=config.seed
     )

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     PREDICTION = 20
     POPULATION = 21
     THINNING = 22
+    ORDER_OF_RECORDS = 23
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json, write_json, write_text
+from fairpate.app.seeds import Stream, stream_seed
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import placed
 from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
+from fairpate.data.splits import without_order
 from fairpate.types import Unit
 from student.card import StudentCard, read_card
 
@@ -105,6 +108,26 @@ def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
     """Write what made the features, beside the student that will read them."""
     if dataset.embedding is not None and not run.embedding.exists():
         save_embedding(dataset.embedding, run.embedding)
+
+
+def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
+    """``dataset`` as the method reads it: where the attribute alone is protected, in an order that tells nothing of it.
+
+    Drawn once per run and kept in ``private/``; of seeded noise it follows from the seed, as all else does.
+    """
+    if not (config.protects_attribute_only and config.is_private):
+        return dataset
+    path = run.private / "order.key"
+    if config.is_seeded:
+        secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
+    else:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, secrets.token_hex(32) + "\n", private=True)
+        secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
+    private = without_order(dataset.private, seed=config.seed, secret=secret)
+    # Its source holds the records in another order.
+    return replace(dataset, private=private, source=None)
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:

@@ -104,6 +104,21 @@ def check_persons(splits: Mapping[str, Split]) -> None:
             )
 
 
+def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
+    """The same records by a keyed hash of their unit, those of one unit as a permutation from ``secret`` has them.
+
+    For methods that protect the attribute alone: files are often sorted by it, so neither the place of a record nor
+    which of several equal ones has which name may follow the file.
+    """
+    hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
+    drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
+    # Stable: of one unit, the names in the order of the file beside the records in the order that was drawn.
+    names = as_names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
+    is_keyed = split.unit_id is split.record_id
+    records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
+    return replace(records, record_id=names, unit_id=names if is_keyed else records.unit_id)
+
+
 def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:
     """What ``entry`` declares; else null (take what was set aside), or a quarter of the publisher's count to test."""
     declared: int | None = getattr(entry, f"num_{split}")

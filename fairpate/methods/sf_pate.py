@@ -31,6 +31,7 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, LearningConfig, Section
 from fairpate.data import Dataset, Split
+from fairpate.data.record_names import as_names
 from fairpate.methods.definition import Training
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.mean_parity import UNKNOWN
@@ -39,7 +40,7 @@ from fairpate.methods.trained import Trained
 from fairpate.methods.voting import Labels
 from fairpate.nn.models import build_model
 from fairpate.nn.predict import predict_logits
-from fairpate.types import LabelledSet, VoteBatch
+from fairpate.types import IntArray, LabelledSet, VoteBatch
 from teachers.shard import assign_teachers, shard_key, shard_rows
 from teachers.vote import count_votes
 
@@ -192,7 +193,10 @@ class SfPate(PateFamily):
 
 
 def attribute_questions(dataset: Dataset) -> Dataset:
-    """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group."""
+    """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group.
+
+    Records that only the attribute tells apart are one question: their votes are the same.
+    """
     private = dataset.private
     split = Split(
         # Names and units stay those of (x, y): were the attribute in them, a change of it would move two teachers, not
@@ -204,16 +208,28 @@ def attribute_questions(dataset: Dataset) -> Dataset:
         unit_id=private.unit_id,
     )
     labels = dataset.group_names
-    return replace(dataset, private=split, public=split, label_names=labels, group_names=("everyone",), source=None)
+    questions = split.take(torch.from_numpy(np.unique(first_alike(private))))
+    return replace(dataset, private=split, public=questions, label_names=labels, group_names=("everyone",), source=None)
 
 
 def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
-    """Groups (N,) of private records, ``UNKNOWN`` where none was released."""
+    """Groups (N,) of private records, equal ones alike, and ``UNKNOWN`` where none was released."""
     row_of = {record_id: row for row, record_id in enumerate(private.record_id)}
     groups = torch.full((len(private),), UNKNOWN, dtype=torch.int64)
     rows = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
     groups[rows] = torch.from_numpy(labelled.labels)
-    return groups
+    return groups[torch.from_numpy(first_alike(private))]
+
+
+def first_alike(private: Split) -> IntArray:
+    """For each record the row (N,) of the first one with its unit, features and label."""
+    units_N = as_names(private.unit_id).numbered()
+    first_N = np.arange(len(private))
+    seen: dict[tuple[int, bytes, int], int] = {}
+    for row in np.flatnonzero(np.bincount(units_N)[units_N] > 1).tolist():
+        alike = (int(units_N[row]), private.x[row].numpy().tobytes(), int(private.y[row]))
+        first_N[row] = seen.setdefault(alike, row)
+    return first_N
 
 
 def with_labels(x: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:

@@ -1,21 +1,31 @@
-"""Methods that protect the sensitive attribute alone refuse it as a feature, in commands and sweeps."""
+"""Methods that protect the sensitive attribute alone: refused as a feature, and told by no name, place or order."""
 
 from __future__ import annotations
 
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from scipy import stats
 
 from fairpate.app.compare.cells import cells_of
 from fairpate.app.run import run_method
+from fairpate.app.rundir import RunDirectory
+from fairpate.app.tables import read_labels
 from fairpate.app.terminal.progress import Reporter
+from fairpate.app.trained_on import as_trained
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config
-from fairpate.data import REGISTRY
+from fairpate.data import REGISTRY, load_data
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.load import configured
+from teachers.shard import assign_teachers, shard_key
 
 REFUSING = (
     ["method=f_ld"],
@@ -100,3 +110,112 @@ def test_a_sweep_lists_them_with_its_other_faults() -> None:
     assert "dp_sgd.epochs" in faults[0]
     assert faults[1].startswith("data_sets.color_digits: data.options.colour_as_feature: pf_ld protects")
     assert faults[2].startswith("methods.sf_pate.settings.data.options.colour_as_feature: sf_pate protects")
+
+
+DECLARED = """name: clinic
+rows: 600
+files:
+  records: [{path: clinic.csv}]
+features:
+  age: {bounds: [20, 200]}
+  dose: {bounds: [0, 3]}
+label: {column: ill, classes: ["no", "yes"]}
+group: {column: sex, values: [f, m]}
+num_public: 50
+num_validation: 0
+num_test: 50
+"""
+Row = tuple[int, int, str, str]
+"""Age, dose, illness and sex."""
+
+
+def declared(folder: Path, rows: Sequence[Row], undeclared: str) -> Path:
+    """The rows as a table with one column that nobody declared, which tells the sex."""
+    folder.mkdir()
+    lines = [f"{age},{dose},{undeclared[sex == 'm']},{ill},{sex}\n" for age, dose, ill, sex in rows]
+    (folder / "clinic.csv").write_text("age,dose,salutation,ill,sex\n" + "".join(lines), encoding="utf-8")
+    (folder / "clinic.yaml").write_text(DECLARED, encoding="utf-8")
+    return folder / "clinic.yaml"
+
+
+def sorted_by_sex() -> list[Row]:
+    """600 rows, of which many differ in nothing but the sex."""
+    draws = np.random.default_rng(0).integers([20, 0, 0, 0], [200, 3, 2, 2], size=(600, 4)).tolist()
+    rows = [(age, dose, ("no", "yes")[ill], "fm"[sex]) for age, dose, ill, sex in draws]
+    return sorted(rows, key=lambda row: row[3])
+
+
+def released(declaration: Path, out: Path, *overrides: str) -> RunDirectory:
+    settings = (
+        *("method=sf_pate", "student.model.name=logistic", "teachers.num_teachers=5", "teachers.fit.epochs=1"),
+        *("teachers.model.name=logistic", "target.epsilon=50", "f_ld={warmup_epochs: 1, epochs: 1}", "noise=seeded"),
+        *("aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}", "ray.num_actors=0"),
+    )
+    values = {"data": {"name": "clinic", "declaration": str(declaration)}}
+    return run_method(configured(values, [*settings, f"out={out}", *overrides]), Reporter(quiet=True))
+
+
+def test_swapped_attributes_of_equals_and_a_reversed_file_change_labels_alone(tmp_path: Path) -> None:
+    rows = sorted_by_sex()
+    # Between rows that are equal but for the sex, the sexes go round; then the file is turned.
+    places = defaultdict(list)
+    for place, row in enumerate(rows):
+        places[row[:3]].append(place)
+    swapped = list(rows)
+    for alike in places.values():
+        for place, other in zip(alike, [*alike[1:], alike[0]], strict=True):
+            swapped[place] = rows[other]
+    assert swapped != rows
+    first = released(declared(tmp_path / "a", rows, "FM"), tmp_path / "run")
+    second = released(declared(tmp_path / "b", swapped[::-1], "XY"), tmp_path / "other")
+    labelled, again = read_labels(first.labels), read_labels(second.labels)
+    assert labelled.record_ids == again.record_ids
+    assert len(set(labelled.record_ids)) == len(labelled.record_ids) < len(rows)
+    assert not [name for name in labelled.record_ids if name.count("-") > 1]  # no counter
+    known = ("statement.json", "config.yaml")
+    assert [path.name for path in sorted(first.public.iterdir())] == [
+        path.name for path in sorted(second.public.iterdir())
+    ]
+    for name in known:
+        if (first.public / name).exists():
+            assert (first.public / name).read_bytes() == (second.public / name).read_bytes()
+    private, turned = (load_data(tmp_path / folder / "clinic.yaml").private for folder in "ab")
+    assert sorted(private.unit_id) == sorted(turned.unit_id)
+    key = shard_key(0)
+    shards = [
+        Counter(zip(assign_teachers(split.unit_id, 5, key).tolist(), split.unit_id, strict=True))
+        for split in (private, turned)
+    ]
+    assert shards[0] == shards[1]
+
+
+def test_the_order_of_public_names_tells_no_group_of_a_sorted_file(tmp_path: Path) -> None:
+    declaration = declared(tmp_path / "a", sorted_by_sex(), "FM")
+    run = released(declaration, tmp_path / "run")
+    private = load_data(declaration).private
+    groups_of = defaultdict(list)
+    for unit, group in zip(private.unit_id, private.z.tolist(), strict=True):
+        groups_of[unit].append(group)
+    named = [groups_of[name] for name in read_labels(run.labels).record_ids]
+    places = [np.flatnonzero([groups == {group} for groups in map(set, named)]) for group in (0, 1)]
+    assert min(map(len, places)) > 100
+    assert stats.ks_2samp(*places).pvalue > 1e-3
+
+
+def test_a_column_that_nobody_declared_is_in_no_name(tmp_path: Path) -> None:
+    rows = sorted_by_sex()
+    names = [list(load_data(declared(tmp_path / words, rows, words)).private.record_id) for words in ("FM", "MF", "XX")]
+    assert names[0] == names[1] == names[2]
+
+
+def test_the_order_among_equals_is_drawn_for_each_private_run(tmp_path: Path) -> None:
+    declaration = declared(tmp_path / "a", sorted_by_sex(), "FM")
+    dataset = load_data(declaration)
+    config = configured({"data": {"name": "clinic", "declaration": str(declaration)}}, ["method=sf_pate"])
+    runs = [RunDirectory(root=tmp_path / name) for name in ("one", "two")]
+    first, again, second = (as_trained(run, config, dataset).private for run in (runs[0], runs[0], runs[1]))
+    assert torch.equal(first.z, again.z)
+    assert first.record_id == again.record_id == second.record_id
+    assert torch.equal(first.x, second.x)
+    assert not torch.equal(first.z, second.z)
+    assert stat.S_IMODE((runs[0].private / "order.key").stat().st_mode) == 0o600

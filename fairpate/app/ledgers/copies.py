@@ -23,7 +23,7 @@ from fairpate.app.ledgers.opened import missing_labels
 from fairpate.app.ledgers.place import LedgerPlace, note_place, parsed, place_of
 from fairpate.app.release import choose_queries
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_json
-from fairpate.app.trained_on import load_for
+from fairpate.app.trained_on import as_trained, load_for
 from fairpate.app.votes_file import read_votes_file
 from fairpate.config import ConfigError
 from fairpate.methods.own_votes import OwnVotes
@@ -91,7 +91,7 @@ def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str]
         if isinstance(config, OwnVotes):
             dataset = read_votes_file(config.votes).dataset
         else:
-            dataset = config.queried(load_for(run, config.data))
+            dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
     except UserError as error:
         return f"not compared, because the data set cannot be read ({error})"
     total, lost = missing_labels(run, choose_queries(dataset, config.plan(dataset).settings), outcome)

@@ -31,7 +31,7 @@ from fairpate.app.rundir import RunDirectory, RunFolderError, open_run_directory
 from fairpate.app.serving.public_pool import public_pool, public_words
 from fairpate.app.spending.meter import LedgerMeter, Meter
 from fairpate.app.spending.odometer import Odometer, state_folder
-from fairpate.app.trained_on import load_for, record_data, require_data_by_name
+from fairpate.app.trained_on import as_trained, load_for, record_data, require_data_by_name
 from fairpate.app.votes_file import read_votes_file
 from fairpate.config import RayConfig
 from fairpate.data import Dataset
@@ -97,7 +97,7 @@ def _queried(run: RunDirectory, config: VotingMethod) -> Dataset:
         return read_votes_file(config.votes).dataset
     named = load_for(run, config.data)
     record_data(run, named, given_from_python=False)
-    return config.queried(named)
+    return config.queried(as_trained(run, config, named))
 
 
 def serve_aggregators(

@@ -238,9 +238,14 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*(group.column for group in self.groups.values()), *self.computed_from_group)))
 
     def text_of_names(self, columns: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of ``columns`` whose text names a record: no group's, or in `identity.text` one not in force."""
+        """Those of ``columns`` whose text names a record: declared ones but groups', or `identity.text` without those
+        in force.
+
+        What a column that nobody declared says is not known: it might tell the group, and so would the names.
+        """
         in_force = {group.column for group in self.chosen_groups(options)}
-        named = self.identity.text or [column for column in columns if column not in self.told_by_groups]
+        declared = set(self.used()) - set(self.told_by_groups)
+        named = self.identity.text or [column for column in columns if column in declared]
         return tuple(column for column in named if column not in in_force)
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:

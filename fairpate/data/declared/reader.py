@@ -7,11 +7,13 @@ once.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from fairpate.data.declared.declaration import Declaration
 from fairpate.data.declared.encode import cells, codes_of, encode
 from fairpate.data.declared.faults import Faults
 from fairpate.data.declared.feature_codes import feature_codes
-from fairpate.data.declared.own_pictures import LEVEL, PATH, check_paths, read_pictures
+from fairpate.data.declared.own_pictures import check_paths, read_pictures
 from fairpate.data.declared.rows import Rows, kept_rows, rows_of
 from fairpate.data.declared.sections import Person
 from fairpate.data.declared.tables import (
@@ -96,7 +98,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         label = cells(rows.table, table.label.column, rows.file, faults)
         seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy())
         seen.z.append(_crossed_codes(groups, rows, faults))
-        names = Names.of(_units(table, rows, seen, persons, options).cast(pa.large_string()))
+        names = Names.of(_units(table, rows, seen, persons, request).cast(pa.large_string()))
         seen.units.append(names.packed)
         seen.size_of[rows.part] += len(names)
         if persons:
@@ -164,20 +166,16 @@ def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tup
     return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _units(
-    table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None, options: Mapping[str, Any]
-) -> pa.Array:
+def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None, request: Request) -> pa.Array:
     """What names each row, but for a counter.
 
     Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
     others have.
     """
-    identity, prefix = table.identity, table.identity.prefix or table.name
+    identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
         return pc.binary_join_element_wise(prefix, *map(rows.text, identity.key), "-")
     columns = table.text_of_names(rows.table.column_names, options)
-    if not identity.text and any(column.startswith(LEVEL) for column in table.told_by_groups):
-        columns = tuple(column for column in columns if column != PATH)  # which tells a picture's folder
     if persons and persons.person.column not in columns:
         columns = (*columns, persons.person.column)
     for column in columns:
@@ -193,7 +191,20 @@ def _units(
             "what tells records apart (identity)."
         )
     named = prefix if pool == "records" else f"{prefix}-{pool}"
-    return content_units(named, [rows.text(column) for column in columns]).packed
+    texts = {column: rows.text(column) for column in columns}
+    # A path may lie in a folder of its group: the picture itself names its record.
+    if table.pictures and not identity.text and table.pictures.column in texts:
+        texts[table.pictures.column] = _contents(texts[table.pictures.column], resolve_data_dir(request.data_dir))
+    return content_units(named, list(texts.values())).packed
+
+
+def _contents(paths: pa.Array, folder: Path) -> pa.Array:
+    """A hash of each picture's file; empty where there is none, which is a fault of its own."""
+
+    def content(path: str) -> str:
+        return hashlib.sha256((folder / path).read_bytes()).hexdigest() if (folder / path).is_file() else ""
+
+    return pa.array(map(content, paths.to_pylist()), pa.string())
 
 
 def _names(table: Declaration, seen: _Seen) -> tuple[Names, Names]:

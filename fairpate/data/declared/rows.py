@@ -80,7 +80,7 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
     _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if table.identity.key or table.identity.text:  # else the whole row is in its name
+    if table.identity.key or table.identity.text:  # else every declared column is in its name
         rows = rows.select(used)
     for trim in table.trim:
         for column in trim.columns:

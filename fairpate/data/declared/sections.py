@@ -67,7 +67,7 @@ class Identity(Section):
     key: Texts = Field((), description="Columns that name a record together; empty: its text does.")
     text: Texts = Field(
         (),
-        description="Columns whose text is hashed; empty: all but the groups' and those computed from them.",
+        description="Columns whose text is hashed; empty: all declared ones but groups' and those computed from them.",
     )
 
     @model_validator(mode="after")
