@@ -225,7 +225,7 @@ def _delta_at(losses: Sum, epsilon: float) -> float:
 class _Tail:
     """The upper tail of a sum of losses, no mass of it below the truth.
 
-    ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``; ``error`` is
+    ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``, ``error``
     the part of its first factor that bounds rounding. ``excess``: about how much of an epsilon the grid adds.
     """
 
@@ -373,7 +373,7 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
         place = int(folded.argmax())
         others = np.roll(folded, -place)
         largest, others[0] = float(others[0]), 0.0
-        base: npt.NDArray[np.complex128] = scipy.fft.rfft(others) + largest
+        base = np.asarray(scipy.fft.rfft(others) + largest, dtype=np.complex128)
         _multiply_by_power(product, base, count)
         total, least, first, atom = total + count, min(least, count), first - count * place, atom * largest**count
         of_bases += count * (rounding * float(others.sum()) + 2 * UNIT)
