@@ -24,7 +24,7 @@ from fairpate.app.cli.options import (
 )
 from fairpate.app.terminal.output import Output
 from fairpate.config import BACKBONES, ConfigError, DataConfig
-from fairpate.config_reader import apply_override, parse_config, read_yaml
+from fairpate.config_reader import read_yaml
 from fairpate.files import check_output_folder
 from fairpate.named_code import allowing
 
@@ -78,6 +78,7 @@ def run(
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.terminal.progress import Reporter
     from fairpate.app.terminal.summary import outcome
+    from fairpate.methods.fitted import resolved
 
     if out is not None:  # before settings are fitted: public records may have to be counted
         check_output_folder(out, "--out")
@@ -91,12 +92,10 @@ def run(
             config = open_run_directory(release_of)[0].config
             options.append("out=null")
         if config is None and weights is None and (method, data, epsilon) != (None, None, None):
-            resolved = _fitted(options, method)
+            found = resolved(options, method)
         else:
-            resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
-        placed = resolved.model_copy(
-            update={"out": out or resolved.out, "data": with_data_dir(resolved.data, data_dir)}
-        )
+            found = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
+        placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
         return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
 
 
@@ -153,20 +152,6 @@ def _require_configuration(path: Path) -> None:
     """ConfigError for a declaration, which is given otherwise; all other faults are told where they are read."""
     if {"files", "label", "features"} <= read_yaml(path).keys():
         raise ConfigError(f"{path}: declares records, and is no configuration; give it with --data {path}.")
-
-
-def _fitted(options: list[str], method: str | None) -> Method:
-    """What suits the data set that ``options`` name, with ``options`` on top."""
-    from fairpate.methods.fitted import fitted
-    from fairpate.methods.load import configured
-
-    said: dict[str, Any] = {}
-    for option in options:
-        apply_override(said, option)
-    name = said.get("method") if method is None else method
-    if name is not None and not isinstance(name, str):
-        return configured({}, options)
-    return configured(fitted(parse_config(said.get("data", {}), DataConfig), name), options, method=name)
 
 
 def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
