@@ -17,7 +17,7 @@ from aggregator.ledger.ledger import Ledger
 from fairpate.app.compare.tasks import count_cell
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.spending.meter import LedgerMeter, Meter
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
+from fairpate.app.spending.odometer import LimitReachedError, Odometer, state_folder
 from fairpate.app.spending.receipt import OdometerError
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.event_values import event_from, event_json
@@ -369,3 +369,24 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
         ledger.check()  # it may still be read, and written where a limit is raised
         odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
         submit(ledger, 1)
+
+
+def test_the_folder_of_an_odometer_follows_the_environment_and_forgets_no_release(tmp_path, monkeypatch):
+    monkeypatch.delenv("FAIRPATE_STATE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    usual, chosen = tmp_path / ".local/state/fairpate", tmp_path / "xdg/fairpate"
+    assert state_folder() == chosen
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert state_folder() == usual
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert Odometer().path == usual / "odometer.sqlite"
+    Odometer().set_limit("adult", "record", epsilon=1.0, delta=1e-5)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_folder() == usual  # where limits and releases are
+    chosen.mkdir(parents=True)
+    (chosen / "odometer.sqlite").touch()
+    with pytest.raises(OdometerError, match="Two odometers"):
+        state_folder()
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "own"))
+    assert state_folder() == tmp_path / "own"

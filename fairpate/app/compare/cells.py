@@ -243,8 +243,8 @@ def _config(
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
-        if (read := _without_unread(config, values, beneath)) is not values:
-            config = parse_config(read | {"method": method}, schema)
+        if (kept := _without_unread(config, values, beneath)) is not values:
+            config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()
     except ConfigError as error:
         found.append(error)

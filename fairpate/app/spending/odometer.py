@@ -1,9 +1,9 @@
 """The odometer: what all releases on one data set cost together, per unit and relation.
 
 Two runs on the same private records cost their sum, whatever folders they lie in. So every release writes one row
-here, in a file of the operator (``FAIRPATE_STATE``, else ``~/.local/state/fairpate``), before anything of it becomes
-visible (:mod:`fairpate.app.spending.meter`). Releases under another unit or relation are another sum. One by person
-counts in the sum of records too, at the person's price.
+here, in a file of the operator (:func:`state_folder`), before anything of it becomes visible
+(:mod:`fairpate.app.spending.meter`). Releases under another unit or relation are another sum. One by person counts in
+the sum of records too, at the person's price.
 
 Not known here: who trains, how much noise would meet a limit, and what other machines released.
 """
@@ -31,6 +31,8 @@ from fairpate.privacy.event_values import event_from
 from fairpate.privacy.events import Event
 from fairpate.privacy.within_person import of_a_record
 from fairpate.types import Relation, Unit, UserError
+
+_FILE = "odometer.sqlite"
 
 
 class LimitReachedError(UserError):
@@ -71,16 +73,31 @@ def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, .
 
 
 def state_folder() -> Path:
-    """Where the operator's own files lie: ``FAIRPATE_STATE``, else ``~/.local/state/fairpate``."""
-    folder = os.environ.get("FAIRPATE_STATE")
-    return Path(folder).absolute() if folder else Path.home() / ".local/state/fairpate"
+    """The folder of the operator's own files: ``FAIRPATE_STATE``, or ``fairpate`` in ``XDG_STATE_HOME``.
+
+    Without either it is ``~/.local/state/fairpate``, which stays in use where it holds an odometer: no release is
+    forgotten because a variable was set later. OdometerError where the folder of ``XDG_STATE_HOME`` has another.
+    """
+    if folder := os.environ.get("FAIRPATE_STATE"):
+        return Path(folder).absolute()
+    usual = Path.home() / ".local/state/fairpate"
+    base = Path(os.environ.get("XDG_STATE_HOME") or usual.parent)
+    chosen = base / "fairpate"
+    if not base.is_absolute() or chosen == usual or not (usual / _FILE).exists():
+        return chosen if base.is_absolute() else usual  # the specification ignores a relative folder
+    if (chosen / _FILE).exists():
+        raise OdometerError(
+            f"Two odometers count this operator's releases: in {usual} and in {chosen} (XDG_STATE_HOME). Set "
+            "FAIRPATE_STATE to the folder of the one to use; releases of the other are not in its sums."
+        )
+    return usual
 
 
 class Odometer:
     """The releases of one operator. Processes may share it: each call is one transaction."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.path = (folder or state_folder()) / "odometer.sqlite"
+        self.path = (folder or state_folder()) / _FILE
 
     def record(self, release: Release, *, enforce: bool = True) -> None:
         """Store what a run released, or is about to, durably. Once per run: a later call replaces an earlier one's row.
