@@ -41,7 +41,7 @@ def main() -> None:
             numbers = ", ".join(
                 f"{name} {point.value(name):.3f}" for name in ("epsilon", "disparity", "error", "refused")
             )
-            print(f"  {point.method:<12} {numbers}")
+            print(f"  {point.method:<14} {numbers}")
         rule = SelectionRule(max_accuracy_loss=0.3)
         for setting in ("fair", "private", "accurate"):
             choice = select(found, setting, rule=rule, best_error=best_error(found, rule))
