@@ -60,6 +60,13 @@ TELLS_SIZE: Mapping[Unit, str] = {
 RECORDS_ALONE = "Each record is protected by itself: what several records of one person tell together is not covered."
 """What a statement remarks where records have persons behind them."""
 
+READING_TELLS = (
+    "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
+    "private record and equal keys end a run with an error, and everybody who sees the error, or that nothing was "
+    "published, learns that about the records."
+)
+"""Remark of a statement about records of a declaration; `fairpate data check` begins with it."""
+
 
 class UserError(Exception):
     """What its user can fix: the message names the field or file, the value and the remedy."""

@@ -11,6 +11,9 @@ import numpy as np
 
 from fairpate.types import IntArray
 
+SEPARATORS = ",;|"
+"""A name with one of these characters is taken for several persons."""
+
 MOST_RECORDS = 2**17
 """Of one person: squares of sums of votes are then whole numbers that 64 bits hold."""
 

@@ -28,6 +28,7 @@ from fairpate.config import ConfigError, Section
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.identity import counted
+from fairpate.data.persons import SEPARATORS
 from fairpate.data.record_names import Names
 from fairpate.names import nearest
 
@@ -230,6 +231,12 @@ def person_names(persons: Any, count: int) -> Names:
     if unknown := sum(not name for name in names):
         raise ValueError(
             f"persons: expected one for every record, got {unknown} without (None, NaN or empty); complete them."
+        )
+    if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
+        raise ValueError(
+            f"persons: expected one for every record, got {several} with {' or '.join(SEPARATORS)} between several; "
+            "name one, such as the household that protects all of them, or write single names without these "
+            "characters."
         )
     return Names(f"person-{name}" for name in names)
 

@@ -11,6 +11,7 @@ import pytest
 
 from fairpate.data.declared.declaration import read_declaration
 from fairpate.data.declared.draft import outwards
+from fairpate.types import READING_TELLS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"
 PUBLIC = [
@@ -103,7 +104,7 @@ def test_hostile_names_are_quoted(tmp_path, fairpate):
     assert code == 1
     assert "The private split has no member of group of sex M" in "".join((_, said))
     (tmp_path / "own.parquet").write_bytes(b"")
-    assert fairpate("data", "check", "own.yaml")[1].startswith("own.parquet")
+    assert "own.parquet: " in fairpate("data", "check", "own.yaml")[1]
 
 
 @pytest.mark.parametrize(
@@ -182,3 +183,37 @@ def test_a_check_lists_all_that_is_refused(declared, fairpate):
     for words in ("'old' in 1 row", "'X' in 1 row", "'perhaps' in 1 row", "refused: 3 faults"):
         assert words in said
     assert fairpate("data", "check", "adult")[0] == 2
+
+
+def test_that_reading_itself_tells_of_private_records_is_said_first_and_in_the_statement(declared, fairpate):
+    said = " ".join(fairpate("data", "check", "clinic.yaml")[1].split())
+    assert said.startswith(READING_TELLS)
+    (declared / "private.csv").write_text(
+        "age,ward,sex,y\n" + "".join(f"{i},A,{'FM'[i % 2]},{('no', 'yes')[i // 2 % 2]}\n" for i in range(40))
+    )
+    (declared / "clinic.yaml").write_text(f"{DECLARED}rows: 40\n", encoding="utf-8")
+    settings = ("--method", "dp_sgd", "--out", "run", "--set", "dp_sgd.batch_size=10", "--set", "dp_sgd.epochs=1")
+    code, _, said = fairpate("run", "--data", "clinic.yaml", *settings)
+    assert code == 0, said
+    statement = json.loads((declared / "run" / "public" / "statement.json").read_text(encoding="utf-8"))
+    assert READING_TELLS in statement["remarks"]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_a_list_of_persons_is_refused(kind, declared, fairpate):
+    declaration = declared / "clinic.yaml"
+    declaration.write_text(
+        DECLARED.replace("private.csv", "private.parquet") + "person: who\nidentity: {text: [age]}\n", encoding="utf-8"
+    )
+    rows = {"age": [1, 2], "ward": ["A", "A"], "sex": ["F", "M"], "y": ["no", "yes"]}
+    persons = pa.array([[1, 2], [3]], pa.list_(pa.int64())).cast(pa.list_(kind))
+    pq.write_table(pa.table({**rows, "who": persons}), declared / "private.parquet")
+    for name in ("public.csv", "test.csv"):
+        header, *others = (declared / name).read_text(encoding="utf-8").split()
+        text = "\n".join([f"{header},who", *(f"{row},{name}{i}" for i, row in enumerate(others))])
+        (declared / name).write_text(text, encoding="utf-8")
+    code, said, _ = fairpate("data", "check", "clinic.yaml")
+    assert code == 1
+    assert "private.parquet: column who: " in said
+    pq.write_table(pa.table({**rows, "who": ["a", "b"]}), declared / "private.parquet")
+    assert fairpate("data", "check", "clinic.yaml")[0] == 0

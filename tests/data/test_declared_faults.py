@@ -108,6 +108,8 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (PUBLIC, "4,r", "1,r", ("Expected a name for each record, got 1", "also those in other files")),
     (TEST, "6,t", "6,q", ("held_out.csv: column patient", "other persons than in other parts", "in 1 row", "one part")),
     (TEST, "6,t", "6,", ("held_out.csv: column patient: expected a person, got none in 1 row; give each row",)),
+    (PRIVATE, "2,p", "2,p;q", ("patients.csv: column patient: expected one person in each row, got 'p;q' in 1 row",)),
+    (PUBLIC, "4,r", "4,r|s", ("pool.csv: column patient: expected one person", "'r|s'", "separators", "data.unit")),
     # Files that are no table.
     (PUBLIC, FILES[PUBLIC], "", ("pool.csv: not a readable table (it is empty",)),
     (PUBLIC, "\n4,r,50,70.5,A,F\n5,s,60,,B,M\n", "\n", ("pool.csv: not a readable table (it has no row)",)),
@@ -197,6 +199,15 @@ def test_how_text_is_written_makes_no_difference(encode: object, folder: Path) -
     for name, split in before.splits.items():
         assert split.x.tolist() == after.splits[name].x.tolist()
         assert split.record_id == after.splits[name].record_id
+
+
+def test_a_character_that_belongs_to_names_is_declared(folder: Path) -> None:
+    (folder / PRIVATE).write_text(FILES[PRIVATE].replace("2,p", '2,"Doe, Jane"'), encoding="utf-8")
+    with pytest.raises(DataError, match=r"expected one person in each row, got 'Doe, Jane' in 1 row"):
+        load_data(folder / YAML)
+    declared = FILES[YAML].replace("person: patient", "person: {column: patient, separators: ';'}")
+    (folder / YAML).write_text(declared, encoding="utf-8")
+    assert set(load_data(folder / YAML).private.person_id) == {"person-p", "person-Doe, Jane", "person-q"}
 
 
 def test_wrong_bytes_are_told(folder: Path) -> None:

@@ -20,7 +20,7 @@ from fairpate.methods.trained import Trained
 from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import Event
 from fairpate.strict_json import strict
-from fairpate.types import RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, Unit
+from fairpate.types import READING_TELLS, RECORDS_ALONE, TELLS_SIZE, PrivacyStatement, Unit
 
 _NOT_PROTECTED: dict[Unit, str] = {
     "sensitive attribute": "features and labels, which the model is trained on as if they were public",
@@ -105,6 +105,7 @@ def statement_of(
             *shared,
             *size_remarks(config, trained.events, cost.unit),
             *unit_remarks(config, cost.unit, records_alone=records_alone),
+            *((READING_TELLS,) if config.is_private and config.data.declaration is not None else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),

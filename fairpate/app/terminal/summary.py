@@ -19,7 +19,7 @@ from fairpate.data.declared.check import Check
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.fairness.notions import DEFAULT, NOTIONS, Notion
 from fairpate.meaning import delta_text
-from fairpate.types import PrivacyStatement
+from fairpate.types import READING_TELLS, PrivacyStatement
 from student.card import read_card
 
 
@@ -132,7 +132,7 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def check_table(check: Check) -> Group:
-    """Rows by file, what was made of their columns, and what is refused."""
+    """What the check itself reveals, then rows by file, what was made of their columns, and what is refused."""
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -142,7 +142,7 @@ def check_table(check: Check) -> Group:
                 table.add_row("", each.column, "", *counts)
     verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
     said = Text("\n".join([*check.refused, verdict]))
-    return Group(table, said) if check.rows else Group(said)
+    return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:

@@ -40,6 +40,8 @@ from fairpate.data.record_names import GatheredNames, Names
 from fairpate.data.spill import Gathered
 from fairpate.types import IntArray
 
+_ONE_PERSON = "name one person, such as the household that protects all of them"
+
 
 def entry_of(table: Declaration) -> DatasetEntry:
     """The declared table as every data set is known."""
@@ -179,10 +181,7 @@ def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None
     if persons and persons.person.column not in columns:
         columns = (*columns, persons.person.column)
     for column in columns:
-        if is_vectors(rows.table[column].type):
-            raise DataError(
-                f"{rows.file}: column {column}: a list names no record; declare what does (identity: {{key: id}})."
-            )
+        _require_no_list(rows, column)
     pool: Part = "records" if table.files.pooled else rows.part
     first, header = seen.header_of.setdefault(pool, (rows.file, columns))
     if header != columns:
@@ -196,6 +195,14 @@ def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None
     if table.pictures and not identity.text and table.pictures.column in texts:
         texts[table.pictures.column] = _contents(texts[table.pictures.column], resolve_data_dir(request.data_dir))
     return content_units(named, list(texts.values())).packed
+
+
+def _require_no_list(rows: Rows, column: str) -> None:
+    if is_vectors(rows.table[column].type):
+        raise DataError(
+            f"{rows.file}: column {column}: a list names no record; declare what does "
+            "(identity: {key: id}), and name one person in each row."
+        )
 
 
 def _contents(paths: pa.Array, folder: Path) -> pa.Array:
@@ -237,16 +244,29 @@ class _Persons:
 
     def add(self, rows: Rows, units: Names, faults: Faults) -> None:
         """The persons of more rows, whose names are ``units``."""
+        _require_no_list(rows, self.person.column)
         persons = rows.text(self.person.column).cast(pa.large_string())
         lack = pc.equal(persons, "")
         if self.are_protected:
             self._require(faults, rows.file, "a person", "give each row its person", pc.sum(lack).as_py() or 0)
+            self._require_one_person(faults, rows.file, persons)
             # Numbers in the place of names: they are kept until the last file is read.
             named = Names.of(persons.filter(pc.invert(lack)))
             self._met.append(("records" if self.is_pooled else rows.part, rows.file, named.codes()))
         prefix, dash = (pa.scalar(text, pa.large_string()) for text in (self.person.prefix, "-"))
         prefixed = pc.binary_join_element_wise(prefix, persons, dash)
         self.names.append(pc.if_else(lack, units.packed, prefixed))
+
+    def _require_one_person(self, faults: Faults, file: str, persons: pa.Array) -> None:
+        """A fault for the rows that name several persons: no split or sample could keep all rows of each together."""
+        several = pa.scalar(False)
+        for separator in self.person.separators:
+            several = pc.or_(several, pc.match_substring(persons, separator))
+        if self.person.separators and (count := pc.sum(several).as_py()):
+            remedy = f"{_ONE_PERSON}; where it is one name, declare the separators (person: {{separators: ...}})"
+            expected = "one person in each row"
+            values = persons.filter(several).slice(0, 4).to_pylist()
+            self._require(faults, file, expected, remedy, count, values=values)
 
     def require_whole(self, faults: Faults) -> None:
         """A fault for each file with persons of an earlier part."""
@@ -264,6 +284,16 @@ class _Persons:
                 self._require(faults, file, expected, remedy, len(again), met=met)
             earlier += [persons for _, _, persons in of_part]
 
-    def _require(self, faults: Faults, file: str, expected: str, remedy: str, count: int, *, met: str = "none") -> None:
+    def _require(
+        self,
+        faults: Faults,
+        file: str,
+        expected: str,
+        remedy: str,
+        count: int,
+        *,
+        met: str = "none",
+        values: Sequence[str] = (),
+    ) -> None:
         remedy = f"{remedy}, or protect each record by itself (data.unit=record)"
-        faults.add(file, self.person.column, expected=expected, remedy=remedy, rows=count, met=met)
+        faults.add(file, self.person.column, expected=expected, remedy=remedy, rows=count, met=met, values=values)

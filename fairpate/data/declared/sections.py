@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from fairpate.config import Count, Section
 from fairpate.data.declared.columns import Interval, Texts, When
 from fairpate.data.entry import Option
+from fairpate.data.persons import SEPARATORS
 
 
 class Choice(Section):
@@ -85,6 +86,10 @@ class Person(Section):
 
     column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
     prefix: str = Field("person", description="Begins every name.")
+    separators: str = Field(
+        SEPARATORS,
+        description="Characters between several persons in one cell: such a row is refused. Empty: a cell is one name.",
+    )
     count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
     when: When = Field({}, description="Options and the value at which persons are protected, and kept together.")
 
