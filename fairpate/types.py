@@ -327,7 +327,7 @@ class RunRecord:
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
     records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
     ``underserved_groups`` are those that always their own most common class would serve better, by more than chance;
-    ``unmeasured_groups`` have no answered test record. Files of earlier versions name none.
+    ``unmeasured_groups`` have too few answered test records, and are in no gap. Files of earlier versions name none.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
     group in the order of its codes; null for other methods.
     """

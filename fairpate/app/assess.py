@@ -13,6 +13,7 @@ from fairpate.app.seeds import Stream, stream_seed
 from fairpate.data import Dataset
 from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.evaluation.small_cells import shown_records
 from fairpate.types import GateRule
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ class Assessment:
         return values
 
 
-def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
+def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) -> Assessment:
     """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
 
-    A randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
+    randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
     """
     test, rule = dataset.test, student.card.idp3
     groups, persons = test.z.numpy(), test.person_N
@@ -56,7 +58,10 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
 
     def measure(
-        predictions: npt.NDArray[Any], answered_N: npt.NDArray[np.bool_], rule: GateRule | None = None
+        predictions: npt.NDArray[Any],
+        answered_N: npt.NDArray[np.bool_],
+        rule: GateRule | None = None,
+        apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
         return evaluate(
             predictions,
@@ -69,13 +74,18 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
             generator=_generator(seed, Stream.BOOTSTRAP),
             rule=rule,
             persons_N=persons,
+            least_cell=least_cell,
+            apart_N=apart_N,
         )
 
+    kept = shown_records(
+        groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
+    ).kept_N
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
-    baseline = without_privacy(test, prediction.answered, seed=seed)
+    baseline = without_privacy(test, prediction.answered & kept, seed=seed)
     if rule is None:
         return Assessment(evaluations={"student": headline}, without_privacy=baseline)
-    unrefused = measure(expected, np.ones(len(test), dtype=np.bool_))
+    unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
     spread = reject_option_spread(
         prediction.labels,
         groups,
@@ -84,6 +94,8 @@ def assess(student: Student, dataset: Dataset, *, seed: int) -> Assessment:
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
         generator=_generator(seed, Stream.ORDERS),
+        kept_N=kept,
+        least_cell=least_cell,
     )
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused},

@@ -93,7 +93,7 @@ def _report(
     config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
 ) -> None:
     """Metrics, records and pages of a model that was released."""
-    assessment = assess(student, dataset, seed=config.seed)
+    assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
     write_json(run.metrics, assessment.to_json())
     population = _private_population(config, run, dataset, student)
     statement = read_statement(run)

@@ -20,6 +20,7 @@ from fairpate.evaluation.verdict import (
     majority_words,
     published_epsilon,
     several_records,
+    small_cell_words,
     unit_words,
     verdict,
     why_not_private,
@@ -179,11 +180,13 @@ class Card:
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
             *(f"On the test records the model {words}." for words in self.evaluation.underserved),
-            *(f"Gaps leave out {name}: no answered test record." for name in self.evaluation.not_measured),
+            *(f"Gaps leave out {name}: too few answered test records." for name in self.evaluation.not_measured),
+            *filter(None, (small_cell_words(self.evaluation),)),
             *self._alone,
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured
-            else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",
+            else f"{self.evaluation.why_unknown.capitalize()}: how accurate the model is, and how it treats groups, is "
+            "unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]

@@ -33,7 +33,14 @@ from fairpate.evaluation.records import (
     Voting,
 )
 from fairpate.evaluation.reject_option import RejectOptionSpread
-from fairpate.evaluation.verdict import earlier_words, majority_words, unit_words, verdict, why_not_private
+from fairpate.evaluation.verdict import (
+    earlier_words,
+    majority_words,
+    small_cell_words,
+    unit_words,
+    verdict,
+    why_not_private,
+)
 from fairpate.fairness.notions import NOTIONS
 from fairpate.meaning import delta_text
 from fairpate.types import STOPPED_BY_VOTES, GateRule
@@ -76,6 +83,7 @@ def public_report(report: PublicReport) -> str:
         outcomes=OUTCOMES,
         gap_names=GAP_NAMES,
         answered=answered_words,
+        small_cells=small_cell_words(report.headline),
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
         order_words=_order_words(report.reject_option),

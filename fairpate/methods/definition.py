@@ -21,6 +21,7 @@ from fairpate.app.terminal.progress import Reporter
 from fairpate.config import (
     ConfigError,
     DataConfig,
+    EvaluationConfig,
     Noise,
     PrivacyTarget,
     PublicDataConfig,
@@ -91,6 +92,7 @@ class Method(Section):
     target: Terms = Terms()
     student: PublishedConfig = PublishedConfig()
     public_data: PublicDataConfig = PublicDataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
     def is_private(self) -> bool:

@@ -38,7 +38,7 @@ GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
 EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
-    *("underserved", "not_measured"),
+    *("underserved", "underserved_groups", "not_measured", "least_cell"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }

@@ -225,15 +225,15 @@ def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> No
     assert fairness_of(with_interval(found, 0.2, 0.3)) == "not fair"
 
 
-def test_a_group_without_an_answer_leaves_a_model_perhaps_fair() -> None:
+def test_a_group_without_an_answer_is_named_beside_those_among_whom_a_model_is_fair() -> None:
     """Two groups are treated alike; of the third there is no record."""
     two = measured()
     lacking = GroupResult(name="children", num_records=0, num_answered=0, coverage=math.nan, accuracy=math.nan)
     groups, confusion = (*two.groups, lacking), (*two.confusion_GYC, ((0.0, 0.0), (0.0, 0.0)))
     found = with_interval(replace(two, groups=groups, confusion_GYC=confusion), 0.0, 0.05)
-    assert fairness_of(found) == "perhaps fair"
-    words = "No answered test record of children: how they are treated is unknown."
-    assert words in said(found).figures[1].details
+    assert fairness_of(found) == "fair among some"
+    assert said(found).line.endswith("; fair among women and men; not known for children.")
+    assert "Too few answered test records of children." in said(found).figures[1].details
 
 
 def test_whom_a_constant_would_serve_better_stands_beside_the_accuracy() -> None:
@@ -241,7 +241,9 @@ def test_whom_a_constant_would_serve_better_stands_beside_the_accuracy() -> None
     confusion = (((200.0, 50.0), (50.0, 200.0)), ((350.0, 100.0), (10.0, 40.0)))
     words = "is right about 78.0 % of men, always predicting 'no' about 90.0 %"
     groups = tuple(replace(group, accuracy=right) for group, right in zip(FAIR.groups, (0.8, 0.78), strict=True))
-    found = replace(FAIR, confusion_GYC=confusion, groups=groups)
+    plain = replace(FAIR, confusion_GYC=confusion, groups=groups).to_json()
+    # As a file of an earlier version has it, what is told of tables is computed from them.
+    found = Evaluation.from_json({name: value for name, value in plain.items() if "underserved" not in name})
     assert f"The model {words}." in said(found).figures[2].details
     assert found.to_json()["underserved"] == [words]
 

@@ -79,7 +79,7 @@ def summarise(run: RunDirectory) -> Group:
 def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Accuracy and gap on the test records, or that there were none."""
     if not metrics["num_records"]:
-        return [("accuracy", "unknown: no test records")]
+        return [("accuracy", f"unknown: {'too few' if metrics.get('not_measured') else 'no'} test records")]
     gap = metrics["gaps"]["dp_one_vs_rest"]
     return [
         ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
@@ -120,7 +120,7 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     said = (*metrics["degenerate"], *metrics.get("underserved", ()))
     warnings = [("warning", f"the model {words}") for words in said]
     if groups := metrics.get("not_measured"):
-        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: no answered test record"))
+        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: too few answered test records"))
     if metrics["majority_class"] is None:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
