@@ -282,8 +282,10 @@ class PrivacyStatement:
     labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
     ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's number, where its
     own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
-    odometer before this one, and cost ``epsilon_with_earlier`` together with it; null where it was not counted or is
-    not private. ``remarks`` qualify the claim, in words.
+    odometer before this one. They cost ``epsilon_with_earlier`` together with it if all were fixed before the first;
+    ``epsilon_adaptive_with_earlier`` is the least limit that admits them, each chosen in view of the earlier ones. All
+    three are null unless they are to be named, and where the run was not counted or is not private. ``remarks`` qualify
+    the claim, in words.
     """
 
     method: str
@@ -299,6 +301,7 @@ class PrivacyStatement:
     epsilon_as_in_paper: float | None = None
     earlier_releases: int | None = None
     epsilon_with_earlier: float | None = None
+    epsilon_adaptive_with_earlier: float | None = None
     tuning_accounted: bool = False
     remarks: tuple[str, ...] = ()
 

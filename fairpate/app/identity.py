@@ -14,9 +14,11 @@ from fairpate.config import EvaluationConfig
 if TYPE_CHECKING:
     from fairpate.methods.definition import Method
 
-# Where a run happens does not change what it computes; a file of weights is known by its checksum.
+# Where a run happens, and what its pages name, does not change what it computes; a file of weights is known by its
+# checksum.
 _PLACES = (
     "out",
+    "names_earlier",
     "storage",
     "ray",
     "data.data_dir",

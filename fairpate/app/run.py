@@ -133,7 +133,7 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
         assert isinstance(opened, VotingMethod)
         check_queries(opened, dataset, meter, reporter)
         labels = opened.release(_without_model(opened, dataset, run, reporter, meter))
-        state_release(opened, run, dataset, labels, meter)
+        state_release(opened, run, dataset, labels, meter, reporter)
     reporter.note("labels", str(run.labels))
     return run
 
@@ -243,7 +243,7 @@ def _student(
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
-        state_release(config, run, dataset, labels, meter)
+        state_release(config, run, dataset, labels, meter, reporter)
     if is_trained:
         if labels is None:
             require_statement(run, is_free=is_free)
@@ -260,7 +260,7 @@ def _student(
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
-        state_release(config, run, dataset, trained, meter)
+        state_release(config, run, dataset, trained, meter, reporter)
     student = Student(card=card_of_model(config, dataset, trained, network, run), network=network)
     # Last of all: a model that is there has its price stated and counted.
     write_atomically(run.student, lambda path: save_student(student, path))

@@ -48,8 +48,9 @@ class Guarantee:
 
     ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
     noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
-    ``epsilon_with_earlier`` is what ``earlier_releases`` of the same private data cost together with this one; None
-    where that is not finite.
+    ``epsilon_with_earlier`` is what ``earlier_releases`` of the same private data cost together with this one if all
+    were fixed beforehand, ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view of
+    the earlier ones; None where that is not finite.
     """
 
     unit: Unit
@@ -66,6 +67,7 @@ class Guarantee:
     tells_size: bool = False
     earlier_releases: int = 0
     epsilon_with_earlier: float | None = None
+    epsilon_adaptive_with_earlier: float | None = None
 
     @property
     def is_attested(self) -> bool:

@@ -115,11 +115,15 @@ def earlier_words(guarantee: Guarantee) -> str:
     if not guarantee.earlier_releases:
         return ""
     together = f"Together with {counted(guarantee.earlier_releases, 'earlier release')} of the same private data"
-    epsilon = guarantee.epsilon_with_earlier
+    epsilon, adaptive = guarantee.epsilon_with_earlier, guarantee.epsilon_adaptive_with_earlier
     if epsilon is None or math.isinf(epsilon):
         return f"{together} no ε is finite."
     right = most_often_right(epsilon, guarantee.delta)
-    return f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time."
+    chosen = "no ε is finite" if adaptive is None or math.isinf(adaptive) else f"it is ε = {epsilon_text(adaptive)}"
+    return (
+        f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time, if all were "
+        f"fixed beforehand; if each was chosen in view of the earlier ones, {chosen}."
+    )
 
 
 def majority_words(measured: Evaluation) -> str:

@@ -62,7 +62,11 @@ METRICS = {
     ),
 }
 CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
-CLAIM |= {"earlier_releases", "epsilon_with_earlier"}  # of events that hold for any data
+CLAIM |= {
+    "earlier_releases",
+    "epsilon_with_earlier",
+    "epsilon_adaptive_with_earlier",
+}  # of events that hold for any data
 OUTCOMES = {"submitted", "answered", "rejected_confidence", "rejected_fairness", "refused_free"}
 EVENT = {
     *("kind", "noun"),
@@ -282,7 +286,8 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
-        *("epsilon_sanitised", "not_protected", "remarks", "tells_size", "earlier_releases", "epsilon_with_earlier"),
+        *("epsilon_sanitised", "not_protected", "remarks", "tells_size", "earlier_releases"),
+        *("epsilon_with_earlier", "epsilon_adaptive_with_earlier"),
     }
     assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {
         *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),

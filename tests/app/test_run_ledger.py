@@ -135,7 +135,7 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
 
 def test_with_earlier_releases_no_run_costs_less_than_alone(small_config, tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    config = small_config(tmp_path / "run", "noise=os_entropy")
+    config = small_config(tmp_path / "run", "noise=os_entropy", "names_earlier=true")
     folder = run(config)
     with Ledger(folder.ledger, open_terms(folder)) as ledger:  # as a service that answers one more
         reserved = ledger.reserve(["answered"], [0], np.array([[12] + [0] * 9]))

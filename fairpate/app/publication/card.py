@@ -152,6 +152,7 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         remarks=statement.remarks,
         earlier_releases=statement.earlier_releases or 0,
         epsilon_with_earlier=statement.epsilon_with_earlier,
+        epsilon_adaptive_with_earlier=statement.epsilon_adaptive_with_earlier,
         # Neighbours are sampled at a rate that is configured, whatever the number of records.
         tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
     )
