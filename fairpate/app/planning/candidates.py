@@ -24,8 +24,7 @@ from fairpate.app.planning.plan import AGREEMENT, SPREAD, assumed_profile, worth
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
 from fairpate.data import Dataset, entry_for, load_dataset
 from fairpate.meaning import exact_text
-from fairpate.methods.fitted import count_protected, fitted
-from fairpate.methods.load import configured
+from fairpate.methods.fitted import count_protected, resolved
 from fairpate.steps import stepwise
 
 VOTERS = {
@@ -97,8 +96,8 @@ def _candidate(
     command = f"fairpate run --data {said} --epsilon {exact_text(epsilon)}{at} --method {method}"
     known: dict[str, Any] = {"method": method, "voters": VOTERS[method], "command": command}
     try:
-        values = fitted(data, method) | {"target": {"epsilon": epsilon, "delta": delta}}
-        config = configured(values, method=method)
+        named = data.model_dump_json(exclude_unset=True)
+        config = resolved([f"data={named}", f"target.epsilon={epsilon}", f"target.delta={delta}"], method)
         config.require_trainable()
         dataset = load(config.data.embedding)
         voting = config.voting(dataset, _private_records(data, dataset))
