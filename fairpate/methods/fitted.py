@@ -42,13 +42,18 @@ def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
 
     This is what `fairpate run` without a configuration computes, and so what every command that is printed means.
     """
+    return configured(start_values(overrides, method), overrides, method=method)
+
+
+def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
+    """What lies under ``overrides`` there."""
     said: Values = {}
     for override in overrides:
         apply_override(said, override)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
-        return configured({}, overrides)
-    return configured(fitted(parse_config(said.get("data", {}), DataConfig), name), overrides, method=name)
+        return {}  # refused with the rest of the configuration
+    return fitted(parse_config(said.get("data", {}), DataConfig), name)
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
