@@ -26,6 +26,7 @@ from fairpate.app.early_checks import check_data, check_model_files, check_queri
 from fairpate.app.finished import own_folder
 from fairpate.app.identity import determining_values
 from fairpate.app.model import card_of_model, initial_model, post_process
+from fairpate.app.planning.outlook import cautions
 from fairpate.app.publication.portable import write_portable
 from fairpate.app.publication.reporting import write_reports
 from fairpate.app.released import read_release, release_id
@@ -82,6 +83,9 @@ def run_method(
     with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
+        if not run.student.exists() and not reporter.console.quiet:
+            for words in cautions(config, dataset, run):
+                reporter.note("caution", words)
         student, labels = _student(config, dataset, run, reporter, meter)
         reporter.note("model", str(run.student))
         if with_graph:
