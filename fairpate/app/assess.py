@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.app.baseline import without_privacy
 from fairpate.app.seeds import Stream, stream_seed
 from fairpate.data import Dataset
-from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy, evaluate
+from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.evaluation.small_cells import shown_records
 from fairpate.types import GateRule
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 class Assessment:
     """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order.
 
-    ``without_privacy`` is what a model that touched no private record reaches on the same test records.
+    ``measured_N`` marks the test records that the headline's accuracy is over.
     """
 
     evaluations: dict[str, Evaluation]
+    measured_N: npt.NDArray[np.bool_]
     reject_option: RejectOptionSpread | None = None
-    without_privacy: WithoutPrivacy | None = None
 
     @property
     def headline(self) -> Evaluation:
@@ -37,9 +36,8 @@ class Assessment:
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """The headline's metrics, and beside them a baseline and those without refusals."""
-        baseline = self.without_privacy
-        values = self.headline.to_json() | {"without_privacy": None if baseline is None else asdict(baseline)}
+        """The headline's metrics, and beside them those without refusals."""
+        values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
             values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
@@ -82,9 +80,9 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
-    baseline = without_privacy(test, prediction.answered & kept, seed=seed)
+    measured = prediction.answered & kept
     if rule is None:
-        return Assessment(evaluations={"student": headline}, without_privacy=baseline)
+        return Assessment(evaluations={"student": headline}, measured_N=measured)
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
     spread = reject_option_spread(
         prediction.labels,
@@ -99,8 +97,8 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
     )
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused},
+        measured_N=measured,
         reject_option=spread,
-        without_privacy=baseline,
     )
 
 

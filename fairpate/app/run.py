@@ -21,10 +21,12 @@ from torch import nn
 
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import with_pinned_weights
+from fairpate.app.baseline import without_privacy
 from fairpate.app.early_checks import check_data, check_model_files, check_queries
 from fairpate.app.finished import own_folder
 from fairpate.app.identity import determining_values
 from fairpate.app.model import card_of_model, initial_model, post_process
+from fairpate.app.planning.outlook import cautions
 from fairpate.app.publication.portable import write_portable
 from fairpate.app.publication.reporting import write_reports
 from fairpate.app.released import read_release, release_id
@@ -81,6 +83,9 @@ def run_method(
     with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
+        if not run.student.exists() and not reporter.console.quiet:
+            for words in cautions(config, dataset, run):
+                reporter.note("caution", words)
         student, labels = _student(config, dataset, run, reporter, meter)
         reporter.note("model", str(run.student))
         if with_graph:
@@ -95,6 +100,9 @@ def _report(
     """Metrics, records and pages of a model that was released."""
     assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
     write_json(run.metrics, assessment.to_json())
+    baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N, seed=config.seed)
+    if baseline is not None:
+        write_json(run.without_privacy, asdict(baseline), private=True)
     population = _private_population(config, run, dataset, student)
     statement = read_statement(run)
     _write_records(config, run, statement, assessment, labels)
@@ -108,6 +116,7 @@ def _report(
             assessment=assessment,
             num_training_labels=student.card.num_training_labels,
             private_population=population,
+            without_privacy=baseline,
         )
 
 

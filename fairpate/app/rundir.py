@@ -110,6 +110,8 @@ class RunDirectory:
     """The same point at the price that depends on votes, where there is one; for the operator."""
     costs = PathIn("private", "costs.json")
     """What was really spent; for the operator."""
+    without_privacy = PathIn("private", "without_privacy.json")
+    """What a model without noise reaches that learned from private records; for the operator."""
     private_report = PathIn("private", "report.html")
     """The page for the operator."""
     config = PathIn("root", "config.yaml")

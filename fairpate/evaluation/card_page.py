@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
+from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import count, made_words, percent, render
 from fairpate.evaluation.private_population import PrivatePopulation, population_words
 from fairpate.evaluation.records import Guarantee
@@ -108,7 +108,6 @@ class Card:
     evaluation: Evaluation
     refusals: CardRefusals | None = None
     private_population: PrivatePopulation | None = None
-    without_privacy: WithoutPrivacy | None = None
 
     @property
     def description(self) -> str:
@@ -214,7 +213,7 @@ def card_page(card: Card) -> str:
         card=card,
         privacy=card.privacy,
         why_not=why_not_private(card.privacy),
-        verdict=verdict(card.evaluation, card.privacy, card.without_privacy),
+        verdict=verdict(card.evaluation, card.privacy),
         made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         several=several_records(card.privacy),
         epsilon=published_epsilon(card.privacy),

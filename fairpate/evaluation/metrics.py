@@ -34,7 +34,7 @@ GAPS: Mapping[str, gaps.Metric] = {**{notion.reading: notion.metric for notion i
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
 _DERIVED = ("not_measured",)
-_WORDS = ("majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
+_WORDS = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ _NOT_MEASURED = GapResult(
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy:
-    """What a logistic model reaches that learned from ``num_records`` test records and from no private one.
+    """What a logistic model without noise reaches that learned from ``num_records`` private records: the operator's.
 
-    ``accuracy`` is over test records that it did not learn from, and that the measured model answered.
+    ``accuracy`` is over the test records that the measured model answered.
     """
 
     accuracy: float
@@ -96,11 +96,12 @@ class Evaluation:
     leaves nothing to learn from a predictor's gaps, in predicates such as "predicts 'no' for every record"; it is empty
     for one that is better than a constant, answers and tells records of every group apart. ``underserved`` are
     predicates of ``underserved_groups``, whom their own most common class would serve better, by more than chance: a
-    model may have come to equal errors by levelling down.
+    model may have come to equal errors by levelling down. ``perfect_gap`` is the demographic-parity gap of the true
+    labels, which a model that is always right has.
 
     Everything is of the records in cells of at least ``least_cell`` records or persons
     (:mod:`fairpate.evaluation.small_cells`): groups of fewer are in no number, and what would show a smaller cell is
-    None or NaN.
+    None or NaN; of more than two classes ``perfect_gap`` is then rounded down to tenths.
     """
 
     num_records: int
@@ -116,6 +117,7 @@ class Evaluation:
     rates_GC: tuple[tuple[float, ...], ...]
     confusion_GYC: tuple[tuple[tuple[float, ...], ...] | None, ...]
     least_cell: int = 1
+    perfect_gap: float = math.nan
     majority_class: str | None = None
     majority_accuracy: float = math.nan
     degenerate: tuple[str, ...] = ()
@@ -202,11 +204,11 @@ class Evaluation:
         )
         for name in ("group_names", "class_names", "degenerate", "underserved", "underserved_groups"):
             fields[name] = tuple(plain.get(name, ()))
-        for name in ("accuracy", "coverage", "ermi", "ermi_given_label", "majority_accuracy"):
+        for name in ("accuracy", "coverage", "ermi", "ermi_given_label", "majority_accuracy", "perfect_gap"):
             fields[name] = _none_to_nan(plain.get(name))
         found = cls(**fields)
         # Files of earlier versions lack some of what is computed from tables, and have every table.
-        return found if all(name in plain for name in _WORDS) else _with_words(found)
+        return found if all(name in plain for name in _WORDS) or None in found.confusion_GYC else _with_words(found)
 
 
 def evaluate(
@@ -290,10 +292,12 @@ def evaluate(
 
 def _with_words(measured: Evaluation) -> Evaluation:
     """With what is computed from its tables, all of which are there."""
-    label_C = np.asarray(measured.confusion_GYC).sum(axis=(0, 2))
+    label_GC = np.asarray(measured.confusion_GYC).sum(axis=2)
+    label_C = label_GC.sum(axis=0)
     if label_C.sum() > 0:
         measured = replace(
             measured,
+            perfect_gap=gaps.dp_one_vs_rest(label_GC[:, None]).value,
             majority_class=measured.class_names[int(label_C.argmax())],
             majority_accuracy=float(label_C.max() / label_C.sum()),
         )
@@ -311,12 +315,14 @@ def _without_small_cells(
 ) -> Evaluation:
     """Without the numbers from which the size of a small cell follows."""
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < measured.least_cell}
-    tables, underserved = list(measured.confusion_GYC), measured.underserved
+    tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
     rates_GC, groups = list(measured.rates_GC), list(measured.groups)
     majority, accuracy = (measured.majority_class, measured.majority_accuracy), measured.accuracy
     if not shown.by_label:
         hidden |= _GIVEN_LABEL
         tables = [None] * len(tables)
+        # Of two classes the gap and their totals would tell the counts.
+        perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
         underserved = tuple(
             f"is right about {name} less often than always predicting its most common class would be"
             for name in measured.underserved_groups
@@ -342,6 +348,7 @@ def _without_small_cells(
     return replace(
         measured,
         accuracy=accuracy,
+        perfect_gap=float(perfect_gap),
         groups=tuple(groups),
         gaps={
             name: replace(too_few, level=gap.level) if name in hidden else gap for name, gap in measured.gaps.items()

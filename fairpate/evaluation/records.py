@@ -121,7 +121,7 @@ class PublicReport:
     is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
     for one that answers everything. ``num_training_labels``: released labels that the student was trained on, which the
     ledger may have outgrown; None where that is not known. ``private_population``: what a release by group tells.
-    ``without_privacy`` stands beside the accuracy. ``made`` says when and by which version.
+    ``made`` says when and by which version.
     """
 
     title: str
@@ -133,7 +133,6 @@ class PublicReport:
     num_private_records: int | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
-    without_privacy: WithoutPrivacy | None = None
     made: str = ""
 
     def __post_init__(self) -> None:
@@ -172,6 +171,7 @@ class PrivateReport:
     query costs at its worst case, whatever its votes. ``plurality_votes_Q`` counts the voters behind the most popular
     label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who voted. ``groups_Q`` are places in
     ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` who asked (empty: the run itself).
+    ``without_privacy`` is what a model without noise reaches that learned from the same private records.
     """
 
     public: PublicReport
@@ -187,6 +187,7 @@ class PrivateReport:
     outcomes_Q: Sequence[Outcome]
     at_Q: Sequence[float]
     callers_Q: Sequence[str]
+    without_privacy: WithoutPrivacy | None = None
 
     def __post_init__(self) -> None:
         if self.public.voting is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairpate.evaluation import charts
 from fairpate.evaluation.frontier_looks import SHAPES
-from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
 from fairpate.evaluation.page import (
     count,
     counted,
@@ -95,8 +95,8 @@ def public_report(report: PublicReport) -> str:
     )
 
 
-def opening(report: PublicReport) -> dict[str, Any]:
-    """Title, verdict, what was done."""
+def opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
+    """Title, verdict, what was done; ``without_privacy`` for the operator's page alone."""
     guarantee = report.guarantee
     return {
         "report": report,
@@ -108,7 +108,7 @@ def opening(report: PublicReport) -> dict[str, Any]:
         "noise": _noise(report),
         "training_labels": _training_labels(report),
         "baseline": majority_words,
-        "verdict": verdict(report.headline, guarantee, report.without_privacy),
+        "verdict": verdict(report.headline, guarantee, without_privacy),
         "earlier": earlier_words(guarantee),
         "why_not": why_not_private(guarantee),
     }

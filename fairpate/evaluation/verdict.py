@@ -76,7 +76,7 @@ class Verdict:
 
 
 def verdict(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPrivacy | None = None) -> Verdict:
-    """What the pages of a run open with; ``without_privacy`` None where no such model is known."""
+    """What the pages of a run open with; ``without_privacy`` is for the operator's page alone."""
     return Verdict(
         line=_line(measured, guarantee, without_privacy),
         meaning=_meaning_words(guarantee),
@@ -134,10 +134,10 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def without_privacy_words(found: WithoutPrivacy | None) -> str:
-    """The accuracy of a model without privacy that touched no private record, or why there is none."""
+    """The accuracy of a model without privacy, for the operator, or why there is none."""
     if found is None:
         return _NO_BASELINE
-    learned = counted(found.num_records, "other test record")
+    learned = counted(found.num_records, "private record")
     return f"A logistic model without privacy that learned from {learned}: {percent(found.accuracy)}."
 
 
@@ -197,12 +197,15 @@ def _line(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPr
     accuracy = f"at {_accuracy_word(measured, without_privacy)}{_answered_words(measured)}"
     if measured.not_measured:
         return f"{begin}, {accuracy}; {_fair_words(measured, fair)}."
+    perfect = ""
+    if fair == "not fair" and measured.perfect_gap >= FAIR_GAP:
+        perfect = " A model that is always right would not be called fair here either."
     joined = _JOINED.get((private, fair))
     if joined is None:
         joined = f"{begin}, {_fair_words(measured, fair)}"
     elif alone:
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
-    return f"{joined}, {accuracy}."
+    return f"{joined}, {accuracy}.{perfect}"
 
 
 def _fair_words(measured: Evaluation, fair: Fairness) -> str:
@@ -230,13 +233,15 @@ def _answered_words(measured: Evaluation) -> str:
 
 def _accuracy_word(measured: Evaluation, without_privacy: WithoutPrivacy | None) -> str:
     """How far the accuracy lies from the best that it may be compared with."""
+    if math.isnan(measured.accuracy):
+        return "an accuracy that is not shown"
     if without_privacy is None or without_privacy.accuracy < measured.majority_accuracy:
         if measured.majority_class is None:
             return f"{percent(measured.accuracy)} accuracy"
         return _apart(measured.accuracy, measured.majority_accuracy, "the most common class")
-    # One that learned from few records is soon surpassed.
+    # It may have learned from fewer records than the model.
     is_surpassed = measured.accuracy > without_privacy.accuracy
-    learned = f" that learned from {counted(without_privacy.num_records, 'test record')}" if is_surpassed else ""
+    learned = f" that learned from {counted(without_privacy.num_records, 'private record')}" if is_surpassed else ""
     return _apart(measured.accuracy, without_privacy.accuracy, f"a logistic model without privacy{learned}")
 
 
@@ -310,8 +315,21 @@ def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> t
         f"The share of one prediction differs by so much between one group and all others ({gap.where}).",
         f"Its interval, {interval_words(gap)}, {lies} {FAIR_GAP:.2f}, up to which these pages call a model fair.",
         *few,
+        *_perfect_words(measured),
         *filter(None, (unknown,)),
         f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
+    )
+
+
+def _perfect_words(measured: Evaluation) -> tuple[str, ...]:
+    """The gap of a model that is always right, where it is known."""
+    gap = measured.perfect_gap
+    if math.isnan(gap):
+        return ()
+    of = f"of {gap:.3f}" if any(measured.confusion_GYC) else f"of {gap:.1f} or more" if gap else "below 0.1"
+    return (
+        f"A model that is always right would have a gap {of} here, that of the true labels, and an equalized-odds gap "
+        "of 0.",
     )
 
 

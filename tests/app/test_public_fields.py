@@ -38,16 +38,14 @@ GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
 EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
-    *("underserved", "underserved_groups", "not_measured", "least_cell"),
+    *("underserved", "underserved_groups", "not_measured", "least_cell", "perfect_gap"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }
 SPREAD = {"low", "mean", "high", "n_undefined"}
 RULE = {"max_disparity", "min_count", "cold_start", "gap"}
-BASELINE = {"without_privacy", "without_privacy.accuracy", "without_privacy.num_records"}  # of test records alone
 METRICS = {
     *EVALUATION,
-    *BASELINE,
     *(f"without_refusals.{name}" for name in EVALUATION),
     *(
         f"orders.orders.{name}"
@@ -102,7 +100,6 @@ STUDENT = {
 }
 CARD = {
     *("format", "publishable", "not_publishable", "limits", "protects", "description", "verdict", "meaning"),
-    *BASELINE,
     *(
         f"model.{name}"
         for name in ("method", "architecture", "input_shape", "classes", "groups", "sensitive_attribute")
@@ -282,7 +279,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
-        *("num_private_records", "num_training_labels", "private_population", "without_privacy", "made"),
+        *("num_private_records", "num_training_labels", "private_population", "made"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),

@@ -97,6 +97,23 @@ def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:
     assert (found.majority_class, found.majority_accuracy) == ("class 0", pytest.approx(296 / 400))
 
 
+def test_the_gap_of_a_model_that_is_always_right_is_that_of_the_labels() -> None:
+    """Class 1 has 20 of 100 women and 60 of 100 men; of two classes a small cell would follow, of three hardly."""
+    found = evaluation([[[60, 20], [5, 15]], [[20, 20], [10, 50]]])
+    assert found.perfect_gap == pytest.approx(0.4)
+    gap = verdict(found, GUARANTEE).figures[1].details
+    assert any("always right would have a gap of 0.400 here" in words for words in gap)
+    assert np.isnan(evaluation([[[80, 10], [5, 4]], [[20, 20], [10, 50]]]).perfect_gap)
+    three = np.zeros((2, 3, 3))
+    three[:, range(3), range(3)] = [[91, 5, 4], [44, 40, 16]]
+    three[:, 0, 1] = 1
+    assert evaluation(three.astype(int)).perfect_gap == pytest.approx(0.4)
+    assert any(
+        "gap of 0.4 or more here" in words
+        for words in verdict(evaluation(three.astype(int)), GUARANTEE).figures[1].details
+    )
+
+
 def test_persons_count_and_not_their_records() -> None:
     """Twelve records of four children are four."""
     groups, answered = np.repeat([0, 1], [40, 12]), np.ones(52, dtype=np.bool_)

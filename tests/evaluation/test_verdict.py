@@ -101,6 +101,9 @@ def test_the_gap_decides_by_its_whole_interval() -> None:
 def test_the_verdict_joins_privacy_fairness_and_accuracy(evaluation, changes, line: str) -> None:
     """90 % are right, 93 % without privacy: 3 points."""
     expected = f"{line}, at 3.0 points of accuracy below a logistic model without privacy."
+    # Labels are the predictions but for a tenth, so that theirs differ by 4/5 of the gap: .24 where that is .3.
+    assert (evaluation.perfect_gap > 0.1) == (evaluation is UNFAIR)
+    expected += " A model that is always right would not be called fair here either." * (evaluation is UNFAIR)
     assert said(evaluation, BETTER, **changes).line == expected
 
 
@@ -119,14 +122,14 @@ def test_without_a_baseline_the_most_common_class_stands_in() -> None:
     ("accuracy", "words"),
     [
         (0.93, "3.0 points of accuracy below a logistic model without privacy"),
-        (0.85, "5.0 points of accuracy above a logistic model without privacy that learned from 1,600 test records"),
+        (0.85, "5.0 points of accuracy above a logistic model without privacy that learned from 1,600 private records"),
         (0.90, "the accuracy of a logistic model without privacy"),
     ],
 )
 def test_points_are_those_of_the_printed_numbers(accuracy: float, words: str) -> None:
     found = said(FAIR, WithoutPrivacy(accuracy=accuracy, num_records=1600))
     assert found.line == f"Private and fair, at {words}."
-    learned = f"A logistic model without privacy that learned from 1,600 other test records: {100 * accuracy:.1f}{NB}%."
+    learned = f"A logistic model without privacy that learned from 1,600 private records: {100 * accuracy:.1f}{NB}%."
     assert found.figures[2].details[-1] == learned
 
 
@@ -258,7 +261,7 @@ def test_a_baseline_that_is_worse_than_a_constant_is_no_merit_to_surpass() -> No
     """Half of the labels are yes; a logistic model of few records reaches 40 %."""
     found = said(FAIR, WithoutPrivacy(accuracy=0.4, num_records=40))
     assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
-    assert found.figures[2].details[-1].endswith(f"learned from 40 other test records: 40.0{NB}%.")
+    assert found.figures[2].details[-1].endswith(f"learned from 40 private records: 40.0{NB}%.")
 
 
 def test_the_head_of_a_page_says_when_and_by_which_version() -> None:

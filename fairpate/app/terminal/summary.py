@@ -62,6 +62,7 @@ def summarise(run: RunDirectory) -> Group:
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         ("epsilon", _guarantee(statement)),
         *measured_rows(metrics),
+        *_without_privacy(run),
     ]
     if queries is not None:
         rows += [
@@ -87,7 +88,26 @@ def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("coverage", number_text(metrics["coverage"])),
         ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
         *_other_notions(metrics),
+        *_not_shown(metrics),
     ]
+
+
+def _not_shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That counts by true label are left out, where every group is measured and they are."""
+    if metrics.get("not_measured") or None not in metrics["confusion_GYC"]:
+        return []
+    few = f"fewer than {metrics['least_cell']} test records of a group and class"
+    return [("not shown", f"counts by true label, gaps given it: {few}")]
+
+
+def _without_privacy(run: RunDirectory) -> list[tuple[str, str]]:
+    """The operator's baseline, where private files are here."""
+    if not run.without_privacy.exists():
+        return []
+    found = read_json(run.without_privacy)
+    learned = counted(found["num_records"], "private record")
+    words = f"{number_text(found['accuracy'])}: a logistic model of {learned}; operator only"
+    return [("without privacy", words)]
 
 
 def _other_notions(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -125,9 +145,6 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
     compared = [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}")]
-    if found := metrics.get("without_privacy"):
-        learned = counted(found["num_records"], "other test record")
-        compared += [("without privacy", f"{number_text(found['accuracy'])}: a logistic model of {learned}")]
     return [*compared, *warnings]
 
 
