@@ -247,6 +247,34 @@ def test_a_run_planned_at_the_limit_is_admitted_as_the_only_release(odometer, me
         meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
 
 
+def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, meter):
+    """There it is priced for a record of a person, as its events are."""
+    planned = of_unit(gaussians(100), "person")
+    odometer.set_limit("adult", "person", epsilon=4.38, delta=1e-5)
+    meter("person").record([of_unit(gaussians(30), "person")], noise="os_entropy", plan=[planned])
+    meter("record").record([gaussians()], noise="os_entropy")
+    meter("bank-person", "bank").record([planned], noise="os_entropy")
+    meter("bank-record", "bank").record([gaussians()], noise="os_entropy")
+    by_plan, by_events = (
+        {row.unit: row for row in odometer.totals(delta=1e-5, data=each)} for each in ("adult", "bank")
+    )
+    assert by_plan["person"].epsilon_adaptive == by_events["person"].epsilon_adaptive < 4.38
+    assert 4.38 < by_plan["record"].epsilon_adaptive == by_events["record"].epsilon_adaptive < math.inf
+    assert meter("record").standing(delta=1e-5).epsilon_adaptive == by_plan["record"].epsilon_adaptive
+    with pytest.raises(LimitReachedError, match="limit is 9"):
+        odometer.set_limit("adult", "record", epsilon=9, delta=1e-5)
+        meter("more").record([gaussians()], noise="os_entropy")
+
+
+def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter().record([gaussians(120)], noise="os_entropy", enforce=False)
+    meter().record([gaussians(40)], noise="os_entropy", enforce=False)
+    (found,) = odometer.totals(delta=1e-5)
+    assert found.epsilon_adaptive == pytest.approx(epsilon_pld([gaussians(120)], target_delta=1e-5))
+
+
 def test_a_run_is_admitted_by_its_plan_at_its_start_or_never(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     with pytest.raises(LimitReachedError, match=r"0 releases.*would make it 4\.[34]\d*, and the limit is 4\.38"):
