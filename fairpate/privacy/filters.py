@@ -154,20 +154,18 @@ class AdaptiveLimit:
 
 
 def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
-    """The least epsilon, to a relative 1e-6, whose :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
+    """The least epsilon, to a thousandth, whose :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
 
     No simultaneous bound: a limit that is chosen after the releases was not fixed before them.
     """
     if not rdp_A.any():
         return 0.0
-    # A limit without end counts at the least order.
+    # The largest limits count at the least order.
     if not np.isfinite(rdp_A[0]):
         return math.inf
-    # No order converts to less than the best one; 1e-6 where that is 0.
-    low = high = max(epsilon_of_curve(rdp_A, DEFAULT_ORDERS, target_delta=delta)[0], 1e-6)
-    while not AdaptiveLimit(epsilon=high, delta=delta).admits(rdp_A):
-        low, high = high, 2 * high
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if AdaptiveLimit(epsilon=middle, delta=delta).admits(rdp_A) else (middle, high)
-    return high
+    # No order converts to less than the best one. Step by step and not by bisection: where a limit's order falls to the
+    # next one, it may refuse what a smaller limit admits.
+    epsilon = max(epsilon_of_curve(rdp_A, DEFAULT_ORDERS, target_delta=delta)[0], 1e-6)
+    while not AdaptiveLimit(epsilon=epsilon, delta=delta).admits(rdp_A):
+        epsilon *= 1.001
+    return epsilon

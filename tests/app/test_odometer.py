@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import multiprocessing
+import os
 import shutil
+import signal
 import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -247,6 +250,34 @@ def test_a_run_planned_at_the_limit_is_admitted_as_the_only_release(odometer, me
         meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
 
 
+def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, meter):
+    """There it is priced for a record of a person, as its events are."""
+    planned = of_unit(gaussians(100), "person")
+    odometer.set_limit("adult", "person", epsilon=4.38, delta=1e-5)
+    meter("person").record([of_unit(gaussians(30), "person")], noise="os_entropy", plan=[planned])
+    meter("record").record([gaussians()], noise="os_entropy")
+    meter("bank-person", "bank").record([planned], noise="os_entropy")
+    meter("bank-record", "bank").record([gaussians()], noise="os_entropy")
+    by_plan, by_events = (
+        {row.unit: row for row in odometer.totals(delta=1e-5, data=each)} for each in ("adult", "bank")
+    )
+    assert by_plan["person"].epsilon_adaptive == by_events["person"].epsilon_adaptive < 4.38
+    assert 4.38 < by_plan["record"].epsilon_adaptive == by_events["record"].epsilon_adaptive < math.inf
+    assert meter("record").standing(delta=1e-5).epsilon_adaptive == by_plan["record"].epsilon_adaptive
+    with pytest.raises(LimitReachedError, match="limit is 9"):
+        odometer.set_limit("adult", "record", epsilon=9, delta=1e-5)
+        meter("more").record([gaussians()], noise="os_entropy")
+
+
+def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter().record([gaussians(120)], noise="os_entropy", enforce=False)
+    meter().record([gaussians(40)], noise="os_entropy", enforce=False)
+    (found,) = odometer.totals(delta=1e-5)
+    assert found.epsilon_adaptive == pytest.approx(epsilon_pld([gaussians(120)], target_delta=1e-5))
+
+
 def test_a_run_is_admitted_by_its_plan_at_its_start_or_never(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     with pytest.raises(LimitReachedError, match=r"0 releases.*would make it 4\.[34]\d*, and the limit is 4\.38"):
@@ -418,10 +449,10 @@ def submit(ledger, count):
     ledger.reserve([f"key{number}" for number in range(first, first + count)], [0] * count, votes)
 
 
-def held(odometer):
-    """The count of queries in the one row there is."""
+def held(odometer, data="adult"):
+    """The count of queries in the one row of a data set."""
     with sqlite3.connect(odometer.path) as database:
-        ((run,),) = database.execute("SELECT run FROM releases").fetchall()
+        ((run,),) = database.execute("SELECT run FROM releases WHERE data = ?", (data,)).fetchall()
     return odometer.find(run).events[0].count
 
 
@@ -514,6 +545,41 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
         ledger.check()  # it may still be read, and written where a limit is raised
         odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
         submit(ledger, 1)
+
+
+def queries(count):
+    return ConfidentGnmaxQueries(count=count, **dataclasses.asdict(TERMS.mechanism))
+
+
+def _submit_and_die(meter, run):
+    with Ledger(run.ledger, TERMS) as ledger:
+        LedgerMeter(meter(), TERMS, plan=[queries(150)]).open(ledger)
+        submit(ledger, 50)
+        ledger._append = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        submit(ledger, 50)
+
+
+def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no_other_follows(
+    odometer, meter, tmp_path
+):
+    meter("reference", "bank").record([queries(150)], noise="os_entropy")
+    odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
+    run = run_at(tmp_path / "run")
+    process = multiprocessing.get_context("fork").Process(target=_submit_and_die, args=(meter, run), daemon=True)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        meter("other").record([queries(1)], noise="os_entropy")
+    with Ledger(run.ledger, TERMS) as ledger:
+        LedgerMeter(meter(), TERMS).open(ledger)  # as of a service
+        assert held(odometer) == ledger.num_reservations == 50
+        with pytest.raises(LimitReachedError, match="1 release cost"):
+            meter("other").record([queries(1)], noise="os_entropy")
+        submit(ledger, 100)
+        with pytest.raises(LedgerError, match="more than was planned"):
+            submit(ledger, 1)
+        assert ledger.num_reservations == 150
 
 
 def test_the_folder_of_an_odometer_follows_the_environment_and_forgets_no_release(tmp_path, monkeypatch):

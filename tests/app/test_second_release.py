@@ -135,8 +135,6 @@ def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_t
     assert read_statement(folder).earlier_releases is None  # public pages name them where they are asked to
     (total,) = Odometer().totals(delta=1e-4)
     assert total.releases == 2
-    (total,) = Odometer().totals(delta=1e-4)
-    assert total.releases == 2
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in UNPROTECTED])

@@ -42,7 +42,7 @@ from fairpate.app.spending.receipt import (
 )
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.meaning import delta_text
-from fairpate.privacy.event_values import event_from, merged
+from fairpate.privacy.event_values import covering, event_from, merged
 from fairpate.privacy.events import Event
 from fairpate.privacy.filters import AdaptiveLimit, least_adaptive_limit
 from fairpate.privacy.within_person import of_a_record
@@ -140,6 +140,8 @@ class Odometer:
             # The same events once more, as of a repeated command, were admitted already.
             if enforce and (before is None or before.events != release.events):
                 release = _admitted(database, release, rows, plan)
+            if release.plan:  # more than was planned is charged too, where it is out already
+                release = replace(release, plan=covering(release.plan, release.events))
             values = _as_row(release)
             database.execute(_STORE, {**values, "time": time.time()})
             database.execute(_STORE_PLAN, values)
@@ -296,10 +298,16 @@ def _both(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str,
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
     """Those that count in a sum of ``unit``, priced for it."""
     return [
-        each if each.unit == unit else replace(each, unit=unit, events=tuple(map(of_a_record, each.events)), rdp_A=_NEW)
+        each if each.unit == unit else _per_record(each)
         for each in releases
         if each.unit == unit or (each.is_private and each.unit in _IMPLYING.get(unit, ()))
     ]
+
+
+def _per_record(release: Release) -> Release:
+    """The release with all its events priced for a record."""
+    events, plan = (tuple(map(of_a_record, each)) for each in (release.events, release.plan))
+    return replace(release, unit="record", events=events, plan=plan, rdp_A=_NEW)
 
 
 def _admitted(
@@ -318,13 +326,12 @@ def _admitted(
         whole = replace(release, events=planned, plan=(), rdp_A=_NEW)
         if not _fit(whole, others, limits, is_planned=True):
             release = replace(release, plan=planned)
-    charged = release.charged
-    if release.plan and charged.events != release.plan:
+    if release.plan and covering(release.plan, release.events) != release.plan:
         raise LimitReachedError(
             f"{release.data}, unit {release.unit}: this run was admitted as the only release by its plan, and asks for "
             "more than was planned; raise the limit with `fairpate ledger limit` and start another run."
         )
-    _fit(charged, others, limits, is_planned=bool(release.plan))
+    _fit(release.charged, others, limits, is_planned=bool(release.plan))
     return release
 
 

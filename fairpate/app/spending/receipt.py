@@ -23,7 +23,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS
 from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.event_values import covering, event_from, event_json, merged
+from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import Event
 from fairpate.privacy.filters import least_adaptive_limit
 from fairpate.privacy.laplace import pure_epsilon
@@ -41,8 +41,9 @@ class OdometerError(UserError):
 class Release:
     """All that one run released so far. ``num_queries`` is how many its ledger surely holds; 0 without a ledger.
 
-    ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them.
-    Limits charge the whole plan, however little of it was released; empty where they charge the events.
+    ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
+    ``events`` are among them. Limits charge the whole plan, however little of it was released; empty where they charge
+    the events.
     """
 
     run: str
@@ -67,7 +68,7 @@ class Release:
         """The release with the events that limits charge, and no plan."""
         if not self.plan:
             return self
-        return replace(self, events=covering(self.plan, self.events), plan=(), rdp_A=np.zeros(0))
+        return replace(self, events=self.plan, plan=(), rdp_A=np.zeros(0))
 
     @property
     def is_private(self) -> bool:
