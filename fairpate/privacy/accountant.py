@@ -49,6 +49,7 @@ DEFAULT_ORDERS: tuple[float, ...] = (
     *(2.0**k for k in range(10, 21)),
 )
 _COARSEST_INTERVAL, _INTERVAL_PER_EPSILON = 1.0, 1e-5  # of loss distributions
+_MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +248,15 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     if not events:
         return 0.0
     if interval is not None:
-        return _epsilon_pld(tuple(events), target_delta, interval)
+        return _epsilon_pld(tuple(events), target_delta, interval)[0]
     # Each grid is fine enough to say how fine the next must be; all give upper bounds.
     interval = _COARSEST_INTERVAL
     while True:
-        found = _epsilon_pld(tuple(events), target_delta, interval)
-        finer = max(loss_distributions.DEFAULT_INTERVAL, _INTERVAL_PER_EPSILON * found, interval / 100)
+        found, excess = _epsilon_pld(tuple(events), target_delta, interval)
+        finer = max(loss_distributions.DEFAULT_INTERVAL, _INTERVAL_PER_EPSILON * found)
+        if excess > _MOST_EXCESS * found:  # it falls with the square of the interval
+            finer = min(finer, interval * math.sqrt(_MOST_EXCESS * found / excess) / 2)
+        finer = max(finer, interval / 100)
         if not found or finer > 0.9 * interval:  # no epsilon is less, or it hardly changes any more
             return found
         interval = finer
@@ -260,9 +264,9 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
 
 # Composing is slow, and a run asks for the same events again and again.
 @lru_cache(maxsize=1024)
-def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> float:
+def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> tuple[float, float]:
     total = loss_distributions.composed([event_pld(event, interval) for event in events])
-    return loss_distributions.epsilon_at(total, target_delta)
+    return loss_distributions.epsilon_and_excess(total, target_delta)
 
 
 def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Accounting) -> float:

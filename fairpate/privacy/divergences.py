@@ -24,9 +24,9 @@ import scipy
 
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
+    UNIT,
     FloatArray,
     LossDistribution,
-    Losses,
     connected,
     nothing,
     repeated,
@@ -34,7 +34,7 @@ from fairpate.privacy.loss_distributions import (
 )
 from fairpate.types import Relation
 
-_MOST_DEVIATIONS = 10.0  # of a Gaussian: 1e-23 lies beyond
+_MOST_DEVIATIONS = 12.0  # of a Gaussian: 1e-33 lies beyond
 
 
 class WorstPair(Protocol):
@@ -65,9 +65,9 @@ class Gaussian:
         """The hockey-stick divergence at thresholds of any sign (Balle and Wang 2018, Theorem 8)."""
         mu = 1 / self.noise_multiplier
         # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
-        below = np.exp(epsilons + scipy.special.log_ndtr(-epsilons / mu - mu / 2))
-        difference: FloatArray = scipy.special.ndtr(mu / 2 - epsilons / mu) - below
-        return difference
+        behind, ahead = -epsilons / mu - mu / 2, mu / 2 - epsilons / mu
+        below, above = np.exp(epsilons + scipy.special.log_ndtr(behind)), scipy.special.ndtr(ahead)
+        return above - below + _rounding(above + below, behind, np.abs(epsilons))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ class Laplace:
     def divergence(self, epsilons: FloatArray) -> FloatArray:
         """The hockey-stick divergence at thresholds of any sign: 1 - e^((eps - a) / 2) within the largest loss a."""
         most = self.largest_loss
-        inside = -np.expm1((np.minimum(epsilons, most) - most) / 2)
+        half = (np.minimum(epsilons, most) - most) / 2
+        inside = np.where(epsilons < most, -np.expm1(half) + _rounding(np.exp(half), 0.0, np.abs(epsilons) + most), 0.0)
         return np.where(epsilons < -most, -np.expm1(np.minimum(epsilons, 0.0)), inside)
 
 
@@ -113,10 +114,18 @@ class GaussianAndLaplace:
         ahead, behind = noise * (most - epsilons), -noise * (most + epsilons)
         log_scale, log_tail = (epsilons - most - half**2) / 2, scipy.special.log_ndtr
         # In log space: e^epsilon overflows where the tails that it multiplies vanish.
-        near = scipy.special.ndtr(ahead + half) - np.exp(log_scale + log_tail(ahead))
-        far = np.exp(log_scale + log_tail(behind)) - np.exp(epsilons + log_tail(behind - half))
-        within: FloatArray = np.clip(near + far, 0.0, 1.0)
+        near, less_near = scipy.special.ndtr(ahead + half), np.exp(log_scale + log_tail(ahead))
+        far, less_far = np.exp(log_scale + log_tail(behind)), np.exp(epsilons + log_tail(behind - half))
+        rounding = _rounding(near + less_near, np.minimum(ahead, 0.0), np.abs(log_scale))
+        rounding += _rounding(far + less_far, np.minimum(behind - half, 0.0), np.abs(log_scale))
+        within: FloatArray = np.clip(near - less_near + far - less_far + rounding, 0.0, 1.0)
         return within
+
+
+def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
+    """More than rounding takes off a difference of ``terms``: exponentials of ``exponents``, and tails at so many
+    ``deviations``, whose logarithms are about half the square."""
+    return 4 * UNIT * terms * (16 + deviations**2 + exponents)
 
 
 def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:
@@ -147,8 +156,8 @@ def poisson_gaussians(
 
 def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` itself, for adding or removing a record."""
-    highest = math.ceil(base.largest_loss / interval)
-    return symmetric(_on_grid(interval, -highest, highest, base.divergence))
+    highest = math.ceil(base.largest_loss / interval) + 1
+    return symmetric(connected(interval, -highest, _excess(base.divergence, _grid(interval, -highest, highest))))
 
 
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
@@ -160,38 +169,36 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
         return unsampled(base, interval=interval)
     log_out = math.log1p(-sampling_rate)
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
-    highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval)
+    highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1
+    lowest = math.floor(log_out / interval) - 1
+    epsilons = _grid(interval, lowest, highest)
+    excess = _removing(base, epsilons, sampling_rate)
+    # For adding, it is the mirror image: e^epsilon times that at -epsilon.
+    mirrored = (np.exp(-epsilons) * excess * (1 + 4 * UNIT))[::-1]
     return LossDistribution(
-        removing=_on_grid(
-            interval, math.floor(log_out / interval), highest, lambda epsilons: _removing(base, epsilons, sampling_rate)
-        ),
-        adding=_on_grid(
-            interval, -highest, math.ceil(-log_out / interval), lambda epsilons: _adding(base, epsilons, sampling_rate)
-        ),
+        removing=((connected(interval, lowest, excess), 1),), adding=((connected(interval, -highest, mirrored), 1),)
     )
 
 
-def _on_grid(interval: float, lowest: int, highest: int, divergence: Callable[[FloatArray], FloatArray]) -> Losses:
-    return connected(interval, lowest, divergence(interval * np.arange(lowest, highest + 1, dtype=np.float64)))
+def _grid(interval: float, lowest: int, highest: int) -> FloatArray:
+    return interval * np.arange(lowest, highest + 1, dtype=np.float64)
+
+
+def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray) -> FloatArray:
+    """The divergence over that of no loss, max(0, 1 - e^epsilon): at -epsilon, e^-epsilon times that at epsilon."""
+    excess: FloatArray = np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
+    return excess
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    # e^epsilon - (1 - rate), with its digits kept near epsilon 0, and far from it without an overflow.
-    share = np.expm1(np.minimum(epsilons, 1.0)) + rate
-    inside = share > 0
-    near = np.log(np.where(inside, share, 1.0))
-    far = epsilons + np.log1p((rate - 1) * np.exp(-np.maximum(epsilons, 1.0)))
-    at = np.where(epsilons < 1, near, far) - math.log(rate)
-    # Up to ln(1 - rate) the mixture exceeds e^epsilon times the other everywhere: the divergence is 1 - e^epsilon.
-    return np.where(inside, rate * base.divergence(at), -np.expm1(np.minimum(epsilons, 0.0)))
-
-
-def _adding(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    left = 1 - (1 - rate) * np.exp(epsilons)
-    inside = left > 0
-    at = math.log(rate) + epsilons - np.log(np.where(inside, left, 1.0))
-    # From -ln(1 - rate) on, e^epsilon times the mixture covers the other everywhere.
-    return np.where(inside, left * base.divergence(at), 0.0)
+    """The excess of the divergence: that of ``base`` at the threshold on the sampled records, times the rate."""
+    # ln of (e^epsilon - 1 + rate) / rate, with its digits kept near epsilon 0, and far from it without an overflow.
+    ratio = np.expm1(np.minimum(epsilons, 1.0)) / rate
+    inside = ratio > -1
+    far = epsilons - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilons, 1.0)))
+    at = np.where(epsilons < 1, np.log1p(np.where(inside, ratio, 0.0)), far)
+    # Up to ln(1 - rate) the mixture exceeds e^epsilon times the other everywhere: there is no excess.
+    return np.where(inside, rate * _excess(base.divergence, at) * (1 + 4 * UNIT), 0.0)
 
 
 def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDistribution:
@@ -216,10 +223,13 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
             )
             for move in (1, -1)
         )
-        return np.exp(log_seen) - np.exp(epsilons + log_mirrored)
+        seen, mirrored = np.exp(log_seen), np.exp(epsilons + log_mirrored)
+        deviations = (np.abs(output) + 1) / noise_multiplier
+        return seen - mirrored + _rounding(seen + mirrored, deviations, np.abs(epsilons))
 
     # The loss at the largest output that there is mass to speak of.
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
-    highest = math.ceil((for_it - against) / interval)
-    return symmetric(_on_grid(interval, -highest, highest, divergence))
+    highest = math.ceil((for_it - against) / interval) + 1
+    epsilons = _grid(interval, -highest, highest)
+    return symmetric(connected(interval, -highest, _excess(divergence, epsilons)))

@@ -1,13 +1,28 @@
 """Privacy loss distributions on a grid, rounded to the safe side: made from a divergence, composed, and read off.
 
-A mechanism's loss distribution is known where its hockey-stick divergence D is: the masses that have D's values at all
-points of the grid, and lie above it between them, are the pessimistic connect-the-dots rule (Doroshenko et al. 2022,
-arXiv 2207.04380, Algorithm 1). Losses of independent releases add up, so that their masses are convolved. What a tail
-is cut by, at most 1e-15 for each composition, counts as an infinite loss. A transform's rounding moves a divergence by
-about 1e-12 after 30,000 steps; masses that it leaves below zero are dropped.
+**Made.** A mechanism's loss distribution is known where its hockey-stick divergence D is: the masses that have D's
+values at all points of the grid, and lie above it between them, are the pessimistic connect-the-dots rule (Doroshenko
+et al. 2022, arXiv 2207.04380, Algorithm 1). What is given is the excess X(e) = D(e) - max(0, 1 - exp(e)) over what no
+loss at all has: it vanishes on both sides, so that its second differences keep their digits where D is nearly 1.
+
+**Composed.** Losses of independent releases add up, and their distributions are convolved by Fourier transforms, whose
+rounding is relative to the *largest* masses: without more, a small delta would drown in it. So every distribution is
+tilted first: masses m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses
+that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies.
+
+**Never below the truth.** What is added to the result:
+
+- The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2 N
+  butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002, Accuracy
+  and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10 here). A power
+  of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann 2007: a product by
+  sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it added.
+- Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). What lies
+  outside is added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
+- The rounding of tilting, of sums and of exponentials, as a factor on delta.
 
 None stands for the loss distribution of what guarantees nothing. Not known here: mechanisms, events, units, who is
-protected. Shapes: L losses.
+protected. Shapes: L losses of one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -22,15 +37,24 @@ import scipy
 
 FloatArray = npt.NDArray[np.float64]
 DEFAULT_INTERVAL = 1e-4
-_TAIL = 1e-15
-_MOST_ORDER = 20  # of the moments that bound a tail, over the number of losses
-_DIGITS = 40.0  # e^-40 of a mass is nothing beside it
+LEAST_DELTA = 1e-20
+"""Below it, what divergences leave out of their grids (1e-33 of each release) is not proven to be negligible."""
+UNIT = 2.0**-53
+"""The largest relative error of one operation on floats."""
+_TRANSFORM = 10 * UNIT  # per halving of a transform's length
+_LOG_TAIL = math.log(1e-15)  # of a tilted sum, on either side of its window
+_LITTLE = 1e-6  # of a delta
+_ORDERS = 8  # of the moments that bound these tails
+_BINS = 4096  # of a release's losses, where a tilt is looked for
+_LARGEST_TILT, _LARGEST_EXPONENT = 4.0, 600.0  # over the interval; of what may overflow
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """The losses seen by one of two neighbours: ``masses_L[i]`` at (``lowest`` + i) times ``interval``, the rest at
-    infinity."""
+    """The losses of one release, seen by one of two neighbours.
+
+    ``masses_L[i]`` lies at (``lowest`` + i) times ``interval``, the rest at infinity.
+    """
 
     interval: float
     lowest: int
@@ -42,65 +66,13 @@ class Losses:
         """The finite losses, ascending."""
         return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
 
-    def delta_at(self, epsilon: float) -> float:
-        """The hockey-stick divergence at one threshold of any sign."""
-        above = self.values_L > epsilon
-        return self.infinite - float(np.dot(np.expm1(epsilon - self.values_L[above]), self.masses_L[above]))
-
-    def epsilon_at(self, delta: float) -> float:
-        """The least epsilon, from 0 on, at which the divergence is at most ``delta``; ``inf`` where there is none."""
-        if self.infinite > delta:
-            return math.inf
-        # The divergence lies below the mass beyond, and is all but that a few dozen below: no epsilon is farther away.
-        beyond_L = self.infinite + _from_above(self.masses_L)
-        reached = np.flatnonzero(beyond_L > delta)
-        farthest = self.interval * (self.lowest + reached[-1]) if len(reached) else 0.0
-        if farthest <= 0:
-            return 0.0
-        start = max(0, math.floor((farthest - _DIGITS) / self.interval) - self.lowest, -self.lowest)
-        ahead_L = self.values_L[start:] - farthest
-        beyond_L, moved_L = beyond_L[start:], _from_above(self.masses_L[start:] * np.exp(-ahead_L))
-        upto = reached[-1] - start + 1
-        above = np.flatnonzero(beyond_L[:upto] - np.exp(ahead_L[:upto]) * moved_L[:upto] > delta)
-        # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
-        first = min(above[-1] + 1, len(moved_L) - 1) if len(above) else 0
-        left = beyond_L[first] - delta
-        # All but rounding lies above the loss before; where rounding leaves nothing to solve, the farthest is safe.
-        least = farthest + ahead_L[above[-1]] if len(above) else 0.0
-        return max(0.0, least, farthest + math.log(left / moved_L[first]) if left > 0 else farthest)
-
-    def repeated(self, count: int) -> Losses:
-        """The sum of ``count`` independent losses."""
-        if count == 1:
+    def without_top(self, mass: float) -> Losses:
+        """The same, where the largest losses of at most ``mass`` together count as infinite."""
+        kept = int(np.searchsorted(np.cumsum(self.masses_L[::-1]), mass, side="right"))
+        if not 0 < kept < len(self.masses_L):
             return self
-        first, last = self._all_but_tails(count)
-        size = last - first + 1
-        # A transform wraps around its length: what lies outside the window falls into it, and is a tail's mass at most.
-        length = scipy.fft.next_fast_len(max(size, len(self.masses_L)), real=True)
-        masses = _no_mass_below_zero(scipy.fft.irfft(scipy.fft.rfft(self.masses_L, length) ** count, length))
-        return replace(
-            self,
-            lowest=self.lowest * count + first,
-            masses_L=np.roll(masses, -first)[:size],
-            # Both tails count as infinite, wherever the transform has put their mass.
-            infinite=_TAIL - math.expm1(count * math.log1p(-self.infinite)),
-        )
-
-    def plus(self, other: Losses) -> Losses:
-        """The sum with an independent loss on the same grid."""
-        masses = _no_mass_below_zero(scipy.signal.fftconvolve(self.masses_L, other.masses_L))
-        # Most of a sum's range is empty. What is cut below is moved up, what is cut above counts as infinite.
-        first = int(np.argmax(np.cumsum(masses) > _TAIL / 2))
-        last = max(first, len(masses) - 1 - int(np.argmax(np.cumsum(masses[::-1]) > _TAIL / 2)))
-        kept = masses[first : last + 1].copy()
-        kept[0] += masses[:first].sum()
-        either = self.infinite + other.infinite - self.infinite * other.infinite
-        return replace(
-            self,
-            lowest=self.lowest + other.lowest + first,
-            masses_L=kept,
-            infinite=either + float(masses[last + 1 :].sum()),
-        )
+        infinite = self.infinite + float(self.masses_L[-kept:].sum())
+        return replace(self, masses_L=self.masses_L[:-kept], infinite=infinite)
 
     def with_chance(self, share: float) -> Losses:
         """This loss with probability ``share``, else none."""
@@ -110,48 +82,37 @@ class Losses:
         masses[-lowest] += 1 - share
         return replace(self, lowest=lowest, masses_L=masses, infinite=share * self.infinite)
 
-    def _all_but_tails(self, count: int) -> tuple[int, int]:
-        """First and last position of a sum of ``count``, outside of which Chernoff's bound leaves ``_TAIL`` at most."""
-        size = len(self.masses_L)
-        growth_L = np.exp(np.arange(size) / size)
-        first, last = 0, (size - 1) * count
-        rising_L, falling_L = self.masses_L, self.masses_L
-        for order in range(1, _MOST_ORDER + 1):
-            # Moments of the positions, at orders that are multiples of one: a product each, and no exponential.
-            rising_L, falling_L = rising_L * growth_L, falling_L / growth_L
-            above, below = (
-                (count * math.log(moment) + math.log(2 / _TAIL)) * size / order if moment > 0 else math.inf
-                for moment in (float(rising_L.sum()), float(falling_L.sum()))
-            )
-            first, last = max(first, math.floor(-below) if below < math.inf else 0), min(last, math.ceil(above))
-        return first, last
+
+Sum = tuple[tuple[Losses, int], ...]
+"""Independent losses on one grid, each so many times."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossDistribution:
     """The losses when a record is removed and when one is added; the same object where they are mirror images."""
 
-    removing: Losses
-    adding: Losses
+    removing: Sum
+    adding: Sum
 
     def delta_at(self, epsilon: float) -> float:
         """The larger divergence at one threshold of any sign."""
-        return max(self.removing.delta_at(epsilon), self.adding.delta_at(epsilon))
-
-    def each(self, done: Callable[[Losses], Losses]) -> LossDistribution:
-        """``done`` to both losses, once where they are one."""
-        removing = done(self.removing)
-        return LossDistribution(removing=removing, adding=removing if self.symmetric else done(self.adding))
+        return max(_delta_at(losses, epsilon) for losses in self.directions)
 
     @property
-    def symmetric(self) -> bool:
-        """Whether adding a record loses what removing it does."""
-        return self.adding is self.removing
+    def directions(self) -> tuple[Sum, ...]:
+        """The losses that differ: one where adding a record loses what removing it does."""
+        return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
+
+    def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
+        """``done`` to all losses and their counts."""
+        found = [tuple(done(*part) for part in direction) for direction in self.directions]
+        return LossDistribution(removing=found[0], adding=found[-1])
 
 
 def symmetric(losses: Losses) -> LossDistribution:
-    """A loss distribution whose mirror image is itself."""
-    return LossDistribution(removing=losses, adding=losses)
+    """The loss distribution of one release whose mirror image is itself."""
+    direction = ((losses, 1),)
+    return LossDistribution(removing=direction, adding=direction)
 
 
 def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
@@ -160,59 +121,320 @@ def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
 
 
 def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """A bit that is true with odds e^``epsilon`` to 1: two losses, each rounded up."""
-    lowest, highest = math.ceil(-epsilon / interval), math.ceil(epsilon / interval)
+    """A bit that is true with odds e^``epsilon`` to 1: two losses, each between two points that share its mass."""
+    lowest, highest = math.floor(-epsilon / interval), math.ceil(epsilon / interval)
     masses = np.zeros(highest - lowest + 1)
-    masses[0] += scipy.special.expit(-epsilon)
-    masses[-1] += scipy.special.expit(epsilon)
+    for loss in (-epsilon, epsilon):
+        add_split(masses, np.array([loss]), np.array([scipy.special.expit(loss)]), interval=interval, lowest=lowest)
     return symmetric(Losses(interval=interval, lowest=lowest, masses_L=masses))
 
 
-def connected(interval: float, lowest: int, deltas_L: FloatArray) -> Losses:
-    """The losses from (``lowest`` times) ``interval`` on, at least two, whose divergences there are ``deltas_L``."""
-    # A divergence never rises with epsilon; where rounding lets it, connecting the dots would give negative mass.
-    falling_L = np.minimum.accumulate(np.clip(deltas_L, 0.0, 1.0))
-    steps = np.diff(falling_L)
-    # On the left the first dot is connected with a divergence of 1 at -inf, so that all masses add up to 1.
-    masses_L = np.concatenate([[1 - falling_L[0]], steps / math.expm1(-interval)])
-    masses_L[:-1] += steps / math.expm1(interval)
-    return Losses(interval=interval, lowest=lowest, masses_L=np.maximum(masses_L, 0.0), infinite=float(falling_L[-1]))
+def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, interval: float, lowest: int) -> None:
+    """Add ``masses`` at ``losses`` to a grid, each split between the two points around it.
+
+    Both neighbours' probabilities are kept: merging the points is post-processing, so the grid dominates.
+    """
+    below = np.floor(losses / interval).astype(np.int64)
+    # Of mass 1 at loss l, x at the upper point: x e^-h + (1 - x) = e^-(l - lower). Rounding is for the upper one.
+    share = np.clip(np.expm1(-(losses - interval * below)) / math.expm1(-interval) * (1 + 8 * UNIT), 0.0, 1.0)
+    inside = np.minimum(below + 1 - lowest, len(masses_L) - 1)
+    np.add.at(masses_L, below - lowest, masses * (1 - share))
+    np.add.at(masses_L, inside, masses * share)
+
+
+def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
+    """The losses of a release whose divergence exceeds that of no loss by ``excess_L`` at points of a grid.
+
+    The first of them is ``lowest`` times ``interval``; 0 is among them. A divergence that is given too large gives
+    losses that are too large.
+    """
+    # Slopes of the divergence in e^epsilon, times e^epsilon. On the left of the first point the excess falls to 0 at
+    # -inf, on the right of the last one it stays.
+    steps = np.diff(excess_L)
+    after_L = np.append(steps / math.expm1(interval), 0.0)
+    before_L = np.append(excess_L[0], steps / -math.expm1(-interval))
+    masses_L = after_L - before_L
+    masses_L[-lowest] += 1.0
+    # Rounding may move a mass by some units in the last place of what it is the difference of, and below zero.
+    masses_L = np.maximum(masses_L, 0.0) + 8 * UNIT * (np.abs(after_L) + np.abs(before_L))
+    return Losses(interval=interval, lowest=lowest, masses_L=masses_L, infinite=float(excess_L[-1]))
 
 
 def repeated(step: LossDistribution, count: int) -> LossDistribution:
     """``count`` steps, at least one, one after another."""
-    return step.each(lambda losses: losses.repeated(count))
+    return step.each(lambda losses, times: (losses, times * count))
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:
     """All of ``parts``, at least one; each may depend on what those before it released."""
-    total = parts[0]
-    for part in parts[1:]:
-        if total is None or part is None:
-            return None
-        removing = total.removing.plus(part.removing)
-        alike = total.symmetric and part.symmetric
-        total = LossDistribution(removing=removing, adding=removing if alike else total.adding.plus(part.adding))
-    return total
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    removing = tuple(losses for part in known for losses in part.removing)
+    if all(len(part.directions) == 1 for part in known):
+        return LossDistribution(removing=removing, adding=removing)
+    return LossDistribution(removing=removing, adding=tuple(losses for part in known for losses in part.adding))
 
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
-    """``base`` with probability ``share``, else nothing happens, and everybody sees which: a bound by convexity."""
-    return base.each(lambda losses: losses.with_chance(share))
+    """One release ``base`` with probability ``share``, else nothing, and everybody sees which: a bound by convexity."""
+    assert all(count == 1 for direction in base.directions for _, count in direction)
+    assert all(len(direction) == 1 for direction in base.directions)
+    return base.each(lambda losses, count: (losses.with_chance(share), count))
 
 
 def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
-    """The least epsilon at which the divergence is at most ``target_delta``; ``inf`` where there is none."""
+    """The least epsilon, from 0 on, at which the divergence is proven to be at most ``target_delta``; ``inf`` where
+    there is none."""
+    return epsilon_and_excess(distribution, target_delta)[0]
+
+
+def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
+    """:func:`epsilon_at`, and how much of it the grid adds, about."""
     if distribution is None:
-        return math.inf
-    return max(distribution.removing.epsilon_at(target_delta), distribution.adding.epsilon_at(target_delta))
+        return math.inf, 0.0
+    return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
 
 
-def _no_mass_below_zero(masses_L: FloatArray) -> FloatArray:
-    """A transform's rounding is as often below zero as above; without the former, a divergence is no smaller."""
-    return np.maximum(masses_L, 0.0)
+def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
+    # Losses of a mass far below delta may be so large that a tilt would move them, and not those that decide, into the
+    # middle.
+    beyond = _LITTLE * delta / sum(count for _, count in losses)
+    losses = tuple((part.without_top(beyond), count) for part, count in losses)
+    # Where the integrand of delta(eps) = 1 / (2 pi i) integral M(t) exp(-t eps) / (t (t + 1)) dt is flat, and is about
+    # delta.
+    tilt = _tilt(losses, lambda t, log_moment, mean: t * mean - log_moment + math.log(delta * t * (t + 1)) - 2)
+    best = (math.inf, 0.0)
+    while True:
+        tail = _Tail.of(losses, tilt)
+        found, is_lowest = tail.epsilon_at(delta)
+        is_less = found < best[0]
+        best = min(best, (found, tail.excess))
+        # Losses far above may take the middle: a smaller tilt then leaves less rounding, or reaches a lower epsilon.
+        if not tilt or not (is_lowest or (is_less and tail.rounding_at(found) > _LITTLE * delta)):
+            return best
+        tilt = tilt / 2 if tilt * losses[0][0].interval > 1e-6 else 0.0
 
 
-def _from_above(masses_L: FloatArray) -> FloatArray:
-    """The sums of each mass and all after it, the smallest first."""
-    return np.cumsum(masses_L[::-1])[::-1]
+def _delta_at(losses: Sum, epsilon: float) -> float:
+    tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
+    return min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tail:
+    """The upper tail of a sum of losses, no mass of it below the truth.
+
+    ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``; ``error`` is
+    the part of its first factor that bounds rounding. ``excess``: about how much of an epsilon the grid adds.
+    """
+
+    interval: float
+    first: int
+    tilt: float
+    log_scale: float
+    tilted_S: FloatArray
+    infinite: float
+    excess: float
+    error: float
+
+    @classmethod
+    def of(cls, losses: Sum, tilt: float) -> _Tail:
+        """Compose ``losses``, all tilted by ``tilt``."""
+        interval, total = losses[0][0].interval, sum(count for _, count in losses)
+        tilted, log_moment, error, log_finite, odd = [], 0.0, 0.0, 0.0, 0.0
+        for part, count in losses:
+            with np.errstate(divide="ignore"):
+                log_masses_L = np.log(part.masses_L)
+            values_L = part.values_L
+            exponents_L = log_masses_L + tilt * values_L
+            largest = float(exponents_L.max())
+            masses_L = np.exp(exponents_L - largest)
+            moment = float(masses_L.sum())
+            masses_L /= moment
+            log_moment += count * (largest + math.log(moment))
+            size = tilt * max(abs(values_L[0]), abs(values_L[-1])) + abs(largest) + 760
+            error += 8 * UNIT * count * size
+            tilted.append((masses_L, count))
+            log_finite += count * math.log1p(-part.infinite) if part.infinite < 1 else -math.inf
+            odd += count * float(masses_L[(part.lowest + 1) % 2 :: 2].sum())
+        lowest = sum(count * part.lowest for part, count in losses)
+        if total == 1:
+            first, sums_S, error_of_sums, log_above = 0, tilted[0][0], 0.0, -math.inf
+        else:
+            first, last = _window(tilted)
+            sums_S, error_of_sums = _transformed(tilted, first, last - first + 1)
+            length = sum(count * (len(masses_L) - 1) for masses_L, count in tilted)
+            log_above = _LOG_TAIL if last < length else -math.inf
+        top = interval * (lowest + first + len(sums_S))
+        log_scale = log_moment + error + 8 * UNIT * (abs(log_moment) + tilt * abs(top) + len(sums_S))
+        beyond = math.exp(min(log_scale - tilt * top + log_above, 0.0)) if log_above > -math.inf else 0.0
+        return cls(
+            interval=interval,
+            first=lowest + first,
+            tilt=tilt,
+            log_scale=log_scale,
+            tilted_S=sums_S,
+            error=error_of_sums,
+            infinite=beyond - math.expm1(log_finite),
+            # A grid of twice the interval splits every other loss; half of it would add a quarter of that.
+            excess=odd * (tilt + 1) * interval**2 / 6,
+        )
+
+    def delta_at(self, epsilon: float) -> float:
+        """No less than the divergence at one threshold of any sign."""
+        losses_S = self.interval * np.arange(self.first, self.first + len(self.tilted_S), dtype=np.float64)
+        if epsilon < losses_S[0] and self.tilt:
+            return 1.0  # what lies below the window may weigh most
+        above_S = losses_S > epsilon
+        ahead_S = losses_S[above_S] - epsilon
+        weights_S = self.tilted_S[above_S] * np.exp(-self.tilt * ahead_S)
+        lost = float(np.dot(weights_S, -np.expm1(-ahead_S))) * (1 + 2 * UNIT * len(losses_S))
+        below = math.exp(_LOG_TAIL) if epsilon < losses_S[0] else 0.0
+        return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
+
+    def rounding_at(self, epsilon: float) -> float:
+        """About how much of the divergence at ``epsilon`` is the bound on the transforms' rounding."""
+        if not self.tilt or not math.isfinite(epsilon):
+            return math.inf
+        scale = math.exp(min(self.log_scale - self.tilt * epsilon, 700.0))
+        return self.error * scale / (self.interval * self.tilt * (self.tilt + 1))
+
+    def epsilon_at(self, delta: float) -> tuple[float, bool]:
+        """No less than the epsilon at ``delta``, and whether it is the lowest that this tail can say."""
+        start = max(0, -self.first)
+        if self.infinite > delta or start >= len(self.tilted_S):
+            return (math.inf if self.infinite > delta else 0.0), False
+        middle = start + int(self.tilted_S[start:].argmax())
+        start = max(start, middle - math.floor(_LARGEST_EXPONENT / (self.tilt + 1) / self.interval))
+        lowest, end = self.first + start, self.first + len(self.tilted_S)
+        losses_S, reference = self.interval * np.arange(lowest, end, dtype=np.float64), middle + self.first
+        ahead_S = self.interval * np.arange(lowest - reference, end - reference, dtype=np.float64)
+        # Weights are those at the reference, times this.
+        scale = math.exp(min(self.log_scale - self.tilt * self.interval * reference, 700.0))
+        weights_S = self.tilted_S[start:] * np.exp(-self.tilt * ahead_S)
+        with np.errstate(over="ignore"):
+            growth_S = np.exp(ahead_S)
+        upper_S = _from_above(weights_S) * (1 + 4 * UNIT * len(weights_S)) * scale
+        moved_S = _from_above(weights_S * np.exp(-ahead_S)) * scale
+        with np.errstate(invalid="ignore"):
+            enough = np.flatnonzero(self.infinite + upper_S - growth_S * moved_S <= delta)
+        # At the last loss itself, nothing is above but what is infinite.
+        place = int(enough[0]) if len(enough) else len(losses_S) - 1
+        if not place:
+            return (float(losses_S[0]), True) if lowest > 0 else (0.0, False)
+        # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
+        left = self.infinite + upper_S[place] - delta
+        solved = (
+            self.interval * reference + math.log(left) - math.log(moved_S[place])
+            if left > 0 < moved_S[place]
+            else math.inf
+        )
+        return float(np.clip(solved, losses_S[place - 1], losses_S[place])), False
+
+
+def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
+    """First and last place of the sum, outside of which Chernoff's bound leaves e^``_LOG_TAIL`` on either side."""
+    places = [np.arange(len(masses_L), dtype=np.float64) for masses_L, _ in tilted]
+    means = [float(np.dot(masses_L, places_L)) for (masses_L, _), places_L in zip(tilted, places, strict=True)]
+    centred = [places_L - mean for places_L, mean in zip(places, means, strict=True)]
+    middle = sum(count * mean for (_, count), mean in zip(tilted, means, strict=True))
+    end = sum(count * (len(masses_L) - 1) for masses_L, count in tilted)
+    parts = list(zip((masses_L for masses_L, _ in tilted), (count for _, count in tilted), centred, strict=True))
+    spread = math.sqrt(sum(count * float(np.dot(masses_L, x_L * x_L)) for masses_L, count, x_L in parts))
+    farthest = max(float(np.abs(x_L).max()) for x_L in centred)
+    if not farthest:
+        return 0, end
+    # The best order for a Gaussian, four times it, and halves of that; none at which an exponential overflows.
+    largest = min(4 * math.sqrt(-2 * _LOG_TAIL) / max(spread, 1e-9), _LARGEST_EXPONENT / farthest)
+    order = largest / 2 ** (_ORDERS - 1)
+    growth = [np.exp(order * x_L) for x_L in centred]
+    above = below = math.inf
+    for doubling in range(_ORDERS):
+        if doubling:
+            growth, order = [g_L * g_L for g_L in growth], 2 * order
+        rising = sum(count * math.log(np.dot(m_L, g_L)) for (m_L, count, _), g_L in zip(parts, growth, strict=True))
+        falling = sum(
+            count * math.log(np.dot(m_L, 1 / g_L)) for (m_L, count, _), g_L in zip(parts, growth, strict=True)
+        )
+        above, below = min(above, (rising - _LOG_TAIL) / order), min(below, (falling - _LOG_TAIL) / order)
+    return max(0, math.floor(middle - below) - 1), min(end, math.ceil(middle + above) + 1)
+
+
+def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int) -> tuple[FloatArray, float]:
+    """The sum's masses at ``size`` places from ``first`` on, none below the truth, and what each has added."""
+    length = scipy.fft.next_fast_len(size, real=True)
+    rounding, total, least, of_bases, atom = _TRANSFORM * math.log2(length), 0, math.inf, 0.0, 1.0
+    product = np.ones(length // 2 + 1, dtype=np.complex128)
+    for masses_L, count in tilted:
+        # What is longer than the window wraps around, as the sum does.
+        folded = np.pad(masses_L, (0, -len(masses_L) % length)).reshape(-1, length).sum(axis=0)
+        # The largest mass, often nearly 1 at no loss at all, is put at 0, where its transform is a constant.
+        place = int(folded.argmax())
+        others = np.roll(folded, -place)
+        largest, others[0] = float(others[0]), 0.0
+        base: npt.NDArray[np.complex128] = scipy.fft.rfft(others) + largest
+        _multiply_by_power(product, base, count)
+        total, least, first, atom = total + count, min(least, count), first - count * place, atom * largest**count
+        of_bases += count * (rounding * float(others.sum()) + 2 * UNIT)
+    product -= atom
+    sums_S = scipy.fft.irfft(product, length)
+    sums_S[0] += atom
+    mean = 2 * float(np.abs(product).sum()) / length
+    # A power's error is count / base of the base's: at most twice the power where the base is over 1 / 2, else it is
+    # less than any power of 1 / 2 that is left.
+    of_bases *= math.exp(min(2 * of_bases, 700.0))
+    of_powers = (mean + atom) * (4 * UNIT * total + 2 * of_bases) + of_bases * 0.5 ** (least - 1)
+    error = mean * rounding + of_powers
+    return np.maximum(np.roll(sums_S, -(first % length))[:size], 0.0) + error, error
+
+
+def _multiply_by_power(product: npt.NDArray[np.complex128], base: npt.NDArray[np.complex128], count: int) -> None:
+    """Multiply ``product`` by ``base`` to the power of ``count``, by squares."""
+    while True:
+        if count % 2:
+            product *= base
+        count //= 2
+        if not count:
+            return
+        base *= base
+
+
+def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
+    """About the t >= 0 at which ``excess`` of t, ln M(t) and the tilted mean rises to 0, of losses in coarse bins."""
+    bins = [(*_binned(part), count) for part, count in losses]
+
+    def at(log_t: float) -> float:
+        tilt, log_moment, mean = math.exp(log_t), 0.0, 0.0
+        for log_masses, losses_B, count in bins:
+            exponents = log_masses + tilt * losses_B
+            largest = exponents.max()
+            masses = np.exp(exponents - largest)
+            moment = masses.sum()
+            log_moment += count * float(largest + math.log(moment))
+            mean += count * float(np.dot(masses, losses_B) / moment)
+        return excess(tilt, log_moment, mean)
+
+    high = math.log(_LARGEST_TILT / losses[0][0].interval)
+    if at(high) <= 0:
+        return math.exp(high)
+    low = high - 1.0
+    while at(low) > 0:
+        high, low = low, low - 2.0
+        if low < -40:
+            return 0.0
+    return math.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3))
+
+
+def _binned(losses: Losses) -> tuple[FloatArray, FloatArray]:
+    """ln of the masses of coarse bins, none of them empty, and the mean loss of each."""
+    starts = np.arange(0, len(losses.masses_L), -(-len(losses.masses_L) // _BINS))
+    masses = np.add.reduceat(losses.masses_L, starts)
+    sums = np.add.reduceat(losses.masses_L * losses.values_L, starts)
+    kept = masses > 0
+    return np.log(masses[kept]), sums[kept] / masses[kept]
+
+
+def _from_above(values_S: FloatArray) -> FloatArray:
+    """The sums of each value and all after it, the smallest first."""
+    return np.cumsum(values_S[::-1])[::-1]

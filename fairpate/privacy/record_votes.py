@@ -35,19 +35,18 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from fairpate.privacy import subsampled
 from fairpate.privacy.accountant import event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian_tails import log_difference_masses, log_masses
 from fairpate.privacy.divergences import gaussians, on_poisson_sample, poisson_gaussians
-from fairpate.privacy.loss_distributions import LossDistribution, nothing, repeated
+from fairpate.privacy.loss_distributions import UNIT, LossDistribution, add_split, nothing, repeated
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
-_LOG_NO_MASS = math.log(1e-20)
+_LOG_NO_MASS = math.log(1e-33)
 _ROUNDING = 3.0  # t above
-_MOST_ATOMS, _COARSE, _TRANSFORM_ERROR = 2**20, 1e-5, 1e-17
+_MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +124,9 @@ class AtomicLoss:
         with np.errstate(divide="ignore"):
             # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
             share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
-        total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * share, 0.0)
+        # Each of the sums rounds, by some units in the last place of a logarithm.
+        share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
+        total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
         return total
 
     @cached_property
@@ -166,18 +167,18 @@ def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
 
 
 def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """The same with every loss rounded up: a pair that dominates, on a sample too, with steps that are fine for it."""
-    step = _COARSE * min(1.0, first.losses[-1] + second.losses[-1])
-    grids = []
+    """The same with every loss split between two points of a grid: a pair that dominates, on a sample too."""
+    step = (max(first.losses[-1], second.losses[-1]) - min(first.losses[0], second.losses[0])) / _MOST_STEPS
+    lowest, masses = 0, np.ones(1)
     for part in (first, second):
-        steps = np.ceil(part.losses / step).astype(np.int64)
-        grids.append((steps[0], np.bincount(steps - steps[0], weights=np.exp(part.log_masses))))
-    masses = scipy.signal.fftconvolve(grids[0][1], grids[1][1])
-    losses = step * (grids[0][0] + grids[1][0] + np.arange(len(masses)))
-    kept = masses > _TRANSFORM_ERROR
-    losses, masses = losses[kept], masses[kept]
-    masses[-1] += max(0.0, 1 - masses.sum())  # what drowns in the transform's error counts at the largest loss
-    return AtomicLoss(losses=losses, log_masses=np.log(masses))
+        start, end = math.floor(part.losses[0] / step), math.floor(part.losses[-1] / step) + 1
+        own = np.zeros(end - start + 1)
+        add_split(own, part.losses, np.exp(part.log_masses), interval=step, lowest=start)
+        # Sum by sum and not by a transform: the smallest masses keep their digits.
+        lowest, masses = lowest + start, np.convolve(masses, own)
+    kept = masses > 0
+    losses = step * (lowest + np.arange(len(masses)))
+    return AtomicLoss(losses=losses[kept], log_masses=np.log(masses[kept]))
 
 
 @event_rdp.register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -41,31 +40,22 @@ def test_sampled_gaussians_are_those_of_dp_accounting(count: int, noise: float, 
     names = {"add or remove one": "ADD_OR_REMOVE_ONE", "replace one": "REPLACE_ONE"}
     theirs = gaussian(noise, rate, names[relation]).self_compose(count)
     ours = poisson_gaussians(count, noise, sampling_rate=rate, relation=relation, interval=INTERVAL)
-    agree(ours, theirs)
+    # The bound on the transforms' rounding is what a record adds that is hardly ever sampled.
+    agree(ours, theirs, rel=5e-6 if rate > 1e-4 else 1e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 100), (0.8, 2), (5.0, 3), (50.0, 2), (1e-4, 1)])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            lambda epsilon: unsampled(Laplace(scale=1 / epsilon), interval=INTERVAL),
-            lambda epsilon: pld.from_laplace_mechanism(1 / epsilon, value_discretization_interval=INTERVAL),
-        ),
-        (
-            lambda epsilon: randomised_response(epsilon, interval=INTERVAL),
-            lambda epsilon: pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, 0.0), INTERVAL),
-        ),
-    ],
-    ids=["laplace", "randomised response"],
-)
-def test_pure_releases_are_those_of_dp_accounting(
-    epsilon: float,
-    count: int,
-    ours: Callable[[float], LossDistribution],
-    theirs: Callable[[float], pld.PrivacyLossDistribution],
-) -> None:
-    agree(loss_distributions.repeated(ours(epsilon), count), theirs(epsilon).self_compose(count))
+def test_laplace_releases_are_those_of_dp_accounting(epsilon: float, count: int) -> None:
+    ours = loss_distributions.repeated(unsampled(Laplace(scale=1 / epsilon), interval=INTERVAL), count)
+    agree(ours, pld.from_laplace_mechanism(1 / epsilon, value_discretization_interval=INTERVAL).self_compose(count))
+
+
+@pytest.mark.parametrize(("epsilon", "count"), [(0.1, 100), (0.8, 2), (5.0, 3), (50.0, 2)])
+def test_randomised_response_is_that_of_dp_accounting(epsilon: float, count: int) -> None:
+    theirs = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, 0.0), INTERVAL)
+    agree(
+        loss_distributions.repeated(randomised_response(epsilon, interval=INTERVAL), count), theirs.self_compose(count)
+    )
 
 
 def test_different_releases_and_chances_compose_as_in_dp_accounting() -> None:
@@ -89,7 +79,9 @@ def test_different_releases_and_chances_compose_as_in_dp_accounting() -> None:
 def test_divergences_at_any_threshold_are_those_of_dp_accounting(epsilon: float) -> None:
     sampled = poisson_gaussians(5, 0.7, sampling_rate=0.2, interval=INTERVAL)
     theirs = gaussian(0.7, 0.2).self_compose(5)
-    assert sampled.delta_at(epsilon) == pytest.approx(theirs.get_delta_for_epsilon(epsilon), abs=1e-12)
+    expected = theirs.get_delta_for_epsilon(epsilon)
+    # Theirs lacks the rounding of its transforms, ours has a bound of it added.
+    assert expected - 1e-12 <= sampled.delta_at(epsilon) <= expected + 1e-10
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -99,14 +91,15 @@ def test_an_epsilon_that_is_read_off_has_the_divergence_that_was_asked_for(delta
         poisson_gaussians(20, 0.05, sampling_rate=0.5, interval=1.0),  # losses of thousands, e^loss beyond any float
     ):
         epsilon = epsilon_at(distribution, delta)
-        assert distribution.delta_at(epsilon) == pytest.approx(delta, rel=1e-6)
+        # Losses whose mass is 1e-6 of delta count as infinite, and rounding is added.
+        assert delta * (1 - 2e-6) <= distribution.delta_at(epsilon) <= delta * (1 + 1e-6)
 
 
 def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suffices_where_mass_is_infinite() -> None:
     little = gaussians(1, 1e4, interval=INTERVAL)
     assert epsilon_at(little, 0.01) == 0 == epsilon_at(nothing(INTERVAL), 1e-12)
     assert epsilon_at(randomised_response(0.0, interval=INTERVAL), 1e-12) == 0
-    some = little.each(lambda losses: loss_distributions.replace(losses, infinite=1e-4))
+    some = little.each(lambda losses, count: (loss_distributions.replace(losses, infinite=1e-4), count))
     assert epsilon_at(some, 9e-5) == math.inf > epsilon_at(some, 2e-4)
 
 
@@ -114,7 +107,7 @@ def test_a_delta_that_infinite_losses_use_up_needs_the_largest_finite_loss() -> 
     for mass in np.linspace(0.05, 0.95, 19):
         masses = np.array([1 - mass, mass, 0.0, 1e-30])
         losses = loss_distributions.Losses(interval=0.5, lowest=1, masses_L=masses, infinite=1e-5)
-        assert losses.epsilon_at(1e-5) == pytest.approx(1.0)
+        assert epsilon_at(loss_distributions.symmetric(losses), 1e-5) == pytest.approx(1.0)
 
 
 def test_an_epsilon_of_zero_is_found_on_the_coarsest_grid() -> None:
@@ -129,6 +122,6 @@ def test_a_divergence_far_from_zero_neither_overflows_nor_rises() -> None:
     far = np.linspace(-3000.0, 3000.0, 601)
     for base in (divergences.Gaussian(noise_multiplier=0.02), Laplace(scale=5e-4)):
         for rate in (1e-4, 0.5):
-            deltas = divergences._removing(base, far, rate)
+            deltas = divergences._removing(base, far, rate) - np.expm1(np.minimum(far, 0.0))
             assert (np.diff(deltas) <= 1e-12).all()
             assert (deltas[0], deltas[-1]) == pytest.approx((1, 0))
