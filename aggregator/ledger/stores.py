@@ -71,6 +71,10 @@ class Store(Protocol):
         """Why nothing can be written any more, as far as is seen from here; None: no reason."""
         ...
 
+    def look(self) -> None:
+        """LedgerError unless the store is there and this is its writer, asked on a connection of its own; may hang."""
+        ...
+
     def has_room(self) -> bool:
         """Whether there is room for a transaction, as far as is seen from here."""
         ...
