@@ -20,10 +20,10 @@ A place is the path of a SQLite file (:mod:`aggregator.ledger.sqlite_store`), or
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -137,8 +137,12 @@ def is_database(place: Place) -> bool:
     """Whether ``place`` is a ledger in a database. LedgerError where nothing could speak to one."""
     if not isinstance(place, str) or not place.startswith(_DATABASE):
         return False
-    if find_spec("psycopg") is None:
-        raise LedgerError("A ledger in a database needs psycopg; run `pip install 'fairpate[postgresql]'`.")
+    try:  # it may be there and lack libpq
+        importlib.import_module("psycopg")
+    except ImportError as error:
+        raise LedgerError(
+            f"A ledger in a database needs psycopg ({error}); run `pip install 'fairpate[postgresql]'`."
+        ) from error
     return True
 
 

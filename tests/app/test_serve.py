@@ -333,7 +333,7 @@ def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tm
         (["query", "--ids", "0:5", "--out", "missing/labels.parquet"], ["--out", "missing is no folder"]),
         (["query", "--ids", "0:5", "--out", "labels.txt"], ["--out", ".parquet or .csv"]),
         (["query", "--ids", "0:5", "--out", "."], ["--out"]),
-        (["query", "budget", "--out", "labels.csv"], ["--out", "give --ids too"]),
+        (["query", "budget", "--out", "labels.csv"], ["--out", "--ids"]),
         (["query", "--ids", "0:5", "--token-file", "missing"], ["--token-file", "missing"]),
         (["query", "--ids", "0:5", "--token-file", "."], ["--token-file"]),
     ],
