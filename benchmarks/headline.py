@@ -5,17 +5,24 @@
 Reads docs/results/fermi_parity.json and fermi_odds.json, and writes docs/results/headline.json. Per notion, rival, data
 set and epsilon, each method is the frontier of its settings, by means over seeds: what no other setting of it beats in
 both accuracy and violation. Between two settings the violation is interpolated linearly, which is what drawing one of
-both models for each record has at most; below the least accuracy of its frontier a method stays with that setting. The
-reduction ``1 - DP-FERMI's violation / the rival's`` is taken at 21 evenly spaced accuracies, from the least of either
-frontier to the most that both reach. Cells of "all" pool these of every data set and epsilon. The paper says no more
-than "for fixed accuracy level". Settings with a degenerate model in any seed are left out.
+both models for each record has at most; below the least accuracy of its frontier a method stays with that setting.
+
+The paper says "for fixed accuracy level", and not relative to what. So there are two rules and two definitions:
+
+    reduction_*         1 - ours / theirs at 21 evenly spaced accuracies, from the least of either frontier to the most
+                        that both reach; a range without width has none
+    own_reduction_*     1 - ours / theirs at the settings of the rival's frontier whose accuracy ours reaches
+    own_gain_*          theirs / ours - 1 there
+
+Cells of "all" pool data sets and epsilons: the first by the width of their ranges, the others with one vote each, which
+is their mean over settings. Settings with a degenerate model in any seed are left out.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import measured
 import numpy as np
@@ -24,6 +31,7 @@ FILES = {"parity": "fermi_parity", "odds": "fermi_odds"}
 OURS, RIVALS = "dp_fermi", ("pf_ld", "dp_postprocessing")
 DATA, EPSILONS = ("adult", "credit_default", "parkinsons_row"), ("0.5", "3")
 _NUM_ACCURACIES = 21
+_CDF: Literal["inverted_cdf"] = "inverted_cdf"  # the only definition of a median that weights have
 
 Point = tuple[float, float]
 
@@ -39,18 +47,34 @@ def main() -> None:
 
 
 def against(cells: measured.Cells, rival: str, *, notion: str) -> measured.Cells:
-    """A cell for every data set and epsilon where both methods were run, and one of all."""
+    """A cell for every data set and epsilon where both methods were run and can be compared, and one of all."""
     found: measured.Cells = {}
-    pooled: list[float] = []
+    reduced, weights, own = [], [], []
     for data in DATA:
         for epsilon in EPSILONS:
-            ours, other = (settings(cells, f"{data}/{method}/", epsilon) for method in (OURS, rival))
-            if ours and other:
-                cell, reduced = compared(ours, other, notion=notion)
-                found[f"{notion}/{rival}/{data}/epsilon={epsilon}"] = cell
-                pooled += reduced
-    if pooled:
-        found[f"{notion}/{rival}/all"] = {"seeds": _same(list(found.values()))} | _summed(pooled)
+            both = [settings(cells, f"{data}/{method}/", epsilon) for method in (OURS, rival)]
+            if not all(both):
+                continue
+            seeds = _same([cell for method in both for cell in method])
+            fronts = [
+                frontier([(statistics.fmean(cell["accuracy"]), statistics.fmean(cell[notion])) for cell in method])
+                for method in both
+            ]
+            cell: dict[str, Any] = {}
+            accuracies, values = reductions(*fronts)
+            if width := accuracies[-1] - accuracies[0]:
+                cell |= {"accuracy_least": accuracies[0], "accuracy_most": accuracies[-1]}
+                cell |= _summed("reduction", values)
+                reduced += values
+                weights += [width] * len(values)
+            if ratios := at_own_settings(*fronts):
+                cell |= _own(ratios)
+                own.append(ratios)
+            if cell:
+                found[f"{notion}/{rival}/{data}/epsilon={epsilon}"] = {"seeds": seeds} | cell
+    if found:
+        pooled = _summed("reduction", reduced, weights) | _own(own)
+        found[f"{notion}/{rival}/all"] = {"seeds": _same(list(found.values()))} | pooled
     return found
 
 
@@ -58,19 +82,6 @@ def settings(cells: measured.Cells, prefix: str, epsilon: str) -> list[dict[str,
     """The cells of one method on one data set at one epsilon whose models are worth something in every seed."""
     chosen = [cell for name, cell in cells.items() if name.startswith(prefix) and name.endswith(f"epsilon={epsilon}")]
     return [cell for cell in chosen if not measured.is_degenerate(cell)]
-
-
-def compared(
-    ours: Sequence[dict[str, Any]], rival: Sequence[dict[str, Any]], *, notion: str
-) -> tuple[dict[str, Any], list[float]]:
-    """The cell of one comparison, and the reduction at every accuracy. ValueError where seeds differ."""
-    fronts = [
-        frontier([(statistics.fmean(cell["accuracy"]), statistics.fmean(cell[notion])) for cell in cells])
-        for cells in (ours, rival)
-    ]
-    accuracies, reduced = reductions(*fronts)
-    ends = {"accuracy_least": accuracies[0], "accuracy_most": accuracies[-1]}
-    return {"seeds": _same([*ours, *rival])} | ends | _summed(reduced), reduced
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -90,8 +101,30 @@ def reductions(ours: Sequence[Point], rival: Sequence[Point]) -> tuple[list[floa
     return accuracies.tolist(), (1 - mine / other).tolist()
 
 
-def _summed(reduced: Sequence[float]) -> dict[str, float]:
-    return {"reduction_mean": statistics.fmean(reduced), "reduction_median": statistics.median(reduced)}
+def at_own_settings(ours: Sequence[Point], rival: Sequence[Point]) -> list[float]:
+    """``ours / rival`` of the violations at the settings of ``rival`` whose accuracy ours reaches."""
+    return [
+        float(np.interp(accuracy, *np.transpose(ours))) / violation
+        for accuracy, violation in rival
+        if accuracy <= ours[-1][0]
+    ]
+
+
+def _own(ratios: Sequence[float] | Sequence[Sequence[float]]) -> dict[str, float]:
+    """Both definitions, of ratios or of the means of several lists of them."""
+    reduced, gained = (
+        [statistics.fmean(map(change, np.atleast_1d(each))) for each in ratios]
+        for change in (lambda ratio: 1 - ratio, lambda ratio: 1 / ratio - 1)
+    )
+    return _summed("own_reduction", reduced) | _summed("own_gain", gained)
+
+
+def _summed(name: str, values: Sequence[float], weights: Sequence[float] | None = None) -> dict[str, float]:
+    """Mean and median, by weight; nothing of nothing."""
+    if not values:
+        return {}
+    median = statistics.median(values) if weights is None else np.quantile(values, 0.5, weights=weights, method=_CDF)
+    return {f"{name}_mean": float(np.average(values, weights=weights)), f"{name}_median": float(median)}
 
 
 def _same(cells: Sequence[dict[str, Any]]) -> list[int]:

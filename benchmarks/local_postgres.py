@@ -68,16 +68,27 @@ class Server:
 
     def kill(self) -> None:
         """End every process of it at once, as a loss of power does to the processes."""
-        note = self.data / "postmaster.pid"
-        postmaster = note.read_text().split()[0]
+        processes = self._signal(signal.SIGKILL)
+        while any(Path(f"/proc/{process}").exists() for process in processes):
+            time.sleep(0.01)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """Stop every process of it where it is: connections stay, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let paused processes continue."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> Sequence[str]:
+        postmaster = (self.data / "postmaster.pid").read_text().split()[0]
         found = subprocess.run(["pgrep", "-P", postmaster], capture_output=True, text=True, check=False)  # noqa: S603, S607
         processes = [postmaster, *found.stdout.split()]
         for process in processes:
             with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
-        while any(Path(f"/proc/{process}").exists() for process in processes):
-            time.sleep(0.01)
-        note.unlink(missing_ok=True)
+                os.kill(int(process), number)
+        return processes
 
     def promote(self) -> None:
         """Make a standby the primary."""

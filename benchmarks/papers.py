@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import measured
-import numpy as np
 import torch
 
 from fairpate.app.compare.cells import Cell, cells_of
@@ -42,6 +41,7 @@ GAPS = {
     "odds_full": "eo_full",
     "accuracy_parity": "accuracy_parity",
 }
+RATES = {"fnr": "false_negative_rate", "fpr": "false_positive_rate"}
 _SEEDS = ("seed", "data.seed")
 
 
@@ -164,7 +164,7 @@ def numbers_of(run: RunDirectory) -> dict[str, Any]:
         "unrefused_parity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
         "degenerate": len(metrics["degenerate"]),
         **{name: metrics["gaps"][gap]["value"] for name, gap in GAPS.items()},
-        **_positive_rates(np.array(metrics["confusion_GYC"])),
+        **{name: metrics["gaps"][gap]["value"] for name, gap in RATES.items() if len(metrics["class_names"]) == 2},
     }
     if statement.queries is not None:
         numbers |= {"submitted": statement.queries.submitted, "answered": statement.queries.answered}
@@ -172,15 +172,6 @@ def numbers_of(run: RunDirectory) -> dict[str, Any]:
             groups = read_labels(run.labels).groups
             numbers |= {f"answered_{z}": int((groups == z).sum()) for z in range(len(metrics["group_names"]))}
     return numbers
-
-
-def _positive_rates(confusion_GYC: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Of two classes, how often the second is missed and how often it is predicted wrongly."""
-    if confusion_GYC.shape[1:] != (2, 2):
-        return {}
-    (_, false), (missed, found) = confusion_GYC.sum(axis=0)
-    negatives = confusion_GYC.sum(axis=0)[0].sum()
-    return {"fnr": missed / (missed + found), "fpr": false / negatives}
 
 
 def add(cells: measured.Cells, name: str, seed: int, numbers: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ COLUMNS = {
     "accuracy": "accuracy",
     "disparity": "disparity",
     "coverage": "coverage",
+    "fnr": "false-negative rate",
     "unrefused_accuracy": "accuracy, unrefused",
     "unrefused_disparity": "disparity, unrefused",
     "label_accuracy": "label accuracy",
@@ -93,6 +94,7 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
         "accuracy": metrics["accuracy"],
         "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
         "coverage": metrics["coverage"],
+        "fnr": _missed(metrics["confusion_GYC"]),
         "unrefused_accuracy": unrefused["accuracy"],
         "unrefused_disparity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
         "label_accuracy": _label_accuracy(run, config) if run.labels.exists() else math.nan,
@@ -100,6 +102,12 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
         "epsilon_data_dependent": costs.get("epsilon_data_dependent", math.nan),
         "epsilon_as_in_paper": costs.get("epsilon_as_in_paper", math.nan),
     }
+
+
+def _missed(confusion_GYC: list[list[list[int]]]) -> float:
+    """Share of the answered records of class 1 that class 0 is predicted for; NaN for more classes than two."""
+    positives_C = [sum(counts) for counts in zip(*(counts_YC[1] for counts_YC in confusion_GYC), strict=True)]
+    return positives_C[0] / sum(positives_C) if len(positives_C) == 2 else math.nan
 
 
 def _label_accuracy(run: RunDirectory, config: Method) -> float:

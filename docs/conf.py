@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,10 +29,9 @@ nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
-# What tutorials run: this environment's commands, and an odometer of their own.
+# What tutorials run: this environment's commands, and each an odometer in the folder that it runs in.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-os.environ["FAIRPATE_STATE"] = tempfile.mkdtemp(prefix="fairpate-docs-")
-atexit.register(shutil.rmtree, os.environ["FAIRPATE_STATE"], ignore_errors=True)
+os.environ["FAIRPATE_STATE"] = "state"
 
 BELOW: dict[str, Callable[[], str]] = {
     "reference/commands": generated.commands,

@@ -65,7 +65,9 @@ class DataSetPart(SweepPart):
     """What one data set adds; its name is that of the data set unless ``settings`` name another."""
 
     file: Path | None = Field(
-        None, description="Configuration to start from, seen from the sweep's file; null: as `fairpate run` does."
+        None,
+        description="Configuration to start from, seen from the sweep's file; null: what fits the data set, as in "
+        "`fairpate run` without a configuration.",
     )
 
 

@@ -331,6 +331,16 @@ class PublicDataConfig(Section):
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
 
+class EvaluationConfig(Section):
+    """What may be said of test records."""
+
+    least_cell: Count = Field(
+        10,
+        description="No public number rests on fewer test records (persons, where the data set names them) of a group, "
+        "or of a group and class, and no total shows such a cell; 1 shows all.",
+    )
+
+
 Noise = Literal["os_entropy", "seeded"]
 """Where the noise of a run comes from. ``seeded`` reproduces a run and gives no privacy."""
 

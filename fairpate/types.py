@@ -282,8 +282,10 @@ class PrivacyStatement:
     labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
     ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's number, where its
     own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
-    odometer before this one, and cost ``epsilon_with_earlier`` together with it; null where it was not counted or is
-    not private. ``remarks`` qualify the claim, in words.
+    odometer before this one. They cost ``epsilon_with_earlier`` together with it if all were fixed before the first;
+    ``epsilon_adaptive_with_earlier`` is the least limit that admits them, each chosen in view of the earlier ones. All
+    three are null unless they are to be named, and where the run was not counted or is not private. ``remarks`` qualify
+    the claim, in words.
     """
 
     method: str
@@ -299,6 +301,7 @@ class PrivacyStatement:
     epsilon_as_in_paper: float | None = None
     earlier_releases: int | None = None
     epsilon_with_earlier: float | None = None
+    epsilon_adaptive_with_earlier: float | None = None
     tuning_accounted: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -327,7 +330,7 @@ class RunRecord:
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
     records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
     ``underserved_groups`` are those that always their own most common class would serve better, by more than chance;
-    ``unmeasured_groups`` have no answered test record. Files of earlier versions name none.
+    ``unmeasured_groups`` have too few answered test records, and are in no gap. Files of earlier versions name none.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
     group in the order of its codes; null for other methods.
     """

@@ -1,14 +1,15 @@
-"""The published student on Ray Serve: replicas that predict, and one gate that counts for all of them.
+"""The published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
 
 A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
-prediction is answered depends on every answer before it; those counts live in one place, a deployment of one replica,
-which takes each request's predictions at once and in order. The counts start empty with the service.
+prediction is answered depends on every answer before it; those counts live in one place: in the one process, or in a
+deployment of one replica, which takes each request's predictions at once and in order. They start empty with the
+service.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ BODY_TIMEOUT_S = 30.0
 _IMAGE_DIMENSIONS = 3
 _MAX_FAULTS = 10
 _UNREADABLE_BODY = 400
+OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
+"""Takes the groups and labels of some predictions, in order; returns which of them may be answered."""
 
 
 class Record(BaseModel):
@@ -75,14 +78,12 @@ class SharedGate:
 class StudentReplica:
     """Predicts, and asks the gate if there is one."""
 
-    def __init__(self, path: Path, gate: Any | None) -> None:
-        # Copies share a node: with threads for every core, each would slow the others down.
-        torch.set_num_threads(1)
+    def __init__(self, path: Path, offer: OfferToGate | None) -> None:
         student = load_student(path)
         self._card = student.card
         # Without its own gate, which would count this replica's answers alone.
         self._student = replace(student, card=replace(student.card, idp3=None))
-        self._gate = gate
+        self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
         """One label, or null where IDP3 refuses, per record. FaultError for a record it cannot read."""
@@ -91,7 +92,7 @@ class StudentReplica:
         )
         groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
-        answered = [True] * len(labels) if self._gate is None else await self._gate.offer.remote(groups, labels)
+        answered = [True] * len(labels) if self._offer is None else await self._offer(groups, labels)
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
 
     @property
@@ -230,16 +231,35 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
     return app
 
 
+def student_in_one_process(path: Path) -> FastAPI:
+    """The routes of the student in ``path``, its gate included. StudentFileError for a bad file."""
+    card, offer = read_card(path), None
+    if card.idp3 is not None:
+        gate = SharedGate(card.idp3, len(card.group_names), len(card.label_names))
+
+        async def offer(groups: list[int], labels: list[int]) -> list[bool]:
+            return gate.offer(groups, labels)
+
+    replica = StudentReplica(path, offer)
+    return student_app(lambda: replica)
+
+
 def http_replica() -> Any:
     """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
     from ray import serve
+
+    class Replica(StudentReplica):
+        def __init__(self, path: Path, gate: Any | None) -> None:
+            # Copies share a node: with threads for every core, each would slow the others down.
+            torch.set_num_threads(1)
+            super().__init__(path, None if gate is None else gate.offer.remote)
 
     def replica() -> StudentReplica:
         found: Any = serve.get_replica_context().servable_object
         assert isinstance(found, StudentReplica)
         return found
 
-    return serve.ingress(student_app(replica))(StudentReplica)
+    return serve.ingress(student_app(replica))(Replica)
 
 
 class ServedStudent(BaseModel):
@@ -267,7 +287,9 @@ def application(arguments: dict[str, Any]) -> Any:
         one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
         gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
     options = {"num_cpus": served.cpus_per_replica}
-    replicas: Any = deploy(num_replicas=served.num_replicas, ray_actor_options=options)(http_replica())
+    replicas: Any = deploy(name="StudentReplica", num_replicas=served.num_replicas, ray_actor_options=options)(
+        http_replica()
+    )
     return replicas.bind(served.student, gate)
 
 

@@ -15,9 +15,11 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from fairpate.config import RayConfig
@@ -90,6 +92,10 @@ def _private_to_this_process() -> Iterator[None]:
     chosen = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": mode}
     if mode == "token" and os.environ.keys().isdisjoint({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
         chosen["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray puts the working directory on a worker's path, where any folder named as a package would be taken for it.
+    root = str(Path(_own_packages()[0]).parent)
+    if root not in sys.path:  # an editable installation
+        chosen["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     before = {name: os.environ.get(name) for name in chosen}
     clusters = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(chosen)

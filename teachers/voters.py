@@ -119,14 +119,16 @@ class VoterWatch:
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._voters = [_WatchedVoter(actor) for actor in actors]
+        self._looked_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
         self._thread.start()
 
     @property
     def all_answer(self) -> bool:
-        """Whether every voter answers."""
-        return all(voter.answers for voter in self._voters)
+        """Whether every voter answers, as far as the watch itself goes on: what it saw long ago says nothing."""
+        is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
+        return is_fresh and all(voter.answers for voter in self._voters)
 
     def close(self) -> None:
         """End the thread."""
@@ -135,8 +137,12 @@ class VoterWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(_PING_INTERVAL_S):
-            for voter in self._voters:
-                voter.look()
+            try:
+                for voter in self._voters:
+                    voter.look()
+                self._looked_s = time.monotonic()
+            except Exception:  # noqa: BLE001 - the watch goes on, and counts as without an answer meanwhile
+                _log.exception("The voters could not be looked at.")
 
 
 class _WatchedVoter:

@@ -59,9 +59,9 @@ def tokens_of_both_roles():
     return read_tokens({"FAIRPATE_ANALYST_TOKEN": ANALYST, "FAIRPATE_OPERATOR_TOKEN": OPERATOR})
 
 
-def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3, pool=POOL, **facts):
+def open_backend(path, *, terms=TERMS, count_votes=table_votes, seed=3, pool=POOL, anchor=None, **facts):
     def open_books():
-        ledger = Ledger(path, terms)
+        ledger = Ledger(path, terms, anchor=anchor)
         return ledger, AggregatorSession(ledger, source=SeededSource(seed))
 
     ledger, session = open_books()

@@ -104,6 +104,7 @@ def test_no_release_is_counted_and_noise_is_fresh_unless_it_is_seeded() -> None:
     first, second = (clone(DP_SGD).set_params(noise="os_entropy").fit(X, Y).predict_proba(X) for _ in range(2))
     assert not np.array_equal(first, second)
     assert Odometer().totals(delta=1e-5) == before
+    assert "names_earlier" not in DP_SGD.get_params()
 
 
 def test_groups_of_private_records_are_not_read_where_public_ones_do() -> None:

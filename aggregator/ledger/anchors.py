@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,10 @@ class Anchor(Protocol):
 
     def noted(self) -> Head:
         """The entry that was noted last. LedgerError if none is to be found."""
+        ...
+
+    def look(self) -> None:
+        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
         ...
 
     def note(self, head: Head) -> None:
@@ -91,8 +95,15 @@ class FileAnchor:
 
     def noted(self) -> Head:
         """What the file holds."""
+        return self._noted(self._held())
+
+    def look(self) -> None:
+        """Read the file without its lock."""
+        self._noted(self._opened())
+
+    def _noted(self, opened: AbstractContextManager[int]) -> Head:
         try:
-            with self._held() as descriptor:
+            with opened as descriptor:
                 return self._read(descriptor)
         except StoreError as error:
             raise LedgerError(str(error)) from error
@@ -114,14 +125,19 @@ class FileAnchor:
         """Nothing stays open."""
 
     @contextmanager
-    def _held(self) -> Iterator[int]:
+    def _opened(self) -> Iterator[int]:
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            self._lock(descriptor)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _held(self) -> Iterator[int]:
+        with self._opened() as descriptor:
+            self._lock(descriptor)
+            yield descriptor
 
     def _lock(self, descriptor: int) -> None:
         """Held for a moment by the writer that notes: one that is paused in it holds its successor up for ever."""

@@ -159,7 +159,8 @@ class PriceFilter:
 class VotesFilter:
     """Reservations while their price, which depends on votes, stays within the limit. Closes at the first that fails.
 
-    Private: when it closes says something about votes.
+    Private: when it closes says something about votes. No filter in the sense of :mod:`fairpate.privacy.filters`
+    either: prices differ from query to query, and any order may be the one that is within its limit.
     """
 
     def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:

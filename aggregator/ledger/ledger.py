@@ -133,6 +133,16 @@ class Ledger:
         if self._failure is not None or not self._is_open:
             raise LedgerError(f"{self.name}: writing ended ({self._failure or 'closed'}); open the ledger again.")
 
+    def look(self) -> None:
+        """LedgerError as :meth:`check`, or if store or anchor, asked on connections of their own, are not there.
+
+        Any thread may ask; it waits as long as they hang, and no write waits for it.
+        """
+        self.check()
+        for part in (self._store, self._anchor):
+            if part is not None:
+                part.look()
+
     def has_room(self) -> bool:
         """Whether the store has room for a transaction, as far as is seen from here."""
         return self._store is not None and self._store.has_room()

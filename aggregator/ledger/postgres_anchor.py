@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from aggregator.ledger.chain import Head
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.postgres import Commits, split_place
@@ -38,6 +40,11 @@ class DatabaseAnchor:
                 f"{self._place}: the ledger's anchor is gone, and says which entry the ledger must hold; bring it back."
             )
         return Head(*found)
+
+    def look(self) -> None:
+        """Read the row on a connection that is made for it."""
+        with closing(DatabaseAnchor(f"{self._url}#{self._name}")) as anchor:
+            anchor.noted()
 
     def note(self, head: Head) -> None:
         """Move the row on."""

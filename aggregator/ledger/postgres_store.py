@@ -22,7 +22,7 @@ from psycopg import Connection
 
 from aggregator.ledger.chain import SCHEMA_VERSION, Chain, EntryKind, Head, Header, Row, known_header
 from aggregator.ledger.files import LedgerError
-from aggregator.ledger.postgres import Commits, as_ledger_errors, connect, one, split_place
+from aggregator.ledger.postgres import Commits, as_ledger_errors, connect, one, require_durable, split_place
 from aggregator.ledger.stores import Stored, StoreError, shown
 
 # One statement, so that nothing comes between the check and the entry: a writer that was deposed updates no row, and so
@@ -46,8 +46,8 @@ class PostgresStore:
     remedy = "Bring the database back, or stop the other writer; then it goes on."
 
     def __init__(self, place: str, terms: str, *, create: bool, take_over: bool) -> None:
-        self._place, (url, self._name) = shown(place), split_place(place)
-        self._commits = Commits(url, self._place)
+        self._place, (self._url, self._name) = shown(place), split_place(place)
+        self._commits = Commits(self._url, self._place)
         try:
             with as_ledger_errors(self._place):
                 if create:
@@ -88,6 +88,17 @@ class PostgresStore:
     def fault(self) -> str | None:
         """Whether the connection is known to be lost."""
         return "the connection to the database was lost" if self._commits.connection.closed else None
+
+    def look(self) -> None:
+        """Ask the server for the ledger's row, on a connection that is made for it."""
+        # A new one each time: one that was kept would have to be closed from another thread while it hangs.
+        with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
+            require_durable(connection, self._place)
+            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        if found is None:
+            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
+        if found[0] != self._epoch:
+            raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
 
     def has_room(self) -> bool:
         """Not known here: it is the server's disk."""

@@ -106,6 +106,12 @@ class SqliteStore:
         """What was done to one of the files. SQLite writes into a file that was unlinked without an error."""
         return None if self._files is None else self._files.fault()
 
+    def look(self) -> None:
+        """LedgerError as :meth:`fault`: the names are looked up anew each time."""
+        fault = self.fault()
+        if fault is not None:
+            raise LedgerError(f"{self._path}: {fault}.")
+
     def has_room(self) -> bool:
         """Whether the disk is there, may be written and has room for a transaction."""
         try:

@@ -20,10 +20,10 @@ A place is the path of a SQLite file (:mod:`aggregator.ledger.sqlite_store`), or
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -69,6 +69,10 @@ class Store(Protocol):
 
     def fault(self) -> str | None:
         """Why nothing can be written any more, as far as is seen from here; None: no reason."""
+        ...
+
+    def look(self) -> None:
+        """LedgerError unless the store is there and this is its writer, asked on a connection of its own; may hang."""
         ...
 
     def has_room(self) -> bool:
@@ -133,8 +137,12 @@ def is_database(place: Place) -> bool:
     """Whether ``place`` is a ledger in a database. LedgerError where nothing could speak to one."""
     if not isinstance(place, str) or not place.startswith(_DATABASE):
         return False
-    if find_spec("psycopg") is None:
-        raise LedgerError("A ledger in a database needs psycopg; run `pip install 'fairpate[postgresql]'`.")
+    try:  # it may be there and lack libpq
+        importlib.import_module("psycopg")
+    except ImportError as error:
+        raise LedgerError(
+            f"A ledger in a database needs psycopg ({error}); run `pip install 'fairpate[postgresql]'`."
+        ) from error
     return True
 
 

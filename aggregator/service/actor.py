@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from fastapi import FastAPI
 
 from aggregator.service.api import Backend, ServiceSettings
 from aggregator.service.connections import limited_protocol
@@ -42,10 +44,17 @@ class ExposureError(ServiceError, UsageError):
     """A service that would be open to everybody."""
 
 
+class Servable(Protocol):
+    """What makes the application that is served."""
+
+    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
+        """Return the application."""
+
+
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, backend: Backend | Runs, settings: ServiceSettings, *, tracer: Any = None) -> None:
+    def __init__(self, backend: Servable, settings: ServiceSettings, *, tracer: Any = None) -> None:
         """``tracer`` takes the place of the one that the settings ask for."""
         import uvicorn
 

@@ -216,6 +216,7 @@ def _add_health_routes(app: FastAPI, health: Health) -> None:
 
     async def readyz() -> Response:
         """Whether a new query can be expected to be answered now; the reasons why not."""
+        await health.look_now()
         status = health.to_json()
         return json_response(status, status=503 if status["reasons"] else 200)
 

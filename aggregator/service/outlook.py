@@ -18,10 +18,12 @@ _DAY_S = 86400.0
 _SHORTEST_S = 600.0
 _SPANS = ((86400.0 * 365, "year"), (86400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 _REMEDIES = {
-    "ledger": "The ledger cannot be written, so new queries are refused; stored replies go on. Look at the disk and at "
-    "the log; it is opened again by itself once it can be written.",
+    "ledger": "The ledger cannot be reached or written, so new queries are refused; stored replies go on. Look at its "
+    "disk or database and at the log; it is opened again by itself once it can be written.",
     "disk": "The disk of the run is full or read-only. Free some room; the service needs no restart.",
     "votes": "Not all voters answer. They are started again by themselves; if they stay away, look at Ray's nodes.",
+    "cluster": "Ray's control process does not answer; without it Ray ends the service within minutes. Look at "
+    "`ray status` on the head's node.",
     "busy": "The writer has not come back for two minutes. Look at voters and disk; if it stays, restart the service.",
     "unknown": "The state was not looked at for half a minute: the machine is overloaded. Look at its load.",
 }

@@ -166,6 +166,11 @@ class Writer:
         """``function(session)`` on the writer's thread. LedgerError at once while the ledger cannot be written."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
 
+    def fail(self, books: Books, failure: str) -> None:
+        """End the writing of ``books``, unless others are open by now; it goes on as after a failed write."""
+        if books is self.books and not self.failure:
+            self.failure = failure
+
     async def recover(self) -> None:
         """Open the ledger again if a write failed and the disk is back; says nothing where it is not."""
         with contextlib.suppress(LedgerError):

@@ -9,12 +9,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairpate.config import EvaluationConfig
+
 if TYPE_CHECKING:
     from fairpate.methods.definition import Method
 
-# Where a run happens does not change what it computes; a file of weights is known by its checksum.
+# Where a run happens, and what its pages name, does not change what it computes; a file of weights is known by its
+# checksum.
 _PLACES = (
     "out",
+    "names_earlier",
     "storage",
     "ray",
     "data.data_dir",
@@ -42,7 +46,11 @@ def determining_values(config: Method) -> dict[str, Any]:
 
 def determining(values: dict[str, Any], config: Method) -> dict[str, Any]:
     """``values`` of the method of ``config`` without what decides nothing there."""
-    return _without(values, (*_PLACES, *config.unread))
+    kept = _without(values, (*_PLACES, *config.unread))
+    # At its default it is left out: digests of runs from before it could be set stay.
+    if kept.get("evaluation") == EvaluationConfig().model_dump():
+        del kept["evaluation"]
+    return kept
 
 
 def placeless_values(config: Method) -> dict[str, Any]:

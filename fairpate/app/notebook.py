@@ -93,7 +93,8 @@ def _guarantee(statement: PrivacyStatement) -> Rows:
 def _measured(metrics: dict[str, Any]) -> Rows:
     """Accuracy beside the most common class, demographic parity with its interval, coverage, what is degenerate."""
     if not metrics["num_records"]:
-        return [("accuracy, disparity, coverage", "not measured: no test records")]
+        few = "too few" if metrics.get("not_measured") else "no"
+        return [("accuracy, disparity, coverage", f"not measured: {few} test records")]
     gap = metrics["gaps"]["dp_one_vs_rest"]
     interval = f", 95 % interval {_decimal(gap['low'])} to {_decimal(gap['high'])}" if gap["low"] is not None else ""
     common = metrics["majority_class"]
@@ -104,7 +105,10 @@ def _measured(metrics: dict[str, Any]) -> Rows:
         ("coverage", _percent(metrics["coverage"])),
         *(("warning", f"degenerate: the model {words}") for words in metrics["degenerate"]),
         *(("warning", f"the model {words}") for words in metrics.get("underserved", ())),
-        *(("warning", f"gaps leave out {name}: no answered test record") for name in metrics.get("not_measured", ())),
+        *(
+            ("warning", f"gaps leave out {name}: too few answered test records")
+            for name in metrics.get("not_measured", ())
+        ),
     ]
 
 

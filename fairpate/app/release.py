@@ -74,6 +74,12 @@ class ReleasePlan:
         event = self.mechanism.worst_case(num_queries)
         return of_teachers(event, self.unit)
 
+    def all_events(self, num_queries: int, *, num_classes: int) -> tuple[Event, ...]:
+        """What a run that submits so many queries releases, its publication included, whatever the votes."""
+        publication = _publication(self, num_classes=num_classes)
+        published = () if publication is None else (of_teachers(publication, self.unit),)
+        return (self.worst_case(num_queries), *published)
+
     @property
     def counted_beforehand(self) -> int:
         """How many queries count although fewer may be submitted, as released labels decide; 0 where none do."""
@@ -163,7 +169,8 @@ def release_labels(
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
     if meter is not None:
-        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
+        planned = plan.all_events(check_budget(plan, dataset, queries), num_classes=dataset.num_classes)
+        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=plan.source)
         result = _submit(votes, keys, queries, session, plan, dataset, on_progress)

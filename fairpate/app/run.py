@@ -21,10 +21,12 @@ from torch import nn
 
 from fairpate.app.assess import Assessment, assess
 from fairpate.app.backbones import with_pinned_weights
+from fairpate.app.baseline import without_privacy
 from fairpate.app.early_checks import check_data, check_model_files, check_queries
 from fairpate.app.finished import own_folder
 from fairpate.app.identity import determining_values
 from fairpate.app.model import card_of_model, initial_model, post_process
+from fairpate.app.planning.outlook import cautions
 from fairpate.app.publication.portable import write_portable
 from fairpate.app.publication.reporting import write_reports
 from fairpate.app.released import read_release, release_id
@@ -81,6 +83,9 @@ def run_method(
     with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
+        if not run.student.exists() and not reporter.console.quiet:
+            for words in cautions(config, dataset, run):
+                reporter.note("caution", words)
         student, labels = _student(config, dataset, run, reporter, meter)
         reporter.note("model", str(run.student))
         if with_graph:
@@ -93,8 +98,11 @@ def _report(
     config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
 ) -> None:
     """Metrics, records and pages of a model that was released."""
-    assessment = assess(student, dataset, seed=config.seed)
+    assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
     write_json(run.metrics, assessment.to_json())
+    baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N, seed=config.seed)
+    if baseline is not None:
+        write_json(run.without_privacy, asdict(baseline), private=True)
     population = _private_population(config, run, dataset, student)
     statement = read_statement(run)
     _write_records(config, run, statement, assessment, labels)
@@ -108,6 +116,7 @@ def _report(
             assessment=assessment,
             num_training_labels=student.card.num_training_labels,
             private_population=population,
+            without_privacy=baseline,
         )
 
 
@@ -133,7 +142,7 @@ def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) ->
         assert isinstance(opened, VotingMethod)
         check_queries(opened, dataset, meter, reporter)
         labels = opened.release(_without_model(opened, dataset, run, reporter, meter))
-        state_release(opened, run, dataset, labels, meter)
+        state_release(opened, run, dataset, labels, meter, reporter)
     reporter.note("labels", str(run.labels))
     return run
 
@@ -243,7 +252,7 @@ def _student(
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
-        state_release(config, run, dataset, labels, meter)
+        state_release(config, run, dataset, labels, meter, reporter)
     if is_trained:
         if labels is None:
             require_statement(run, is_free=is_free)
@@ -260,7 +269,7 @@ def _student(
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         if not isinstance(config, ReleasingMethod):
             meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
-        state_release(config, run, dataset, trained, meter)
+        state_release(config, run, dataset, trained, meter, reporter)
     student = Student(card=card_of_model(config, dataset, trained, network, run), network=network)
     # Last of all: a model that is there has its price stated and counted.
     write_atomically(run.student, lambda path: save_student(student, path))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-_TESTED_BY = ("votes.test", "votes.label")  # measures a model, and determines nothing of it
+_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # measures a model, and determines nothing of it
 _LOCK = ".lock"  # comes before all else in a folder
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
@@ -110,6 +110,8 @@ class RunDirectory:
     """The same point at the price that depends on votes, where there is one; for the operator."""
     costs = PathIn("private", "costs.json")
     """What was really spent; for the operator."""
+    without_privacy = PathIn("private", "without_privacy.json")
+    """What a model without noise reaches that learned from private records; for the operator."""
     private_report = PathIn("private", "report.html")
     """The page for the operator."""
     config = PathIn("root", "config.yaml")
@@ -223,7 +225,11 @@ def _require_same(run: RunDirectory, config: Method) -> None:
     names = sorted(before.keys() | now.keys())
     if before.get("method", now["method"]) != now["method"]:
         names = ["method"]  # the sections of another method are others too
-    changes = [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+    changes = [
+        f"{name}: {before.get(name)} -> {now.get(name)}"
+        for name in names
+        if before.get(name) != now.get(name) and name not in _TESTED_BY
+    ]
     if changes:
         raise RunFolderError(
             f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."

@@ -10,7 +10,6 @@ from fairpate.data.entry import DataError, DatasetEntry, Option, SourceFile
 from fairpate.data.fetch import fetch
 from fairpate.data.load import data_dir_of, load_dataset, pool_size
 from fairpate.data.registry import REGISTRY, entry_for, find_entry, option_showing_attribute
-from fairpate.data.storage import read_dataset, save_dataset
 
 __all__ = [
     "REGISTRY",
@@ -34,6 +33,4 @@ __all__ = [
     "load_dataset",
     "option_showing_attribute",
     "pool_size",
-    "read_dataset",
-    "save_dataset",
 ]

@@ -126,7 +126,8 @@ class DatasetEntry:
     ``rows`` is the publisher's count, null where none is public, and ``persons`` that of the persons behind the rows,
     where they are named (under the options of ``persons_when``) and were counted; ``citation`` is what a study cites. A
     size that is null takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
-    ``count_public`` counts public records that have files of their own.
+    ``count_public`` counts public records that have files of their own; ``class_shares`` is how common each class is,
+    where that was declared.
     """
 
     name: str
@@ -147,6 +148,7 @@ class DatasetEntry:
     citation: str = ""
     persons: int | None = None
     persons_when: Mapping[str, str] = field(default_factory=dict)
+    class_shares: tuple[float, ...] = ()
 
     def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
         """The publisher's count of what is protected under these options: of persons where it is known, or of rows."""

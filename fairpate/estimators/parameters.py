@@ -22,7 +22,8 @@ from fairpate.methods.definition import Method
 from fairpate.methods.fitted import fitted_to
 from fairpate.methods.load import configured_exactly, read_of
 
-_NO_PARAMETERS = ("method", "out", "seed", "data")
+# No odometer counts what an estimator releases, so that there is no earlier release to name.
+_NO_PARAMETERS = ("method", "out", "names_earlier", "seed", "data")
 _SHORT = {
     "epsilon": ("target", "epsilon"),
     "delta": ("target", "delta"),

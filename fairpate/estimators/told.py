@@ -102,7 +102,8 @@ def plot(estimator: FairClassifier, X: Any, y: Any, groups: Any, ax: Any) -> Any
 
 def _assessed(estimator: FairClassifier, student: Student, dataset: Dataset) -> Assessment:
     """Of test records that were embedded already."""
-    return assess(replace(student, embedding=None), dataset, seed=estimator.config_.seed)
+    config = estimator.config_
+    return assess(replace(student, embedding=None), dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
 
 
 def _title(estimator: FairClassifier, measured: Evaluation) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
+from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import count, made_words, percent, render
 from fairpate.evaluation.private_population import PrivatePopulation, population_words
 from fairpate.evaluation.records import Guarantee
@@ -20,6 +20,7 @@ from fairpate.evaluation.verdict import (
     majority_words,
     published_epsilon,
     several_records,
+    small_cell_words,
     unit_words,
     verdict,
     why_not_private,
@@ -107,7 +108,6 @@ class Card:
     evaluation: Evaluation
     refusals: CardRefusals | None = None
     private_population: PrivatePopulation | None = None
-    without_privacy: WithoutPrivacy | None = None
 
     @property
     def description(self) -> str:
@@ -179,11 +179,13 @@ class Card:
             *privacy.remarks,
             *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
             *(f"On the test records the model {words}." for words in self.evaluation.underserved),
-            *(f"Gaps leave out {name}: no answered test record." for name in self.evaluation.not_measured),
+            *(f"Gaps leave out {name}: too few answered test records." for name in self.evaluation.not_measured),
+            *filter(None, (small_cell_words(self.evaluation),)),
             *self._alone,
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if self.evaluation.is_measured
-            else "There were no test records: how accurate the model is, and how it treats groups, is unknown.",
+            else f"{self.evaluation.why_unknown.capitalize()}: how accurate the model is, and how it treats groups, is "
+            "unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]
@@ -211,7 +213,7 @@ def card_page(card: Card) -> str:
         card=card,
         privacy=card.privacy,
         why_not=why_not_private(card.privacy),
-        verdict=verdict(card.evaluation, card.privacy, card.without_privacy),
+        verdict=verdict(card.evaluation, card.privacy),
         made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         several=several_records(card.privacy),
         epsilon=published_epsilon(card.privacy),

@@ -61,7 +61,7 @@ def worse_than_constant(measured: Evaluation) -> dict[str, str]:
     found = {}
     for group, counts in zip(measured.groups, measured.confusion_GYC, strict=True):
         counts_YC = np.asarray(counts)
-        if group.num_answered < LEAST_RECORDS:
+        if (group.num_answered or 0) < LEAST_RECORDS:
             continue
         common = int(counts_YC.sum(axis=1).argmax())
         lost = float(counts_YC[common].sum() - counts_YC[common, common])
@@ -108,9 +108,22 @@ class GroupsTold:
         return name if self.num_runs == 1 else f"{name} (in {number} of {self.num_runs} {noun}s)"
 
 
+def hardly_answered(
+    groups_N: npt.NDArray[np.int64], answered_N: npt.NDArray[np.bool_], names: Sequence[str], *, of_G: Sequence[bool]
+) -> tuple[str, ...]:
+    """Predicates of groups ``of_G``, which have too few answered records to be measured, of many."""
+    size_G = np.bincount(groups_N, minlength=len(names))
+    answered_G = np.bincount(groups_N[answered_N], minlength=len(names))
+    return tuple(
+        f"answers hardly any record of {name}"
+        for name, size, answered, is_meant in zip(names, size_G, answered_G, of_G, strict=True)
+        if is_meant and size >= LEAST_RECORDS and answered < HARDLY_ANY * size
+    )
+
+
 def _hardly_answered(measured: Evaluation) -> Iterator[str]:
     for group in measured.groups:
-        if group.num_records >= LEAST_RECORDS and group.coverage < HARDLY_ANY:
+        if (group.num_records or 0) >= LEAST_RECORDS and group.coverage < HARDLY_ANY:
             some = f"{group.num_answered} of {group.num_records} records" if group.num_answered else "no record"
             yield f"answers {some} of {group.name}"
 
@@ -118,7 +131,7 @@ def _hardly_answered(measured: Evaluation) -> Iterator[str]:
 def _one_class_groups(measured: Evaluation, or_nearly: bool) -> Iterator[str]:
     for group, counts in zip(measured.groups, measured.confusion_GYC, strict=True):
         counts_YC = np.asarray(counts)
-        if group.num_answered < LEAST_RECORDS:
+        if (group.num_answered or 0) < LEAST_RECORDS:
             continue
         constant, nearly = _only_class(counts_YC), _nearly_only_class(counts_YC)
         # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.

@@ -193,12 +193,14 @@ def _undominated(points: Sequence[Point], notions: Sequence[NotionName]) -> set[
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """What a demand limits, of one seed or over all."""
+    """What a demand limits, of one seed or over all; NaN for a limit on groups of which some was not measured."""
     values: dict[str, float] = {}
     for name in demand.limits:
         seen, objective = _objective(point, name)
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
         values[name] = value if objective in ("epsilon", "disparity") else 1 - value
+        if objective == "disparity" and point.groups.unmeasured:
+            values[name] = math.nan
     return values
 
 

@@ -2,21 +2,22 @@
 
 The numbers describe the evaluated records with their true labels and groups. They are outside every privacy
 guarantee unless those records are public or the numbers are released privately. An undefined number is NaN in
-Python, null in JSON and never 0.
+Python, null in JSON and never 0; so is one that rests on too few records (:mod:`fairpate.evaluation.small_cells`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.evaluation.degenerate import what_is_degenerate, worse_than_constant
+from fairpate.evaluation.degenerate import hardly_answered, what_is_degenerate, worse_than_constant
 from fairpate.evaluation.reject_option import resampled_reject_option
+from fairpate.evaluation.small_cells import Shown, shown_records
 from fairpate.fairness import gaps, rates
 from fairpate.fairness.notions import NOTIONS, NotionName
 from fairpate.strict_json import strict
@@ -31,16 +32,21 @@ OTHER_READINGS: Mapping[str, gaps.Metric] = {
 GAPS: Mapping[str, gaps.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
 """The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
-_DERIVED = ("majority_class", "majority_accuracy", "degenerate", "underserved", "not_measured")
+_GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
+_DERIVED = ("not_measured",)
+_WORDS = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """One group: records evaluated, records answered, their share and the accuracy on them."""
+    """One group: records evaluated, records answered, their share and the accuracy on them.
+
+    Numbers of records are None, and shares NaN, for a group of too few to be shown.
+    """
 
     name: str
-    num_records: int
-    num_answered: int
+    num_records: int | None
+    num_answered: int | None
     coverage: float
     accuracy: float
 
@@ -50,7 +56,7 @@ class GapResult:
     """One gap with its bootstrap percentile interval, widened to the gap where that lies outside.
 
     ``min_cell_size`` is the smallest cell that took part, ``n_undefined`` the cells left out, ``where`` the cell that
-    attains the value, in words.
+    attains the value, in words. A gap with a cell of too few records is undefined, and its ``min_cell_size`` 0.
     """
 
     value: float
@@ -69,9 +75,9 @@ _NOT_MEASURED = GapResult(
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy:
-    """What a logistic model reaches that learned from ``num_records`` test records and from no private one.
+    """What a logistic model without noise reaches that learned from ``num_records`` private records: the operator's.
 
-    ``accuracy`` is over test records that it did not learn from, and that the measured model answered.
+    ``accuracy`` is over the test records that the measured model answered.
     """
 
     accuracy: float
@@ -86,7 +92,16 @@ class Evaluation:
     how much mass) of group z with true label y was predicted k; ``rates_GC[z][k]`` is r(z, k).
 
     ``majority_accuracy`` is what stands beside the accuracy: that of always predicting ``majority_class``, the most
-    common true label of the same answered records. ``degenerate`` names what makes a good gap worth nothing.
+    common true label of the same answered records; NaN and None where none was answered. ``degenerate`` names what
+    leaves nothing to learn from a predictor's gaps, in predicates such as "predicts 'no' for every record"; it is empty
+    for one that is better than a constant, answers and tells records of every group apart. ``underserved`` are
+    predicates of ``underserved_groups``, whom their own most common class would serve better, by more than chance: a
+    model may have come to equal errors by levelling down. ``perfect_gap`` is the demographic-parity gap of the true
+    labels, which a model that is always right has.
+
+    Everything is of the records in cells of at least ``least_cell`` records or persons
+    (:mod:`fairpate.evaluation.small_cells`): groups of fewer are in no number, and what would show a smaller cell is
+    None or NaN; of more than two classes ``perfect_gap`` is then rounded down to tenths.
     """
 
     num_records: int
@@ -100,7 +115,14 @@ class Evaluation:
     ermi: float
     ermi_given_label: float
     rates_GC: tuple[tuple[float, ...], ...]
-    confusion_GYC: tuple[tuple[tuple[float, ...], ...], ...]
+    confusion_GYC: tuple[tuple[tuple[float, ...], ...] | None, ...]
+    least_cell: int = 1
+    perfect_gap: float = math.nan
+    majority_class: str | None = None
+    majority_accuracy: float = math.nan
+    degenerate: tuple[str, ...] = ()
+    underserved: tuple[str, ...] = ()
+    underserved_groups: tuple[str, ...] = ()
 
     @property
     def is_measured(self) -> bool:
@@ -135,44 +157,31 @@ class Evaluation:
         return {name: {end: None if math.isnan(v) else v for end, v in each.items()} for name, each in values.items()}
 
     @property
-    def majority_class(self) -> str | None:
-        """The most common true label of the answered records, the first of several; None where none was answered."""
-        label_C = np.asarray(self.confusion_GYC).sum(axis=(0, 2))
-        return self.class_names[int(label_C.argmax())] if label_C.sum() > 0 else None
-
-    @property
-    def majority_accuracy(self) -> float:
-        """The share of ``majority_class`` among the answered records; NaN where none was answered."""
-        label_C = np.asarray(self.confusion_GYC).sum(axis=(0, 2))
-        return float(label_C.max() / label_C.sum()) if label_C.sum() > 0 else math.nan
-
-    @property
     def group_majorities(self) -> tuple[float, ...]:
-        """For each group the share of its most common true label among its answered records; NaN without any."""
-        label_GC = np.asarray(self.confusion_GYC).sum(axis=2)
-        return tuple(float(of_C.max() / of_C.sum()) if of_C.sum() > 0 else math.nan for of_C in label_GC)
+        """For each group the share of its most common true label among its answered records; NaN where not known."""
+        label_GC = [None if table is None else np.asarray(table).sum(axis=1) for table in self.confusion_GYC]
+        return tuple(
+            math.nan if of_C is None or not of_C.sum() else float(of_C.max() / of_C.sum()) for of_C in label_GC
+        )
 
     @property
     def not_measured(self) -> tuple[str, ...]:
-        """The groups without an answered record, which every gap leaves out."""
-        return tuple(group.name for group in self.groups if not group.num_answered) if self.num_answered else ()
+        """The groups without an answered record, or with too few, which every gap leaves out."""
+        return tuple(
+            group.name
+            for group in self.groups
+            if group.num_answered is None or (self.num_answered and not group.num_answered)
+        )
 
     @property
-    def degenerate(self) -> tuple[str, ...]:
-        """What a predictor does that leaves nothing to learn from its gaps: predicates, such as "predicts 'no' for
-        every record"; empty for one that is better than a constant, answers and tells records of every group apart."""
-        return what_is_degenerate(self)
+    def why_unknown(self) -> str:
+        """Why nothing is measured, where nothing is."""
+        return "no group has enough test records" if self.not_measured else "there were no test records"
 
     @property
-    def underserved(self) -> tuple[str, ...]:
-        """Predicates of groups whom their own most common class would serve better, by more than chance: a model may
-        have come to equal errors by levelling down."""
-        return tuple(worse_than_constant(self).values())
-
-    @property
-    def underserved_groups(self) -> tuple[str, ...]:
-        """The names of these groups."""
-        return tuple(worse_than_constant(self))
+    def known_groups(self) -> tuple[str, ...]:
+        """The groups that gaps compare."""
+        return tuple(name for name in self.group_names if name not in self.not_measured)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
@@ -184,15 +193,22 @@ class Evaluation:
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``to_json`` wrote. KeyError or TypeError when fields are missing or unknown."""
         fields = {name: value for name, value in plain.items() if name not in _DERIVED}
-        fields["groups"] = tuple(GroupResult(**_none_to_nan(group)) for group in plain["groups"])
+        shares = ("coverage", "accuracy")
+        fields["groups"] = tuple(
+            GroupResult(**(group | {name: _none_to_nan(group[name]) for name in shares})) for group in plain["groups"]
+        )
         fields["gaps"] = {name: GapResult(**_none_to_nan(gap)) for name, gap in plain["gaps"].items()}
         fields["rates_GC"] = tuple(tuple(_none_to_nan(row)) for row in plain["rates_GC"])
-        fields["confusion_GYC"] = tuple(tuple(tuple(row) for row in table) for table in plain["confusion_GYC"])
-        for name in ("group_names", "class_names"):
-            fields[name] = tuple(plain[name])
-        for name in ("accuracy", "coverage", "ermi", "ermi_given_label"):
-            fields[name] = _none_to_nan(plain[name])
-        return cls(**fields)
+        fields["confusion_GYC"] = tuple(
+            None if table is None else tuple(tuple(row) for row in table) for table in plain["confusion_GYC"]
+        )
+        for name in ("group_names", "class_names", "degenerate", "underserved", "underserved_groups"):
+            fields[name] = tuple(plain.get(name, ()))
+        for name in ("accuracy", "coverage", "ermi", "ermi_given_label", "majority_accuracy", "perfect_gap"):
+            fields[name] = _none_to_nan(plain.get(name))
+        found = cls(**fields)
+        # Files of earlier versions lack some of what is computed from tables, and have every table.
+        return found if all(name in plain for name in _WORDS) or None in found.confusion_GYC else _with_words(found)
 
 
 def evaluate(
@@ -206,6 +222,8 @@ def evaluate(
     answered_N: npt.ArrayLike | None = None,
     rule: GateRule | None = None,
     persons_N: npt.ArrayLike | None = None,
+    least_cell: int = 1,
+    apart_N: npt.ArrayLike | None = None,
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
@@ -214,33 +232,143 @@ def evaluate(
     Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
     ``generator`` drives the bootstrap of the gaps' intervals; where ``rule`` decided which are answered, it decides
     anew in every replicate, of which there are then fewer. ``persons_N`` says whose each record is: whole persons are
-    then drawn. ValueError for lengths or values that do not fit.
+    then drawn. What rests on fewer than ``least_cell`` records, or persons, is left out; ``apart_N`` marks records that
+    another published evaluation of the same records leaves out. ValueError for lengths or values that do not fit.
     """
-    groups = np.asarray(groups_N)
+    groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
     sizes: dict[str, Any] = {"num_groups": len(group_names), "num_classes": len(class_names)}
-    records: dict[str, Any] = {"groups_N": groups, "labels_N": labels_N, "answered_N": answered, **sizes}
-    joint_GYC = rates.joint_table(predictions, **records)
-    drawn: dict[str, Any] = {"persons_N": persons_N, "generator": generator}
+    # Of all records first: what does not fit is refused.
+    rates.joint_table(predictions, groups, labels_N=labels, answered_N=answered, **sizes)
+    rates.coverages(groups, answered, num_groups=len(group_names))
+    groups, labels = groups.astype(np.int64), labels.astype(np.int64)
+    shown = shown_records(
+        groups,
+        labels,
+        answered,
+        least=least_cell,
+        num_groups=len(group_names),
+        persons_N=persons_N,
+        apart_N=None if apart_N is None else np.asarray(apart_N, np.bool_),
+    )
+    kept = shown.kept_N
+    records: dict[str, Any] = {
+        "groups_N": groups[kept],
+        "labels_N": labels[kept],
+        "answered_N": answered[kept],
+        **sizes,
+    }
+    joint_GYC = rates.joint_table(np.asarray(predictions)[kept], **records)
+    drawn: dict[str, Any] = {"generator": generator}
     if rule is None:
-        joint_RGYC = rates.resampled_tables(predictions, **records, **drawn, num_replicates=num_replicates)
+        drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
+        joint_RGYC = rates.resampled_tables(
+            np.asarray(predictions)[kept], **records, **drawn, num_replicates=num_replicates
+        )
     else:
         # The gate's answers depend on those before, so that it decides anew on every drawn set of records.
-        joint_RGYC = resampled_reject_option(predictions, groups, true_labels_N=labels_N, rule=rule, **sizes, **drawn)
-    return Evaluation(
-        num_records=len(groups),
-        num_answered=int(answered.sum()),
+        joint_RGYC = resampled_reject_option(
+            predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
+        )
+        joint_RGYC[:, shown.small_G] = 0
+    measured = Evaluation(
+        num_records=int(kept.sum()),
+        num_answered=int(answered[kept].sum()),
         accuracy=rates.accuracies(joint_GYC)[0],
-        coverage=rates.coverages(groups, answered, num_groups=len(group_names))[0],
+        coverage=rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))[0],
         group_names=tuple(group_names),
         class_names=tuple(class_names),
-        groups=_by_group(joint_GYC, groups, answered, group_names),
+        groups=_by_group(joint_GYC, groups[kept], answered[kept], group_names),
         gaps={n: _measure(m, joint_GYC, joint_RGYC, level, group_names, class_names) for n, m in GAPS.items()},
         ermi=gaps.ermi(joint_GYC),
         ermi_given_label=gaps.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
+        least_cell=least_cell,
     )
+    rarely = hardly_answered(groups, answered, group_names, of_G=shown.small_G.tolist())
+    return _without_small_cells(_with_words(measured), shown, joint_GYC, rarely)
+
+
+def _with_words(measured: Evaluation) -> Evaluation:
+    """With what is computed from its tables, all of which are there."""
+    label_GC = np.asarray(measured.confusion_GYC).sum(axis=2)
+    label_C = label_GC.sum(axis=0)
+    if label_C.sum() > 0:
+        measured = replace(
+            measured,
+            perfect_gap=gaps.dp_one_vs_rest(label_GC[:, None]).value,
+            majority_class=measured.class_names[int(label_C.argmax())],
+            majority_accuracy=float(label_C.max() / label_C.sum()),
+        )
+    worse = worse_than_constant(measured)
+    return replace(
+        measured,
+        degenerate=what_is_degenerate(measured),
+        underserved=tuple(worse.values()),
+        underserved_groups=tuple(worse),
+    )
+
+
+def _without_small_cells(
+    measured: Evaluation, shown: Shown, joint_GYC: rates.FloatArray, rarely: Sequence[str]
+) -> Evaluation:
+    """Without the numbers from which the size of a small cell follows."""
+    hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < measured.least_cell}
+    tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
+    rates_GC, groups = list(measured.rates_GC), list(measured.groups)
+    majority, accuracy = (measured.majority_class, measured.majority_accuracy), measured.accuracy
+    if not shown.by_label:
+        hidden |= _GIVEN_LABEL
+        tables = [None] * len(tables)
+        # Of two classes the gap and their totals would tell the counts.
+        perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
+        underserved = tuple(
+            f"is right about {name} less often than always predicting its most common class would be"
+            for name in measured.underserved_groups
+        )
+        if _labels_follow(joint_GYC).any():
+            hidden.add("accuracy_parity")
+            groups = [replace(group, accuracy=math.nan) for group in groups]
+        if measured.accuracy in (0, 1):
+            rates_GC = [(math.nan,) * len(row) for row in rates_GC]
+    is_of_one_group = sum(joint_GYC.sum(axis=(1, 2)) > 0) == 1
+    if not shown.totals_by_label or (is_of_one_group and not shown.by_label):
+        hidden |= _RATES
+        majority = (None, math.nan)
+        # Where one class is predicted for everybody, the accuracy is the share of that class.
+        if joint_GYC.sum(axis=(0, 1)).max() == joint_GYC.sum():
+            accuracy = math.nan
+    for z in np.flatnonzero(shown.small_G):
+        tables[z] = None
+        groups[z] = GroupResult(
+            name=groups[z].name, num_records=None, num_answered=None, coverage=math.nan, accuracy=math.nan
+        )
+    too_few = replace(_NOT_MEASURED, where="too few records in a cell")
+    return replace(
+        measured,
+        accuracy=accuracy,
+        perfect_gap=float(perfect_gap),
+        groups=tuple(groups),
+        gaps={
+            name: replace(too_few, level=gap.level) if name in hidden else gap for name, gap in measured.gaps.items()
+        },
+        ermi_given_label=measured.ermi_given_label if shown.by_label else math.nan,
+        rates_GC=tuple(rates_GC),
+        confusion_GYC=tuple(tables),
+        majority_class=majority[0],
+        majority_accuracy=majority[1],
+        degenerate=(*measured.degenerate, *rarely),
+        underserved=underserved,
+    )
+
+
+def _labels_follow(joint_GYC: rates.FloatArray) -> npt.NDArray[np.bool_]:
+    """The groups whose counts of true labels follow from predictions and accuracy: of one class, all right or wrong."""
+    size_G, right_G = joint_GYC.sum(axis=(1, 2)), np.trace(joint_GYC, axis1=1, axis2=2)
+    one_class_G = joint_GYC.sum(axis=1).max(axis=1) == size_G
+    follow_G: npt.NDArray[np.bool_] = (size_G > 0) & (one_class_G | (right_G == 0) | (right_G == size_G))
+    return follow_G
 
 
 def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ def private_report(report: PrivateReport) -> str:
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(
         "operator.html",
-        **opening(public),
+        **opening(public, report.without_privacy),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
         compared=compared_ledgers(*totals, rejected=voting.rejected_fairness)
         if num_ledgers > 1

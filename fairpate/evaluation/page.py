@@ -23,9 +23,9 @@ _MONTHS = (
 )
 
 
-def count(value: int) -> str:
-    """A whole number with separators."""
-    return f"{value:,}"
+def count(value: int | None) -> str:
+    """A whole number with separators; None is one that is too small to be shown."""
+    return "too few" if value is None else f"{value:,}"
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:

@@ -48,8 +48,9 @@ class Guarantee:
 
     ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
     noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event tells the number of private records.
-    ``epsilon_with_earlier`` is what ``earlier_releases`` of the same private data cost together with this one; None
-    where that is not finite.
+    ``epsilon_with_earlier`` is what ``earlier_releases`` of the same private data cost together with this one if all
+    were fixed beforehand, ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view of
+    the earlier ones; None where that is not finite.
     """
 
     unit: Unit
@@ -66,6 +67,7 @@ class Guarantee:
     tells_size: bool = False
     earlier_releases: int = 0
     epsilon_with_earlier: float | None = None
+    epsilon_adaptive_with_earlier: float | None = None
 
     @property
     def is_attested(self) -> bool:
@@ -119,7 +121,7 @@ class PublicReport:
     is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
     for one that answers everything. ``num_training_labels``: released labels that the student was trained on, which the
     ledger may have outgrown; None where that is not known. ``private_population``: what a release by group tells.
-    ``without_privacy`` stands beside the accuracy. ``made`` says when and by which version.
+    ``made`` says when and by which version.
     """
 
     title: str
@@ -131,7 +133,6 @@ class PublicReport:
     num_private_records: int | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
-    without_privacy: WithoutPrivacy | None = None
     made: str = ""
 
     def __post_init__(self) -> None:
@@ -170,6 +171,7 @@ class PrivateReport:
     query costs at its worst case, whatever its votes. ``plurality_votes_Q`` counts the voters behind the most popular
     label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who voted. ``groups_Q`` are places in
     ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` who asked (empty: the run itself).
+    ``without_privacy`` is what a model without noise reaches that learned from the same private records.
     """
 
     public: PublicReport
@@ -185,6 +187,7 @@ class PrivateReport:
     outcomes_Q: Sequence[Outcome]
     at_Q: Sequence[float]
     callers_Q: Sequence[str]
+    without_privacy: WithoutPrivacy | None = None
 
     def __post_init__(self) -> None:
         if self.public.voting is None:

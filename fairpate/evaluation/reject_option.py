@@ -35,8 +35,9 @@ class OrderResult:
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
     ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
-    answers, and at least one. The latter two are undefined (NaN and None) when a group never gets that many, or when
-    there is only one group.
+    answers, and at least ``least_cell`` of the spread. The latter two are undefined (NaN and None) when a group never
+    gets that many, or when there is only one group; ``final_gap`` when a group has answers, but fewer than
+    ``least_cell``.
     """
 
     accuracy: float
@@ -59,11 +60,18 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
-    """The reject option over several orders of the same ``num_records`` predictions: each order, and the spread."""
+    """The reject option over several orders of the same predictions, measured on ``num_records``: each order, and the
+    spread."""
 
     rule: GateRule
     num_records: int
     orders: tuple[OrderResult, ...]
+    least_cell: int = 1
+
+    @property
+    def answers_needed(self) -> int:
+        """How many answers every group has got before the largest gap on the way counts."""
+        return max(self.rule.min_count, self.least_cell, 1)
 
     @property
     def accuracy(self) -> Spread:
@@ -115,11 +123,13 @@ def reject_option_spread(
     num_classes: int,
     generator: np.random.Generator,
     num_orders: int = 10,
+    kept_N: npt.ArrayLike | None = None,
+    least_cell: int = 1,
 ) -> RejectOptionSpread:
     """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
 
-    ``true_labels_N`` serve accuracy alone. ValueError for lengths or values that do not fit, IndexError for a label or
-    group that the gate does not know.
+    ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
+    ValueError for lengths or values that do not fit, IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
     if not len(labels) == len(groups) == len(truth):
@@ -128,16 +138,22 @@ def reject_option_spread(
         )
     if num_orders < 1:
         raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
+    kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
     shuffles = [generator.permutation(len(labels)) for _ in range(num_orders)]
     return RejectOptionSpread(
         rule=rule,
-        num_records=len(labels),
+        num_records=int(kept.sum()),
         orders=tuple(
             _one_order(
-                labels[order], groups[order], truth[order], rule=rule, num_groups=num_groups, num_classes=num_classes
+                *(each[order] for each in (labels, groups, truth, kept)),
+                rule=rule,
+                num_groups=num_groups,
+                num_classes=num_classes,
+                least_cell=least_cell,
             )
             for order in shuffles
         ),
+        least_cell=least_cell,
     )
 
 
@@ -202,24 +218,29 @@ def _one_order(
     labels_N: npt.NDArray[Any],
     groups_N: npt.NDArray[Any],
     truth_N: npt.NDArray[Any],
+    kept_N: npt.NDArray[np.bool_],
     *,
     rule: GateRule,
     num_groups: int,
     num_classes: int,
+    least_cell: int,
 ) -> OrderResult:
     answered = filter_stream(labels_N, groups_N, rule=rule, num_groups=num_groups, num_classes=num_classes)
+    labels_N, groups_N, truth_N, answered = (each[kept_N] for each in (labels_N, groups_N, truth_N, answered))
     course_AGYC = rates.cumulative_tables(
         labels_N[answered], groups_N[answered], num_groups=num_groups, num_classes=num_classes
     )
     course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
     gap_A = gaps.dp_one_vs_rest.values(course_AGYC)
-    start = _cold_start_end(course_AGYC, present=np.unique(groups_N), min_count=max(rule.min_count, 1))
+    start = _cold_start_end(course_AGYC, present=np.unique(groups_N), min_count=max(rule.min_count, least_cell, 1))
+    size_G = course_AGYC[-1].sum(axis=(-2, -1))
+    is_known = not ((size_G > 0) & (size_G < least_cell)).any()
     coverage, coverage_G = rates.coverages(groups_N, answered, num_groups=num_groups)
     return OrderResult(
         accuracy=float(rates.divide((labels_N == truth_N)[answered].sum(), answered.sum())),
         coverage=coverage,
         coverage_G=tuple(coverage_G.tolist()),
-        final_gap=float(gap_A[-1]),
+        final_gap=float(gap_A[-1]) if is_known else math.nan,
         max_gap=math.nan if start is None else float(gap_A[start:].max()),
         max_gap_from=start,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairpate.evaluation import charts
 from fairpate.evaluation.frontier_looks import SHAPES
-from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
 from fairpate.evaluation.page import (
     count,
     counted,
@@ -33,7 +33,14 @@ from fairpate.evaluation.records import (
     Voting,
 )
 from fairpate.evaluation.reject_option import RejectOptionSpread
-from fairpate.evaluation.verdict import earlier_words, majority_words, unit_words, verdict, why_not_private
+from fairpate.evaluation.verdict import (
+    earlier_words,
+    majority_words,
+    small_cell_words,
+    unit_words,
+    verdict,
+    why_not_private,
+)
 from fairpate.fairness.notions import NOTIONS
 from fairpate.meaning import delta_text
 from fairpate.types import STOPPED_BY_VOTES, GateRule
@@ -76,6 +83,7 @@ def public_report(report: PublicReport) -> str:
         outcomes=OUTCOMES,
         gap_names=GAP_NAMES,
         answered=answered_words,
+        small_cells=small_cell_words(report.headline),
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
         order_words=_order_words(report.reject_option),
@@ -87,8 +95,8 @@ def public_report(report: PublicReport) -> str:
     )
 
 
-def opening(report: PublicReport) -> dict[str, Any]:
-    """Title, verdict, what was done."""
+def opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
+    """Title, verdict, what was done; ``without_privacy`` for the operator's page alone."""
     guarantee = report.guarantee
     return {
         "report": report,
@@ -100,7 +108,7 @@ def opening(report: PublicReport) -> dict[str, Any]:
         "noise": _noise(report),
         "training_labels": _training_labels(report),
         "baseline": majority_words,
-        "verdict": verdict(report.headline, guarantee, report.without_privacy),
+        "verdict": verdict(report.headline, guarantee, without_privacy),
         "earlier": earlier_words(guarantee),
         "why_not": why_not_private(guarantee),
     }

@@ -3,14 +3,15 @@
 A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.meaning`), a model fair where
 the whole interval of its demographic-parity gap lies at or below ``FAIR_GAP``: a convention of these pages, printed
 beside the gap. Of a model that refuses more than it answers, and of fewer than ``FEW`` records of a group, it is called
-perhaps fair at best: none of n records may still be a share of 3/n (95 %), which is above ``FAIR_GAP`` then; and so is
-one without an answered record of some group. Accuracy stands beside that of the most common class, and beside that of a
-model without privacy where there is one.
+perhaps fair at best: none of n records may still be a share of 3/n (95 %), which is above ``FAIR_GAP`` then. Where too
+few records of a group are answered to measure it, the verdict is of the others and names them. Accuracy stands beside
+that of the most common class, and beside that of a model without privacy where there is one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -23,7 +24,7 @@ from fairpate.types import Unit
 
 FAIR_GAP = 0.1
 FEW = round(3 / FAIR_GAP)
-Fairness = Literal["fair", "perhaps fair", "not fair", "unknown", "degenerate"]
+Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
 
 _SEEN = "all that is published"
@@ -75,7 +76,7 @@ class Verdict:
 
 
 def verdict(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPrivacy | None = None) -> Verdict:
-    """What the pages of a run open with; ``without_privacy`` None where no such model is known."""
+    """What the pages of a run open with; ``without_privacy`` is for the operator's page alone."""
     return Verdict(
         line=_line(measured, guarantee, without_privacy),
         meaning=_meaning_words(guarantee),
@@ -114,11 +115,15 @@ def earlier_words(guarantee: Guarantee) -> str:
     if not guarantee.earlier_releases:
         return ""
     together = f"Together with {counted(guarantee.earlier_releases, 'earlier release')} of the same private data"
-    epsilon = guarantee.epsilon_with_earlier
+    epsilon, adaptive = guarantee.epsilon_with_earlier, guarantee.epsilon_adaptive_with_earlier
     if epsilon is None or math.isinf(epsilon):
         return f"{together} no ε is finite."
     right = most_often_right(epsilon, guarantee.delta)
-    return f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time."
+    chosen = "no ε is finite" if adaptive is None or math.isinf(adaptive) else f"it is ε = {epsilon_text(adaptive)}"
+    return (
+        f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time, if all were "
+        f"fixed beforehand; if each was chosen in view of the earlier ones, {chosen}."
+    )
 
 
 def majority_words(measured: Evaluation) -> str:
@@ -129,10 +134,10 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def without_privacy_words(found: WithoutPrivacy | None) -> str:
-    """The accuracy of a model without privacy that touched no private record, or why there is none."""
+    """The accuracy of a model without privacy, for the operator, or why there is none."""
     if found is None:
         return _NO_BASELINE
-    learned = counted(found.num_records, "other test record")
+    learned = counted(found.num_records, "private record")
     return f"A logistic model without privacy that learned from {learned}: {percent(found.accuracy)}."
 
 
@@ -152,15 +157,26 @@ def fairness_of(measured: Evaluation) -> Fairness:
         return "unknown"
     if gap.low > FAIR_GAP:
         return "not fair"
-    return "fair" if gap.high <= FAIR_GAP and not _too_few(measured, gap) else "perhaps fair"
+    if gap.high > FAIR_GAP or _too_few(measured, gap):
+        return "perhaps fair"
+    return "fair among some" if measured.not_measured else "fair"
+
+
+def small_cell_words(measured: Evaluation) -> str:
+    """What is not shown because it rests on too few test records; empty where all is shown."""
+    if None not in measured.confusion_GYC:
+        return ""
+    counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
+    return (
+        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would tell of them: "
+        f"counts by true label are shown {counts}."
+    )
 
 
 def _too_few(measured: Evaluation, gap: GapResult) -> str:
     """Why a small gap does not make a model fair yet; empty where nothing does."""
     if measured.coverage < 0.5:
         return f"It is of the {percent(measured.coverage)} of the test records that the model answers."
-    if measured.not_measured:
-        return f"No answered test record of {' or '.join(measured.not_measured)}: how they are treated is unknown."
     if gap.min_cell_size < FEW:
         return f"Fewer than {FEW} records of a group cannot tell so small a gap."
     return ""
@@ -175,15 +191,39 @@ def _line(measured: Evaluation, guarantee: Guarantee, without_privacy: WithoutPr
     alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
     begin = f"{private[0].upper()}{private[1:]}{alone}"
     if not measured.is_measured:
-        return f"{begin}; how accurate and how fair is unknown: there were no test records."
+        return f"{begin}; how accurate and how fair is unknown: {measured.why_unknown}."
     if fair == "degenerate":
         return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
+    accuracy = f"at {_accuracy_word(measured, without_privacy)}{_answered_words(measured)}"
+    if measured.not_measured:
+        return f"{begin}, {accuracy}; {_fair_words(measured, fair)}."
+    perfect = ""
+    if fair == "not fair" and measured.perfect_gap >= FAIR_GAP:
+        perfect = " A model that is always right would not be called fair here either."
     joined = _JOINED.get((private, fair))
     if joined is None:
-        joined = f"{begin}, {'fairness undefined' if fair == 'unknown' else fair}"
+        joined = f"{begin}, {_fair_words(measured, fair)}"
     elif alone:
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
-    return f"{joined}, at {_accuracy_word(measured, without_privacy)}{_answered_words(measured)}."
+    return f"{joined}, {accuracy}.{perfect}"
+
+
+def _fair_words(measured: Evaluation, fair: Fairness) -> str:
+    """The word, and among whom where not all groups are measured."""
+    if fair == "unknown":
+        return (
+            "fairness undefined"
+            if not measured.not_measured
+            else f"fairness not known for {_listed(measured.not_measured)}"
+        )
+    if not measured.not_measured:
+        return fair
+    word = "fair" if fair == "fair among some" else fair
+    return f"{word} among {_listed(measured.known_groups)}; not known for {_listed(measured.not_measured)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _answered_words(measured: Evaluation) -> str:
@@ -193,11 +233,15 @@ def _answered_words(measured: Evaluation) -> str:
 
 def _accuracy_word(measured: Evaluation, without_privacy: WithoutPrivacy | None) -> str:
     """How far the accuracy lies from the best that it may be compared with."""
+    if math.isnan(measured.accuracy):
+        return "an accuracy that is not shown"
     if without_privacy is None or without_privacy.accuracy < measured.majority_accuracy:
+        if measured.majority_class is None:
+            return f"{percent(measured.accuracy)} accuracy"
         return _apart(measured.accuracy, measured.majority_accuracy, "the most common class")
-    # One that learned from few records is soon surpassed.
+    # It may have learned from fewer records than the model.
     is_surpassed = measured.accuracy > without_privacy.accuracy
-    learned = f" that learned from {counted(without_privacy.num_records, 'test record')}" if is_surpassed else ""
+    learned = f" that learned from {counted(without_privacy.num_records, 'private record')}" if is_surpassed else ""
     return _apart(measured.accuracy, without_privacy.accuracy, f"a logistic model without privacy{learned}")
 
 
@@ -240,12 +284,17 @@ def _meaning_words(guarantee: Guarantee) -> str:
 
 def _fairness_figure(measured: Evaluation) -> Figure:
     gap, fair = measured.measured("demographic_parity"), fairness_of(measured)
-    moods: dict[Fairness, Mood] = {"fair": "good", "perhaps fair": "doubtful", "unknown": "none"}
+    moods: dict[Fairness, Mood] = {
+        "fair": "good",
+        "fair among some": "doubtful",
+        "perhaps fair": "doubtful",
+        "unknown": "none",
+    }
     words = {"unknown": "Undefined" if measured.is_measured else "Unknown", "degenerate": "Says nothing"}
     return Figure(
         name="Demographic-parity gap",
         value=decimal(gap.value) if measured.is_measured else "unknown",
-        word=words.get(fair, _upper(fair)),
+        word=words.get(fair, _upper(_fair_words(measured, fair))),
         mood=moods.get(fair, "bad"),
         details=_fairness_details(measured, gap, fair),
     )
@@ -253,11 +302,12 @@ def _fairness_figure(measured: Evaluation) -> Figure:
 
 def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> tuple[str, ...]:
     if not measured.is_measured:
-        return ("There were no test records.",)
+        return (f"{_upper(measured.why_unknown)}.",)
     if fair == "degenerate":
         return (f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then.",)
+    unknown = f"Too few answered test records of {_listed(measured.not_measured)}." if measured.not_measured else ""
     if fair == "unknown":
-        return ("No two groups can be compared.",)
+        return tuple(filter(None, ("No two groups can be compared.", unknown)))
     lies = {"not fair": "lies above"}.get(fair, "lies on both sides of" if gap.high > FAIR_GAP else "lies at or below")
     few = () if fair == "not fair" else filter(None, (_too_few(measured, gap),))
     left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
@@ -265,20 +315,34 @@ def _fairness_details(measured: Evaluation, gap: GapResult, fair: Fairness) -> t
         f"The share of one prediction differs by so much between one group and all others ({gap.where}).",
         f"Its interval, {interval_words(gap)}, {lies} {FAIR_GAP:.2f}, up to which these pages call a model fair.",
         *few,
+        *_perfect_words(measured),
+        *filter(None, (unknown,)),
         f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
+    )
+
+
+def _perfect_words(measured: Evaluation) -> tuple[str, ...]:
+    """The gap of a model that is always right, where it is known."""
+    gap = measured.perfect_gap
+    if math.isnan(gap):
+        return ()
+    of = f"of {gap:.3f}" if any(measured.confusion_GYC) else f"of {gap:.1f} or more" if gap else "below 0.1"
+    return (
+        f"A model that is always right would have a gap {of} here, that of the true labels, and an equalized-odds gap "
+        "of 0.",
     )
 
 
 def _accuracy_figure(measured: Evaluation, without_privacy: WithoutPrivacy | None) -> Figure:
     if not measured.is_measured:
         return Figure(
-            name="Accuracy", value="unknown", word="Unknown", mood="none", details=("There were no test records.",)
+            name="Accuracy", value="unknown", word="Unknown", mood="none", details=(f"{_upper(measured.why_unknown)}.",)
         )
     if not measured.num_answered:
         return Figure(
             name="Accuracy", value="undefined", word="Undefined", mood="bad", details=("No test record is answered.",)
         )
-    better = measured.accuracy > measured.majority_accuracy and not measured.degenerate
+    better = not (measured.accuracy <= measured.majority_accuracy or measured.degenerate)
     return Figure(
         name="Accuracy",
         value=percent(measured.accuracy),
@@ -296,7 +360,7 @@ def _accuracy_figure(measured: Evaluation, without_privacy: WithoutPrivacy | Non
 def _coverage_figure(measured: Evaluation) -> Figure:
     if not measured.is_measured:
         return Figure(
-            name="Coverage", value="unknown", word="Unknown", mood="none", details=("There were no test records.",)
+            name="Coverage", value="unknown", word="Unknown", mood="none", details=(f"{_upper(measured.why_unknown)}.",)
         )
     word = (
         "Answers everything" if measured.coverage == 1 else "Refuses some" if measured.num_answered else "Refuses all"

@@ -21,6 +21,7 @@ from fairpate.app.terminal.progress import Reporter
 from fairpate.config import (
     ConfigError,
     DataConfig,
+    EvaluationConfig,
     Noise,
     PrivacyTarget,
     PublicDataConfig,
@@ -86,11 +87,17 @@ class Method(Section):
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
     out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
+    names_earlier: bool = Field(
+        False,
+        description="Whether the statement, the report and the card name the operator's earlier releases on the data "
+        "set, and what they cost together. The terminal always shows it.",
+    )
     seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
     data: DataConfig = DataConfig()
     target: Terms = Terms()
     student: PublishedConfig = PublishedConfig()
     public_data: PublicDataConfig = PublicDataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
     def is_private(self) -> bool:

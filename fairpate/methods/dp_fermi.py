@@ -30,7 +30,9 @@ Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
   hold. ``noise_rule`` ``as_in_paper`` takes its closed form for the noise; the price stays the accountant's.
-- Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product.
+- Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product. In its listing
+  theta's noise is multiplied by lambda and covers the fairness term alone; here it is on the sum of clipped gradients.
+- Sums are divided by the expected size L where the listing divides by the size of the batch.
 - Per-record clipping replaces a Lipschitz constant that nobody knows; the code divides before it clips.
 - The mean of the last iterates may be returned, where the theory draws one. Momentum, as DP-SGD has it here.
 

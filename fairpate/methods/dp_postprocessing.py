@@ -15,7 +15,7 @@ A constant rule meets every constraint, so the programme always has a solution; 
 probability 1 - beta, often exceeds ``max_gap``: it is in the result.
 
 Deviations from the paper:
-- Noise is an exact discrete Laplace variable, not a float.
+- Noise is an exact discrete Laplace variable, not a float. Noisy counts below 0 are set to 0.
 - C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by C - 1, since
   a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells: C = 2 is the paper.
 - Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and, alone, equal

@@ -20,7 +20,8 @@ Deviations from the paper:
 - The temperature is 1 where the published code has .01: at .01 the regulariser's gradient, which is of size
   weight / temperature near ties, outweighs the private one, whose norm is at most C, and the model learns nothing else.
   A run in which it does at the start says so.
-- Public batches are stratified by group, not by label: public records have no labels here.
+- r is of a public batch where the listing takes all public records, and batches are stratified by group: public records
+  have no labels here.
 """
 
 from __future__ import annotations

@@ -15,12 +15,15 @@ records are too few to vote on and private ones many, it is DP-SGD, which needs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fairpate.config import DataConfig, Section
-from fairpate.config_reader import merge
+from fairpate.config_reader import apply_override, merge, parse_config
 from fairpate.data import entry_for, pool_size
 from fairpate.methods import find_method
+from fairpate.methods.definition import Method
+from fairpate.methods.load import configured
 
 Values = dict[str, Any]
 ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
@@ -32,6 +35,25 @@ _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
 _FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
 _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_sgd"})
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
+
+
+def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
+    """The configuration of a run that starts from no file: what fits the data set that ``overrides`` name, under them.
+
+    This is what `fairpate run` without a configuration computes, and so what every command that is printed means.
+    """
+    return configured(start_values(overrides, method), overrides, method=method)
+
+
+def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
+    """What lies under ``overrides`` there."""
+    said: Values = {}
+    for override in overrides:
+        apply_override(said, override)
+    name = said.get("method") if method is None else method
+    if name is not None and not isinstance(name, str):
+        return {}  # refused with the rest of the configuration
+    return fitted(parse_config(said.get("data", {}), DataConfig), name)
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:

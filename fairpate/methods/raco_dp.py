@@ -28,7 +28,7 @@ Deviations from the paper and its code:
 - The relation is adding or removing a record, which its sensitivities are for; it writes replacing one.
 - Sizes have a public floor: with noise they may be negative. Its code charges nothing for group sizes that it releases.
 - Remark 3 has Laplace noise on sizes and does not say what it costs. Gaussian noise here, and H gains from it too.
-- Every entry of H has noise of its own, and there are no padded rows.
+- Every entry of H has noise of its own, and there are no padded rows. Sums are divided by L, not by the sample's size.
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
 - Momentum, as DP-SGD has it here; 0 is the paper's.
 

@@ -40,6 +40,7 @@ class ReleasingMethod(PrivateMethod):
             for name in parents:
                 section = section[name]
             section.pop(last)
+        values.pop("evaluation", None)
         return values
 
     @property

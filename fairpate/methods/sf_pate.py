@@ -7,9 +7,11 @@ vote on every query: a label costs what it costs PATE, for a smaller unit. Queri
     SF_S   teachers predict a from (x, y); a fair student, F-LD, learns from (x, y, released a)
     SF_T   each teacher is a fair classifier, F-LD, on its shard; a student learns from released y
 
-Deviations from the paper: its noise, number of teachers and the term that ties SF_T's student to the votes are not
-taken over; labels come from the Confident-GNMax aggregator at a price that holds for any votes, where the paper's
-depends on them and could not be published.
+Deviations from the paper:
+- Its noise, number of teachers and the term that ties SF_T's student to the votes are not taken over.
+- SF_T's student learns from the released labels alone, and ignores the public ones.
+- Labels come from the Confident-GNMax aggregator at a price that holds for any votes, where the paper's depends on them
+  and could not be published.
 
 Shapes: N records, C classes.
 """

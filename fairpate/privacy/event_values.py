@@ -56,12 +56,30 @@ def _not_finite(name: str) -> float:
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """The same events, equal ones counted together."""
+    return _events_of(_counts(events))
+
+
+def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Each event as often as it is in ``events`` or in ``others``, whichever has more of it."""
+    return _events_of(_counts(events) | _counts(others))
+
+
+def _counts(events: Sequence[Event]) -> Counter[Event]:
     counts: Counter[Event] = Counter()
-    single: list[Event] = []
     for event in events:
         count = getattr(event, "count", None)
         if isinstance(count, int):
             counts[replace(event, count=1)] += count  # type: ignore[type-var]
         else:
-            single.append(event)
-    return (*(replace(event, count=count) for event, count in counts.items()), *single)  # type: ignore[type-var]
+            counts[event] += 1
+    return counts
+
+
+def _events_of(counts: Counter[Event]) -> tuple[Event, ...]:
+    found: list[Event] = []
+    for event, count in counts.items():
+        if hasattr(event, "count"):
+            found.append(replace(event, count=count))  # type: ignore[type-var]
+        else:
+            found += [event] * count
+    return tuple(found)

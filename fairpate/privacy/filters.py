@@ -9,8 +9,13 @@ One case makes the grid sound, and it is the one of a ledger whose mechanism can
 curve or nothing. After n charges the total is n times that curve, so the order that admits most of them is known before
 the first, the filter at that order alone decides, and looking at all orders says the same thing.
 
+A limit on releases of any kind (:class:`AdaptiveLimit`) has no such case. It holds the one order at which a Gaussian
+mechanism has the most room, a function of epsilon and delta alone. Of the room that a Gaussian-DP filter (Smith and
+Thakurta 2022, arXiv 2210.17520) has for Gaussians, it keeps 71 to 94 % between epsilon .01 and 20 and delta 1e-10 and
+1e-4.
+
 Charges must not depend on private values: a filter cannot fix a stop that votes decide. Not known here: what is
-charged, ledgers, queries.
+charged, ledgers, queries, what a release costs that was fixed beforehand.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.conversion import epsilon_of_curve
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -111,3 +117,55 @@ class RenyiFilter:
                 f"Expected {name} of shape {self.limit_A.shape} without NaN or negative values, got {rdp_A!r}."
             )
         return costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveLimit:
+    """A limit of ``epsilon`` at ``delta`` on releases, each of which may be chosen in view of all earlier ones.
+
+    A Renyi filter at one order of ``DEFAULT_ORDERS``, over which all curves are given. Errors as :class:`RenyiFilter`.
+    """
+
+    epsilon: float
+    delta: float
+
+    @cached_property
+    def place(self) -> int:
+        """The place of the limit's order in ``DEFAULT_ORDERS``: where a curve that is linear in it has most room."""
+        return int(np.argmax(self._limit_A / np.array(DEFAULT_ORDERS)))
+
+    @property
+    def order(self) -> float:
+        """The order at which everything is counted."""
+        return DEFAULT_ORDERS[self.place]
+
+    @property
+    def budget(self) -> float:
+        """The Renyi divergence of that order which all releases together may have."""
+        return float(self._limit_A[self.place])
+
+    def admits(self, rdp_A: FloatArray) -> bool:
+        """Whether releases whose curves add up to ``rdp_A`` are within the limit; NaN is not."""
+        return bool(rdp_A[self.place] <= self.budget)
+
+    @cached_property
+    def _limit_A(self) -> FloatArray:
+        return RenyiFilter(target_epsilon=self.epsilon, target_delta=self.delta).limit_A
+
+
+def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
+    """The least epsilon, to a thousandth, whose :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
+
+    No simultaneous bound: a limit that is chosen after the releases was not fixed before them.
+    """
+    if not rdp_A.any():
+        return 0.0
+    # The largest limits count at the least order.
+    if not np.isfinite(rdp_A[0]):
+        return math.inf
+    # No order converts to less than the best one. Step by step and not by bisection: where a limit's order falls to the
+    # next one, it may refuse what a smaller limit admits.
+    epsilon = max(epsilon_of_curve(rdp_A, DEFAULT_ORDERS, target_delta=delta)[0], 1e-6)
+    while not AdaptiveLimit(epsilon=epsilon, delta=delta).admits(rdp_A):
+        epsilon *= 1.001
+    return epsilon

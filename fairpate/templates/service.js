@@ -452,7 +452,7 @@ function showFacts(seen) {
   const published = seen.epsilon_sanitised;
   describe("facts", [
     ["Voters", reasons.includes("votes") ? "not all answer" : "all answer"],
-    ["Ledger", reasons.includes("ledger") ? "cannot be written" : "is written"],
+    ["Ledger", reasons.includes("ledger") ? "cannot be reached or written" : "is written"],
     ["Latency of queries", latency.count ? `half within ${ms(latency.p50_ms)}, ${most}` : "nothing was asked yet"],
     ["Open reservations", count(seen.open_reservations)],
     ["Room on the disk", room],

@@ -259,6 +259,15 @@ def test_a_page_or_a_record_that_says_something_else_is_noticed(unpacked: dict[s
     refused(verify_bundle(folder), "record.json: epsilon")
 
 
+def test_sums_with_releases_that_are_not_in_the_bundle_are_named_as_not_checked(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["trained"]
+    assert not any("with_earlier" in line for line in verify_bundle(folder).not_checked)
+    state(folder, earlier_releases=2, epsilon_with_earlier=3.0, epsilon_adaptive_with_earlier=None)
+    found = " ".join(verify_bundle(folder).not_checked)
+    assert "epsilon_with_earlier, 3:" in found
+    assert "epsilon_adaptive_with_earlier, infinite:" in found
+
+
 def test_a_card_of_another_version_is_compared_by_its_numbers(unpacked: dict[str, Path]) -> None:
     folder = unpacked["trained"]
     (folder / "card.html").write_text("another layout")

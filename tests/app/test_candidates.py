@@ -74,7 +74,9 @@ def test_every_kind_of_voters_has_a_candidate_whose_command_is_a_valid_one(
         assert each["command"] == (
             f"fairpate run --data color_digits --epsilon 1 --delta 1e-06 --method {each['method']}"
         )
-        assert 0 < each["right"] <= 1
+        assert 0 < each["right"] <= each["winner_kept"] <= 1
+        # Of 50 to 100 teachers an epsilon of 1 leaves 300 labels to noise.
+        assert (each["caution"] is not None) == (each["method"] == "fairpate")
         assert each["refused"] is None
 
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from fairpate.app import compare
-from fairpate.app.compare.cells import DEMO, Cell, cells_of
+from fairpate.app.compare.cells import Cell, cells_of
 from fairpate.app.compare.reading import load_sweep
 from fairpate.app.identity import config_digest
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config
-from fairpate.methods.load import load_method, start_of
+from fairpate.methods import method_names
+from fairpate.methods.fitted import resolved
+from fairpate.methods.load import start_of
 
 CONFIGS = Path(compare.__file__).parents[3] / "configs"
 SWEEPS = sorted(
@@ -141,7 +143,7 @@ def test_a_method_without_a_target_runs_once() -> None:
 
 def test_a_cell_starts_where_the_run_command_starts(tmp_path: Path) -> None:
     for method in ("dp_sgd", "pate_s_pre"):
-        assert cells(methods=[method])[0].digest == config_digest(load_method(DEMO, method=method))
+        assert cells(methods=[method])[0].digest == config_digest(resolved(["data.name=color_digits"], method))
     (tmp_path / "start.yaml").write_text("data: {name: color_digits}\ndp_sgd: {epochs: 3}\n")
     from_file = cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}})[0]
     assert from_file.config.dp_sgd.epochs == 3
@@ -167,7 +169,10 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
         methods={
             "fairpate": {
                 "settings": {"student.idp3": {"max_disparity": 0.05, "min_count": 5}, "noise": "seeded"},
-                "grid": {"aggregator.gate.max_disparity": [0.1, float("inf")], "student.model.hidden": [[8, 4]]},
+                "grid": {
+                    "aggregator.gate.max_disparity": [0.1, float("inf")],
+                    "student.model": [{"name": "mlp", "hidden": [8, 4]}],
+                },
             },
             "sgd": None,
             "fair_dp_sgd": {"settings": {"public_data.self_label.fit.epochs": 2, "dp_sgd.num_records": 500}},
@@ -180,10 +185,47 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
         words = shlex.split(cell.command)
         assert words[:6] == ["fairpate", "run", "--method", cell.method, "--data", "color_digits"]
         assert words[6::2] == ["--set"] * len(words[7::2])
-        again = load_method(DEMO, [*words[7::2], "data.name=color_digits"], method=cell.method)
+        again = resolved([*words[7::2], "data.name=color_digits"], cell.method)
         assert config_digest(again) == cell.digest
         assert all(("teachers" in word, "sgd" in word) != (True, True) for word in words)
     assert "--set aggregator.gate.max_disparity=.inf" in found[1].command
+
+
+TABLE = """name: clinic
+rows: 3000
+files: {records: [{path: clinic.csv}]}
+features: {age: {bounds: [20, 90]}}
+label: {column: ill, classes: ["no", "yes"]}
+group: {column: sex, values: [f, m]}
+"""
+
+
+@pytest.mark.parametrize("method", list(method_names()))
+def test_a_row_and_its_command_are_one_configuration(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On pictures, on tables and on a declaration of one's own, at two epsilons and seeds."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clinic.yaml").write_text(TABLE, encoding="utf-8")
+    (tmp_path / "clinic.csv").write_text("age,ill,sex\n30,no,f\n", encoding="utf-8")
+    (tmp_path / "start.yaml").write_text("student: {model: {name: logistic}}\n", encoding="utf-8")
+    own = {"data.name": "clinic", "data.declaration": "clinic.yaml", "data.num_public": 500}
+    found = cells(
+        tmp_path,
+        data_sets={"color_digits": DIGITS, "from_file": {"file": "start.yaml"} | DIGITS, "own": {"settings": own}},
+        methods=[method],
+        grid={"target.epsilon": [0.5, 3]},
+        seeds=[0, 1],
+    )
+    assert {cell.data for cell in found} == {"color_digits", "from_file", "own"}
+    for cell in found:
+        words = shlex.split(cell.command)
+        again = resolved([*words[7::2], f"data.name={words[5]}"], words[3])
+        assert again.seed == cell.config.seed
+        assert config_digest(again) == config_digest(cell.config)
+
+
+DIGITS = {"settings": {"data.name": "color_digits", "data.options.colour_as_feature": False}}
 
 
 def test_the_command_names_nothing_that_only_its_start_leaves_unread() -> None:
@@ -194,8 +236,10 @@ def test_the_command_names_nothing_that_only_its_start_leaves_unread() -> None:
 
 
 def test_the_command_names_nothing_that_another_setting_leaves_unread() -> None:
-    (cell,) = cells(settings={"student.model": {"name": "logistic", "hidden": [7]}})
-    assert cell.command.partition(" --set ")[2] == "student.model.name=logistic"
+    one, two = (cells(settings={"student.model.hidden": [width]})[0] for width in (7, 8))
+    assert one.config.student.model.name == "logistic"
+    assert one.command == "fairpate run --method dp_sgd --data color_digits"
+    assert one.digest == two.digest
 
 
 def test_the_command_says_what_would_follow_from_another_field() -> None:
@@ -407,7 +451,10 @@ def test_what_a_method_does_not_read_changes_nothing_of_its_cells() -> None:
     assert not {"raco_dp", "teachers", "aggregator"} & told["dp_sgd"].config.model_dump().keys()
 
 
-BUDGET = {"aggregator.budget": {"kind": "data_dependent", "accept_leak": True, "epsilon": 2}}
+BUDGET = {
+    "aggregator.release": "label",
+    "aggregator.budget": {"kind": "data_dependent", "accept_leak": True, "epsilon": 2},
+}
 
 
 def test_of_fields_that_move_together_a_method_takes_what_it_reads() -> None:

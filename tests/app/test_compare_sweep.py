@@ -311,7 +311,7 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     rows = [f"{i},{20 + i % 60},{'FM'[i % 2]},{'yes' if i % 60 > 30 else 'no'}" for i in range(400)]
     (tmp_path / "clinic.csv").write_text("\n".join(["id,age,sex,y", *rows]) + "\n", encoding="utf-8")
     (tmp_path / "clinic.yaml").write_text(
-        "name: clinic\nfiles: {records: clinic.csv}\nlabel: {column: y, classes: ['no', 'yes']}\n"
+        "name: clinic\nrows: 400\nfiles: {records: clinic.csv}\nlabel: {column: y, classes: ['no', 'yes']}\n"
         "group: {column: sex, values: [F, M]}\nidentity: {key: id}\nfeatures: {age: {bounds: [18, 80]}}\n",
         encoding="utf-8",
     )

@@ -27,7 +27,9 @@ COUNT = [0, -1, INTEGER + 1]
 COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
-    **dict.fromkeys(["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size"], COUNT),
+    **dict.fromkeys(
+        ["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size", "least_cell"], COUNT
+    ),
     **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "num_neighbours", "pixels"], COUNT),
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "unlabelled_ratio"], COUNT),
     **dict.fromkeys(["torch_threads", "records_per_person", "num_rounds", "num_directions", "max_queries"], COUNT),

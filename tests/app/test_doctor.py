@@ -2,10 +2,18 @@
 
 import json
 import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
+import pytest
 import torch
 
 from fairpate import __version__
+from fairpate.app.extras import MODULES
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_it_tells_what_this_machine_has(fairpate, monkeypatch, tmp_path):
@@ -33,5 +41,67 @@ def test_what_does_not_work_is_named_with_its_remedy(fairpate, monkeypatch, tmp_
 
 
 def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeypatch):
-    monkeypatch.setattr("fairpate.app.terminal.doctor._EXTRAS", {"onnx": ("no_such_package.part",)})
-    assert "not installed: pip install 'fairpate[onnx]'" in fairpate("doctor")[1]
+    monkeypatch.setitem(MODULES, "onnx", ("no_such_package.part",))
+    code, out, _ = fairpate("doctor", "--json")
+    told = {finding["name"]: finding for finding in json.loads(out)["findings"]}["extra onnx"]
+    assert (code, told["level"]) == (0, "ok")
+    assert "pip install 'fairpate[onnx]'" in told["value"]
+    assert "no_such_package" in told["value"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "package", "module"),
+    [
+        ("serve", "grpc", "ray.serve"),
+        ("oidc", "joserfc", "joserfc"),
+        ("postgresql", "psycopg", "psycopg"),
+        ("onnx", "onnxscript", "onnxscript"),
+        ("traces", "opentelemetry", "opentelemetry.sdk"),
+    ],
+)
+def test_an_extra_whose_packages_are_missing_is_not_installed(extra, package, module):
+    """Ray brings `ray.serve` without what it needs: a module that is found says nothing of one that works."""
+    told = findings_without(package)
+    assert "pip install" in told.pop(f"extra {extra}")[1]
+    # Ray Serve traces with the same packages.
+    told.pop("extra serve" if extra == "traces" else "", None)
+    assert {value for name, (_, value) in told.items() if name.startswith("extra ")} == {"installed"}
+
+
+def test_an_extra_that_is_installed_and_broken_has_to_be_fixed():
+    level, value = findings_without("psycopg", raising="ImportError('no pq wrapper available')")["extra postgresql"]
+    assert level == "fix"
+    assert "no pq wrapper available" in value
+
+
+def test_every_extra_that_a_user_installs_is_looked_at():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert MODULES.keys() == declared.keys() - {"dev", "docs"}
+
+
+WITHOUT = """
+import json, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "{package}":
+            raise {raising}
+
+sys.meta_path.insert(0, Missing())
+from fairpate.app.terminal.doctor import findings
+print(json.dumps({{each.name: [each.level, each.value] for each in findings()}}))
+"""
+
+
+def findings_without(package, raising=None):
+    """What a process finds that cannot import ``package``."""
+    error = raising or f"ModuleNotFoundError('No module named {package}', name='{package}')"
+    ended = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", WITHOUT.format(package=package, raising=error)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(ended.stdout)

@@ -31,7 +31,7 @@ def measured(*, children: int) -> Evaluation:
 def test_the_terminal_names_them(children: int) -> None:
     found = measured(children=children)
     warnings = [words for name, words in measured_rows(found.to_json()) if name == "warning"]
-    left_out = [] if children else ["gaps leave out children: no answered test record"]
+    left_out = [] if children else ["gaps leave out children: too few answered test records"]
     assert warnings == [LOST, *left_out]
 
 

@@ -45,7 +45,6 @@ SUCCEEDS = {
     "data list": [],
     "data fetch": None,
     "data describe": ["color_digits"],
-    "data export": ["color_digits", "exported"],
     "data declare": ["private.csv", "--public", "public.csv"],
     "data check": ["clinic.yaml"],
     "ledger verify": ["run"],

@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import multiprocessing
+import os
 import shutil
+import signal
 import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ledger_terms
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from aggregator.gnmax import ConfidentGnmax
 from aggregator.ledger.files import LedgerError
@@ -17,7 +21,7 @@ from aggregator.ledger.ledger import Ledger
 from fairpate.app.compare.tasks import count_cell
 from fairpate.app.rundir import RunDirectory, RunDirectoryError
 from fairpate.app.spending.meter import LedgerMeter, Meter
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
+from fairpate.app.spending.odometer import LimitReachedError, Odometer, state_folder
 from fairpate.app.spending.receipt import OdometerError
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.event_values import event_from, event_json
@@ -126,11 +130,21 @@ def test_units_and_relations_are_sums_of_their_own_and_seeded_noise_is_in_none(o
     assert found["sensitive attribute", "replace one"].epsilon == pytest.approx(0.5, abs=1e-4)
 
 
+def renyi_epsilon(slope, delta=1e-5):
+    """What a curve of slope times alpha converts to (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    orders = np.linspace(1.01, 1000, 1_000_000)
+    return np.min(slope * orders + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
+
+
 def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer, meter):
-    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    """100 steps of multiplier 10 have the Renyi curve alpha / 2, and between whole orders its chord."""
+    limit = renyi_epsilon(0.5) + 0.04
+    assert 4.377178 < limit < 4.8
+    odometer.set_limit("adult", "record", epsilon=limit, delta=1e-5)
     for number in range(4):
         meter(f"run-{number}").record([gaussians(25)], noise="os_entropy")
-    with pytest.raises(LimitReachedError, match=r"adult, unit record: 4 releases cost epsilon 4\.37.*limit is 4\.38"):
+    assert total(odometer).epsilon_adaptive == pytest.approx(limit - 0.02, abs=0.02)
+    with pytest.raises(LimitReachedError, match=rf"adult, unit record: 4 releases cost.*limit is {limit:g}"):
         meter("more").record([gaussians()], noise="os_entropy")
     assert total(odometer).releases == 4
     odometer.set_limit("bank", "record", epsilon=1, delta=1e-5)
@@ -140,8 +154,169 @@ def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer
     meter("run-3").record([gaussians(25)], noise="os_entropy")  # it is in the sum already
     meter("other", "bank").record([gaussians()], noise="os_entropy")
     replaced = dataclasses.replace(gaussians(), relation="replace one")
-    with pytest.raises(LimitReachedError, match=r"under another relation.*limit of 4\.38 could bound"):
+    with pytest.raises(LimitReachedError, match=r"under another relation.*limit of .* could bound"):
         meter("replaced").record([replaced], noise="os_entropy")
+
+
+def gaussian_profile(mu):
+    """delta at epsilon of a Gaussian moved by ``mu`` standard deviations."""
+    return lambda epsilon: norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+
+
+def sampled_profile(mu, rate):
+    """The same of one that is moved with probability ``rate``, against one that is not."""
+
+    def profile(epsilon):
+        odds = np.maximum((np.exp(epsilon) - 1 + rate) / rate, 0)
+        with np.errstate(divide="ignore"):
+            least = np.log(odds) / mu + mu / 2
+        return (1 - rate - np.exp(epsilon)) * norm.sf(least) + rate * norm.sf(least - mu)
+
+    return profile
+
+
+def pure_profile(pure):
+    """The same of randomised response."""
+    return lambda epsilon: np.clip((np.exp(pure) - np.exp(epsilon)) / (1 + np.exp(pure)), 0, None) * (epsilon > -pure)
+
+
+def sampled(rate):
+    return (
+        lambda mu: PoissonGaussians(count=1, noise_multiplier=1 / mu, sampling_rate=rate),
+        lambda mu: sampled_profile(mu, rate),
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "mu", "first", "others"),
+    [
+        (2.0, 0.4, lambda mu: gaussians(1, 1 / mu), [sampled(10.0**-k) for k in (1, 2, 3, 4)]),
+        (
+            6.0,
+            0.9,
+            lambda mu: AttributeGaussians(count=1, attribute_noise_multiplier=1 / mu),
+            [(lambda pure: PureReleases(count=1, epsilon=pure), pure_profile)],
+        ),
+    ],
+    ids=["records", "attributes"],
+)
+def test_the_second_of_two_releases_chosen_by_the_first_costs_no_more_than_the_limit(
+    odometer, meter, limit, mu, first, others
+):
+    """The attacker sees the loss of the first, then takes what has the largest delta at what is left of epsilon.
+
+    Each second release is as strong as the odometer admits. Whichever were fixed beforehand, delta would be 1e-5.
+    """
+    own = meter("first").release([first(mu)], noise="os_entropy")
+    odometer.set_limit("adult", own.unit, epsilon=limit, delta=1e-5)
+    odometer.record(own)
+
+    def strongest(make):
+        low, high = 1e-3, 20.0
+        for _ in range(16):
+            middle = math.sqrt(low * high)
+            try:
+                odometer.check(meter("second").release([make(middle)], noise="os_entropy"))
+                low = middle
+            except LimitReachedError:
+                high = middle
+        return low
+
+    seconds = [profile(strongest(make)) for make, profile in [(first, gaussian_profile), *others]]
+    loss = mu**2 / 2 + mu * np.linspace(-12, 12, 100_001)
+    worst = np.max([second(limit - loss) for second in seconds], axis=0)
+    assert 1e-6 < np.trapezoid(worst * norm.pdf(loss, mu**2 / 2, mu), loss) <= 1e-5
+
+
+def test_a_run_planned_at_the_limit_is_admitted_as_the_only_release(odometer, meter):
+    """It costs 4.377178 by itself, and 4.7 where another one may depend on it."""
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    plan = [gaussians(100)]
+    for count in (30, 100):
+        meter().record([gaussians(count)], noise="os_entropy", plan=plan)
+    with pytest.raises(LimitReachedError, match="more than was planned"):
+        meter().record([gaussians(101)], noise="os_entropy", plan=[gaussians(101)])
+    with pytest.raises(LimitReachedError, match=r"1 release cost.*limit is 4\.38"):
+        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+    # Also where it stays counted at less: that may have been decided in view of what it released.
+    meter().record([gaussians(30)], noise="os_entropy", enforce=False)
+    assert total(odometer).epsilon < 3 < total(odometer).epsilon_adaptive
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+    odometer.path.unlink()  # its receipt has the plan
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    meter()
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+
+
+def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, meter):
+    """There it is priced for a record of a person, as its events are."""
+    planned = of_unit(gaussians(100), "person")
+    odometer.set_limit("adult", "person", epsilon=4.38, delta=1e-5)
+    meter("person").record([of_unit(gaussians(30), "person")], noise="os_entropy", plan=[planned])
+    meter("record").record([gaussians()], noise="os_entropy")
+    meter("bank-person", "bank").record([planned], noise="os_entropy")
+    meter("bank-record", "bank").record([gaussians()], noise="os_entropy")
+    by_plan, by_events = (
+        {row.unit: row for row in odometer.totals(delta=1e-5, data=each)} for each in ("adult", "bank")
+    )
+    assert by_plan["person"].epsilon_adaptive == by_events["person"].epsilon_adaptive < 4.38
+    assert 4.38 < by_plan["record"].epsilon_adaptive == by_events["record"].epsilon_adaptive < math.inf
+    assert meter("record").standing(delta=1e-5).epsilon_adaptive == by_plan["record"].epsilon_adaptive
+    with pytest.raises(LimitReachedError, match="limit is 9"):
+        odometer.set_limit("adult", "record", epsilon=9, delta=1e-5)
+        meter("more").record([gaussians()], noise="os_entropy")
+
+
+def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter().record([gaussians(120)], noise="os_entropy", enforce=False)
+    meter().record([gaussians(40)], noise="os_entropy", enforce=False)
+    (found,) = odometer.totals(delta=1e-5)
+    assert found.epsilon_adaptive == pytest.approx(epsilon_pld([gaussians(120)], target_delta=1e-5))
+
+
+def test_a_run_is_admitted_by_its_plan_at_its_start_or_never(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
+    with pytest.raises(LimitReachedError, match=r"0 releases.*would make it 4\.[34]\d*, and the limit is 4\.38"):
+        meter().record([gaussians(1)], noise="os_entropy", plan=[gaussians(102)])
+    meter().record([gaussians(30)], noise="os_entropy")
+    with pytest.raises(LimitReachedError, match="0 releases"):
+        meter().record([gaussians(100)], noise="os_entropy", plan=[gaussians(100)])
+    meter("other").record([gaussians(30)], noise="os_entropy")
+
+
+def test_a_run_whose_plan_has_room_beside_others_is_charged_what_it_released(odometer, meter):
+    odometer.set_limit("adult", "record", epsilon=4.9, delta=1e-5)
+    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter("other").record([gaussians(60)], noise="os_entropy")
+
+
+def test_a_release_that_no_limit_can_count_is_refused_by_name_or_comes_alone(odometer, meter):
+    replaced = dataclasses.replace(gaussians(), relation="replace one")
+    for data in ("adult", "bank"):
+        odometer.set_limit(data, "record", epsilon=3, delta=1e-5)
+        meter(f"{data}-1", data).record([replaced], noise="os_entropy")
+        with pytest.raises(LimitReachedError, match=r"PoissonGaussians has no Renyi divergence of order"):
+            meter(f"{data}-2", data).record([replaced], noise="os_entropy")
+        assert total(odometer, data).epsilon_adaptive < 3
+
+
+def test_the_limit_of_an_older_odometer_counts_on_the_safe_side(odometer, meter):
+    """As it had no plans, what is released already leaves later releases what the limit's order leaves."""
+    for data, count in [("adult", 100), ("bank", 50)]:
+        meter(data, data).record([gaussians(count)], noise="os_entropy")
+        odometer.set_limit(data, "record", epsilon=4.38, delta=1e-5)
+    with sqlite3.connect(odometer.path) as database:
+        database.execute("DROP TABLE plans")
+    database.close()
+    meter("adult").record([gaussians(100)], noise="os_entropy")  # repeated
+    for name in ("adult", "other"):
+        with pytest.raises(LimitReachedError, match=r"limit is 4\.38"):
+            meter(name).record([gaussians(101)], noise="os_entropy")
+    meter("more", "bank").record([gaussians(30)], noise="os_entropy")
 
 
 def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, meter):
@@ -274,10 +449,10 @@ def submit(ledger, count):
     ledger.reserve([f"key{number}" for number in range(first, first + count)], [0] * count, votes)
 
 
-def held(odometer):
-    """The count of queries in the one row there is."""
+def held(odometer, data="adult"):
+    """The count of queries in the one row of a data set."""
     with sqlite3.connect(odometer.path) as database:
-        ((run,),) = database.execute("SELECT run FROM releases").fetchall()
+        ((run,),) = database.execute("SELECT run FROM releases WHERE data = ?", (data,)).fetchall()
     return odometer.find(run).events[0].count
 
 
@@ -360,7 +535,8 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
     meter("reference", "bank").record(
         [ConfidentGnmaxQueries(count=150, **dataclasses.asdict(TERMS.mechanism))], noise="os_entropy"
     )
-    odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
+    # Two releases of 75 queries have the curve of one of 150.
+    odometer.set_limit("adult", "record", epsilon=1.0001 * total(odometer, "bank").epsilon, delta=1e-5)
     with opened(meter, run) as ledger:
         submit(ledger, 50)
         with pytest.raises(LedgerError, match=r"adult, unit record.*limit"):
@@ -369,3 +545,59 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
         ledger.check()  # it may still be read, and written where a limit is raised
         odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
         submit(ledger, 1)
+
+
+def queries(count):
+    return ConfidentGnmaxQueries(count=count, **dataclasses.asdict(TERMS.mechanism))
+
+
+def _submit_and_die(meter, run):
+    with Ledger(run.ledger, TERMS) as ledger:
+        LedgerMeter(meter(), TERMS, plan=[queries(150)]).open(ledger)
+        submit(ledger, 50)
+        ledger._append = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        submit(ledger, 50)
+
+
+def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no_other_follows(
+    odometer, meter, tmp_path
+):
+    meter("reference", "bank").record([queries(150)], noise="os_entropy")
+    odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
+    run = run_at(tmp_path / "run")
+    process = multiprocessing.get_context("fork").Process(target=_submit_and_die, args=(meter, run), daemon=True)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        meter("other").record([queries(1)], noise="os_entropy")
+    with Ledger(run.ledger, TERMS) as ledger:
+        LedgerMeter(meter(), TERMS).open(ledger)  # as of a service
+        assert held(odometer) == ledger.num_reservations == 50
+        with pytest.raises(LimitReachedError, match="1 release cost"):
+            meter("other").record([queries(1)], noise="os_entropy")
+        submit(ledger, 100)
+        with pytest.raises(LedgerError, match="more than was planned"):
+            submit(ledger, 1)
+        assert ledger.num_reservations == 150
+
+
+def test_the_folder_of_an_odometer_follows_the_environment_and_forgets_no_release(tmp_path, monkeypatch):
+    monkeypatch.delenv("FAIRPATE_STATE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    usual, chosen = tmp_path / ".local/state/fairpate", tmp_path / "xdg/fairpate"
+    assert state_folder() == chosen
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert state_folder() == usual
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert Odometer().path == usual / "odometer.sqlite"
+    Odometer().set_limit("adult", "record", epsilon=1.0, delta=1e-5)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_folder() == usual  # where limits and releases are
+    chosen.mkdir(parents=True)
+    (chosen / "odometer.sqlite").touch()
+    with pytest.raises(OdometerError, match="Two odometers"):
+        state_folder()
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "own"))
+    assert state_folder() == tmp_path / "own"

@@ -167,12 +167,12 @@ def test_a_folder_that_is_no_run_is_left_alone(small_config, tmp_path):
 
 def test_a_run_without_noise_from_a_seed_says_so_and_counts_once(small_config, tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    folder = run(small_config(tmp_path / "run", "noise=os_entropy"))
+    folder = run(small_config(tmp_path / "run", "noise=os_entropy", "names_earlier=true"))
     assert read_json(folder.statement)["noise"] == "os_entropy"
     assert "seeded" not in folder.public_report.read_text(encoding="utf-8")
     statement = read_json(folder.statement)
     assert (statement["earlier_releases"], statement["remarks"]) == (0, [])
-    again = run(small_config(tmp_path / "run", "noise=os_entropy"))
+    again = run(small_config(tmp_path / "run", "noise=os_entropy", "names_earlier=true"))
     assert read_json(again.statement) == statement
     (total,) = Odometer().totals(delta=1e-5)
     assert (total.data, total.releases, total.not_private) == ("color_digits", 1, 0)

@@ -20,6 +20,7 @@ from fairpate.app.ledgers.opened import ANSWERED_BY_SERVICE, state_for_service
 from fairpate.app.publication.card import write_card
 from fairpate.app.release import choose_queries, ledger_terms
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
+from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.app.tables import read_votes, write_votes
 from fairpate.app.terminal.summary import summarise
 from fairpate.config import ConfigError
@@ -135,7 +136,7 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
 
 def test_with_earlier_releases_no_run_costs_less_than_alone(small_config, tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    config = small_config(tmp_path / "run", "noise=os_entropy")
+    config = small_config(tmp_path / "run", "noise=os_entropy", "names_earlier=true")
     folder = run(config)
     with Ledger(folder.ledger, open_terms(folder)) as ledger:  # as a service that answers one more
         reserved = ledger.reserve(["answered"], [0], np.array([[12] + [0] * 9]))
@@ -177,6 +178,22 @@ def test_a_planned_publication_is_made_once_stated_and_priced(small_config, tmp_
     assert "smooth-sensitivity release" in folder.public_report.read_text(encoding="utf-8")
     again = run(config)
     assert read_json(again.statement) == statement
+
+
+def test_a_limit_counts_a_planned_publication_before_any_teacher_is_trained(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    plan = "aggregator.publication={order: 2.0, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
+    config = small_config(tmp_path / "run", "noise=os_entropy", "aggregator.mechanism.noise_stddev_votes=4", plan)
+    submitted = ConfidentGnmaxQueries(count=80, **dataclasses.asdict(config.aggregator.mechanism))
+    release = SmoothRelease(**config.aggregator.publication.model_dump())
+    alone, both = (epsilon(events, target_delta=1e-5).epsilon for events in ([submitted], [submitted, release]))
+    Odometer().set_limit("color_digits", "record", epsilon=(alone + both) / 2, delta=1e-5)
+    with pytest.raises(LimitReachedError, match="0 releases"):
+        run(config)
+    assert not RunDirectory(root=tmp_path / "run").votes.exists()
+    assert not Odometer().totals(delta=1e-5)
+    Odometer().set_limit("color_digits", "record", epsilon=both * (1 + 1e-9), delta=1e-5)
+    assert read_statement(run(config)).epsilon == both
 
 
 def test_a_publication_that_smooth_sensitivity_does_not_cover_is_refused(small_config, tmp_path):

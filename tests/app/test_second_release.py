@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from each_method import train
+from each_method import METHODS, UNPROTECTED, train
 from small_runs import copied
 
 from fairpate.app.rundir import RunDirectoryError, read_statement
@@ -12,11 +12,13 @@ from fairpate.app.spending.odometer import LimitReachedError, Odometer
 
 def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    private = ("noise=os_entropy", "dp_sgd.num_records=200")  # one step over all records, which composes quickly
+    # One step over all records, which composes quickly.
+    private = ("noise=os_entropy", "dp_sgd.num_records=200", "names_earlier=true")
     first, second = (train(tmp_path / f"run-{seed}", "dp_sgd", *private, f"seed={seed}") for seed in range(2))
     alone, both = read_statement(first), read_statement(second)
     assert (alone.noise, alone.earlier_releases, both.earlier_releases) == ("os_entropy", 0, 1)
     assert both.epsilon < both.epsilon_with_earlier < both.epsilon + alone.epsilon
+    assert both.epsilon_with_earlier < both.epsilon_adaptive_with_earlier
     assert "1 earlier result" in both.remarks[-1]
     counted = Odometer().totals(delta=both.delta)
     assert [(total.releases, total.epsilon) for total in counted] == [(2, both.epsilon_with_earlier)]
@@ -130,6 +132,31 @@ def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_t
     Odometer().set_limit("color_digits", "record", epsilon=10, delta=1e-4)
     train(*private)
     assert folder.student.read_bytes() != first
-    assert read_statement(folder).earlier_releases == 1
+    assert read_statement(folder).earlier_releases is None  # public pages name them where they are asked to
     (total,) = Odometer().totals(delta=1e-4)
     assert total.releases == 2
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in UNPROTECTED])
+def test_a_limit_admits_one_run_that_was_planned_at_it(trained, tmp_path, monkeypatch, method):
+    """And then no other one, whatever it is chosen by."""
+    planned = read_statement(trained(method))
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    Odometer().set_limit("color_digits", planned.unit, epsilon=planned.epsilon * (1 + 1e-9), delta=planned.delta)
+    run = train(tmp_path / "run", method, "noise=os_entropy")
+    assert read_statement(run).epsilon == pytest.approx(planned.epsilon)
+    assert "earlier release" not in run.public_report.read_text(encoding="utf-8")
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        train(tmp_path / "other", method, "noise=os_entropy", "seed=1")
+    assert not (tmp_path / "other/public/student.safetensors").exists()
+    (total,) = Odometer().totals(delta=planned.delta)
+    assert total.releases == 1
+
+
+def test_a_limit_below_what_was_released_says_so(fairpate, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    train(tmp_path / "run", "dp_sgd", "noise=os_entropy", "dp_sgd.num_records=200")
+    code, _, errors = fairpate("ledger", "limit", "color_digits", "--epsilon", "0.5", "--delta", "1e-4")
+    assert code == 0
+    assert "above 0.5: every new release is refused" in errors
+    assert "above" not in fairpate("ledger", "limit", "color_digits", "--epsilon", "50", "--delta", "1e-4")[2]

@@ -37,7 +37,7 @@ from fairpate.app.terminal.progress import Reporter
 from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.voters import Voters
+from teachers.voters import BESIDE_WORK, Voters, VoterWatch
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +89,28 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
         np.testing.assert_array_equal(count(questions), expected)
         os.kill(ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
         np.testing.assert_array_equal(count(questions), expected)
+        until(voters.are_answering)
         ray.kill(voters.actors[0])
+        until(lambda: not voters.are_answering(), timeout_s=5)
         with pytest.raises(VotesUnavailableError, match="Not all teachers voted"):
             count(questions)
         np.testing.assert_array_equal(count(questions[:5]), expected[:5])
     finally:
         voters.close()
+
+
+def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_session):
+    """The thread that watches ended, as an error or a hang of Ray ends it: what it saw last says nothing."""
+
+    @ray.remote(num_cpus=0.1, concurrency_groups={BESIDE_WORK: 1})
+    class Lively:
+        def ping(self):
+            pass
+
+    watch = VoterWatch([Lively.remote()])
+    until(lambda: watch.all_answer)
+    watch.close()
+    until(lambda: not watch.all_answer, timeout_s=10)
 
 
 def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
@@ -317,7 +333,7 @@ def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tm
         (["query", "--ids", "0:5", "--out", "missing/labels.parquet"], ["--out", "missing is no folder"]),
         (["query", "--ids", "0:5", "--out", "labels.txt"], ["--out", ".parquet or .csv"]),
         (["query", "--ids", "0:5", "--out", "."], ["--out"]),
-        (["query", "budget", "--out", "labels.csv"], ["--out", "give --ids too"]),
+        (["query", "budget", "--out", "labels.csv"], ["--out", "--ids"]),
         (["query", "--ids", "0:5", "--token-file", "missing"], ["--token-file", "missing"]),
         (["query", "--ids", "0:5", "--token-file", "."], ["--token-file"]),
     ],

@@ -41,13 +41,31 @@ def test_means_over_seeds_are_compared_and_worthless_models_are_not():
     }
     found = headline.against(cells, "pf_ld", notion="odds")
     assert found.keys() == {"odds/pf_ld/adult/epsilon=3", "odds/pf_ld/all"}
-    assert found["odds/pf_ld/adult/epsilon=3"]["reduction_mean"] == pytest.approx(0.75)
-    assert found["odds/pf_ld/all"] == {"seeds": [0, 1], "reduction_mean": pytest.approx(0.75)} | {
-        "reduction_median": pytest.approx(0.75)
-    }
+    assert found["odds/pf_ld/adult/epsilon=3"]["own_reduction_mean"] == pytest.approx(0.75)
+    # At the rival's .85 ours has .1 for its .4: three quarters less, and the rival three times more.
+    own = {"own_reduction_mean": 0.75, "own_reduction_median": 0.75, "own_gain_mean": 3.0, "own_gain_median": 3.0}
+    # The frontiers share the one accuracy .85: a range without width.
+    assert found["odds/pf_ld/all"] == {"seeds": [0, 1]} | {name: pytest.approx(value) for name, value in own.items()}
     cells["adult/pf_ld/dual_step=5,epsilon=3"]["seeds"] = [0, 2]
     with pytest.raises(ValueError, match="same seeds"):
         headline.against(cells, "pf_ld", notion="odds")
+
+
+def test_ranges_of_accuracies_are_pooled_by_their_width():
+    """Over .10 of accuracy ours has half of the rival's violation, over .02 twice as much: (10 x .5 - 2 x 1) / 12."""
+    cells = {
+        "adult/dp_fermi/weight=1,epsilon=3": cell([0.8], [0.1], seeds=[0], degenerate=[0]),
+        "adult/dp_fermi/weight=0,epsilon=3": cell([0.9], [0.2], seeds=[0], degenerate=[0]),
+        "adult/pf_ld/dual_step=5,epsilon=3": cell([0.8], [0.2], seeds=[0], degenerate=[0]),
+        "adult/pf_ld/dual_step=1,epsilon=3": cell([0.9], [0.4], seeds=[0], degenerate=[0]),
+        "credit_default/dp_fermi/weight=1,epsilon=3": cell([0.8], [0.2], seeds=[0], degenerate=[0]),
+        "credit_default/dp_fermi/weight=0,epsilon=3": cell([0.82], [0.4], seeds=[0], degenerate=[0]),
+        "credit_default/pf_ld/dual_step=5,epsilon=3": cell([0.8], [0.1], seeds=[0], degenerate=[0]),
+        "credit_default/pf_ld/dual_step=1,epsilon=3": cell([0.82], [0.2], seeds=[0], degenerate=[0]),
+    }
+    pooled = headline.against(cells, "pf_ld", notion="odds")["odds/pf_ld/all"]
+    assert (pooled["reduction_mean"], pooled["reduction_median"]) == pytest.approx((0.25, 0.5))
+    assert (pooled["own_reduction_mean"], pooled["own_gain_mean"]) == pytest.approx((-0.25, 0.25))
 
 
 @pytest.mark.parametrize("notion", headline.FILES)

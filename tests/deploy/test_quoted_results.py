@@ -1,8 +1,10 @@
 """Numbers of docs/coverage.md are those of the files they link to; its commands parse and its configurations exist."""
 
 import re
+import shlex
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import significance  # noqa: E402
 
 from fairpate.app.compare.cells import cells_of  # noqa: E402
 from fairpate.app.compare.reading import load_sweep  # noqa: E402
+from fairpate.methods.load import load_method  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -68,6 +71,24 @@ def test_every_command_parses_and_its_files_exist(command: str, monkeypatch: pyt
     for name in FILE.findall(command):
         if "NAME" not in name:
             assert (ROOT / name).exists(), command
+
+
+@pytest.mark.parametrize("command", sorted({c for c in commands() if c.startswith("fairpate run ")}))
+def test_every_run_is_a_configuration_that_refuses_only_where_its_command_says_so(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file sets beside what is measured, as a reject option does, would make another row."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)[2:]
+    path = Path(words.pop(0)) if not words[0].startswith("--") else None
+    options = {name: [value for key, value in pairwise(words) if key == name] for name in words if name[:2] == "--"}
+    epsilon = [f"target.epsilon={value}" for value in options.get("--epsilon", [])]
+    config = load_method(
+        path, [*options.get("--set", []), *epsilon], method=next(iter(options.get("--method", [])), None)
+    )
+    config.require_trainable()
+    reject = config.model_dump().get("student", {}).get("idp3")
+    assert (reject is not None) == ("student.idp3={" in command)
 
 
 def test_what_is_quoted_of_another_page_stands_there() -> None:

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon
+from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.privacy.filters import RenyiFilter
+from fairpate.privacy.filters import AdaptiveLimit, RenyiFilter, least_adaptive_limit
 
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}
 
@@ -175,3 +178,52 @@ def test_equal_filters_are_equal_however_their_orders_were_given() -> None:
     given_array = RenyiFilter(target_epsilon=1.0, target_delta=1e-5, orders_A=np.array(DEFAULT_ORDERS))
     assert given_array == RenyiFilter(target_epsilon=1.0, target_delta=1e-5)
     assert not given_array.limit_A.flags.writeable
+
+
+def mu_of(target: float, delta: float) -> float:
+    """The Gaussian that costs exactly the target: Phi(-eps / mu + mu / 2) - e^eps Phi(-eps / mu - mu / 2) = delta."""
+
+    def excess(mu: float) -> float:
+        lost = math.exp(target + norm.logcdf(-target / mu - mu / 2))
+        return float(norm.cdf(-target / mu + mu / 2) - lost - delta)
+
+    return float(brentq(excess, 1e-4, 50))
+
+
+@pytest.mark.parametrize(("target", "mu"), [(0.1, 0.0325), (1.0, 0.2681), (3.0, 0.7191)])
+def test_an_adaptive_limit_admits_less_than_a_filter_of_gaussian_differential_privacy(target: float, mu: float) -> None:
+    limit = AdaptiveLimit(epsilon=target, delta=1e-5)
+    assert mu_of(target, 1e-5) == pytest.approx(mu, abs=5e-5)
+    assert 0.8 * mu**2 < 2 * limit.budget / limit.order < mu**2
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-10])
+@pytest.mark.parametrize("target", [0.01, 0.5, 20.0])
+def test_an_adaptive_limit_wastes_less_than_a_third(target: float, delta: float) -> None:
+    limit = AdaptiveLimit(epsilon=target, delta=delta)
+    assert 0.7 < 2 * limit.budget / limit.order / mu_of(target, delta) ** 2 < 0.95
+
+
+@given(target=st.floats(0.01, 60), delta=st.floats(1e-12, 1e-2))
+@settings(deadline=None, max_examples=40)
+def test_an_adaptive_limit_converts_to_its_epsilon(target: float, delta: float) -> None:
+    """By the conversion of Canonne, Kamath and Steinke 2020, Proposition 12, at the limit's one order."""
+    limit = AdaptiveLimit(epsilon=target, delta=delta)
+    order = mpmath.mpf(limit.order)
+    converted = limit.budget + mpmath.log1p(-1 / order) - (mpmath.log(delta) + mpmath.log(order)) / (order - 1)
+    assert converted <= target
+    assert converted == pytest.approx(target, rel=1e-9)
+
+
+@given(weights=st.lists(st.floats(1e-3, 10), min_size=1, max_size=3), pure=st.floats(0.01, 5))
+@settings(deadline=None, max_examples=40)
+def test_the_least_adaptive_limit_admits_and_no_smaller_one_does(weights: list[float], pure: float) -> None:
+    curve_A = np.minimum(sum(weights) * np.array(DEFAULT_ORDERS), pure + weights[0])
+    least = least_adaptive_limit(curve_A, delta=1e-5)
+    assert AdaptiveLimit(epsilon=least, delta=1e-5).admits(curve_A)
+    best = epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=1e-5)[0]
+    assert least >= best
+    for smaller in (0.3 * best, 0.9 * best, *np.linspace(0.5, 0.998, 50) * least):
+        assert not AdaptiveLimit(epsilon=smaller, delta=1e-5).admits(curve_A)
+    assert least_adaptive_limit(np.full(len(DEFAULT_ORDERS), math.inf), delta=1e-5) == math.inf
+    assert least_adaptive_limit(0 * curve_A, delta=1e-5) == 0

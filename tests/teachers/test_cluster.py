@@ -166,3 +166,20 @@ with start_ray(RayConfig()):
     import ray
     print(f"killed {len(killed)},", ray.get(ray.remote(lambda: "works").remote()))
 """
+
+
+def test_a_folder_named_as_the_package_is_not_taken_for_it_by_workers(tmp_path: Path) -> None:
+    """As with `fairpate run --out fairpate`, of an editable installation too."""
+    (tmp_path / "fairpate" / "public").mkdir(parents=True)
+    program = (
+        "import ray\nfrom fairpate.config import RayConfig\nfrom teachers.cluster import start_ray\n"
+        "def package():\n    import fairpate\n    return fairpate.__file__\n"
+        "with start_ray(RayConfig(num_actors=1)):\n    print(ray.get(ray.remote(package).remote()))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-P", "-c", program]  # without the working directory on the path, as the command
+    done = subprocess.run(  # noqa: S603 - our own program
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).name == "__init__.py"

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from fairpate.app.cli.commands import Commands
-from fairpate.app.cli.options import DataDir, DatasetName, Folder, OptionValues, data_config
+from fairpate.app.cli.options import DataDir, DatasetName, OptionValues, data_config
 from fairpate.app.terminal.output import Output
 from fairpate.app.terminal.progress import Reporter, waiting
 from fairpate.config import ConfigError
-from fairpate.files import check_output_folder, write_atomically
+from fairpate.files import write_atomically
 from fairpate.strict_json import strict
 
 app = Commands(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
@@ -55,17 +55,6 @@ def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionVa
     with waiting("data"):
         description = describe(data_config(name, options, data_dir))
     return Output(facts=strict(description), words=describe_table(description))
-
-
-@app.command("export")
-def export_data(name: DatasetName, folder: Folder, data_dir: DataDir = None, options: OptionValues = None) -> Output:
-    """Write the four splits as Parquet, one file each. The private split is private: keep the folder to yourself."""
-    check_output_folder(folder, "folder")
-    from fairpate.data import load_dataset, save_dataset
-
-    with waiting("data"):
-        save_dataset(load_dataset(data_config(name, options, data_dir)), folder)
-    return Output(facts={"folder": folder}, words=str(folder))
 
 
 @app.command("declare")

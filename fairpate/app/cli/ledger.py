@@ -140,7 +140,7 @@ def limit_releases(
     ] = None,
     delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
 ) -> Output:
-    """Refuse from now on what would make all releases on a data set cost more than this."""
+    """Refuse from now on what would make all releases on a data set cost more, each chosen in view of earlier ones."""
     from fairpate.app.spending.odometer import Odometer
     from fairpate.data import REGISTRY
     from fairpate.names import nearest
@@ -160,6 +160,15 @@ def limit_releases(
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
         say(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}")
+    spent = max(
+        (each.epsilon_adaptive for each in odometer.totals(delta=delta) if (each.data, each.unit) == (data, unit)),
+        default=0.0,
+    )
+    if spent > epsilon:
+        say(
+            f"{data}, unit {unit}: earlier releases need a limit of {spent:.4g} where later ones may depend on them, "
+            f"which is above {epsilon:g}: every new release is refused"
+        )
     counted = "; releases by person count in" if unit == "record" else ""
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},

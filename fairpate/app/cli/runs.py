@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -23,13 +23,10 @@ from fairpate.app.cli.options import (
     with_data_dir,
 )
 from fairpate.app.terminal.output import Output
-from fairpate.config import BACKBONES, ConfigError, DataConfig
-from fairpate.config_reader import apply_override, parse_config, read_yaml
+from fairpate.config import BACKBONES, ConfigError
+from fairpate.config_reader import read_yaml
 from fairpate.files import check_output_folder
 from fairpate.named_code import allowing
-
-if TYPE_CHECKING:
-    from fairpate.methods.definition import Method
 
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
@@ -78,6 +75,8 @@ def run(
     from fairpate.app.rundir import open_run_directory
     from fairpate.app.terminal.progress import Reporter
     from fairpate.app.terminal.summary import outcome
+    from fairpate.methods.fitted import start_values
+    from fairpate.methods.load import configured, load_method, merged
 
     if out is not None:  # before settings are fitted: public records may have to be counted
         check_output_folder(out, "--out")
@@ -90,13 +89,12 @@ def run(
         if release_of is not None and config is None:
             config = open_run_directory(release_of)[0].config
             options.append("out=null")
-        if config is None and weights is None and (method, data, epsilon) != (None, None, None):
-            resolved = _fitted(options, method)
-        else:
-            resolved = _load(config or (_DEMO if data in (None, DataConfig().name) else None), options, method, weights)
-        placed = resolved.model_copy(
-            update={"out": out or resolved.out, "data": with_data_dir(resolved.data, data_dir)}
-        )
+        path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
+        start = start_values(options, method) if path is None else read_yaml(path)
+        if weights is not None:
+            options += _weights_of(merged(start, options, method=method), weights)
+        found = configured(start, options, method=method) if path is None else load_method(path, options, method=method)
+        placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
         return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
 
 
@@ -155,36 +153,16 @@ def _require_configuration(path: Path) -> None:
         raise ConfigError(f"{path}: declares records, and is no configuration; give it with --data {path}.")
 
 
-def _fitted(options: list[str], method: str | None) -> Method:
-    """What suits the data set that ``options`` name, with ``options`` on top."""
-    from fairpate.methods.fitted import fitted
-    from fairpate.methods.load import configured
-
-    said: dict[str, Any] = {}
-    for option in options:
-        apply_override(said, option)
-    name = said.get("method") if method is None else method
-    if name is not None and not isinstance(name, str):
-        return configured({}, options)
-    return configured(fitted(parse_config(said.get("data", {}), DataConfig), name), options, method=name)
-
-
-def _load(path: Path | None, overrides: list[str], method: str | None, weights: str | None) -> Method:
-    """The configuration, with ``weights`` for all of its models that can start from a file."""
-    from fairpate.methods.load import load_method, merged
-
-    if weights is None:
-        return load_method(path, overrides, method=method)
-    said = merged({} if path is None else read_yaml(path), overrides, method=method)
-    named = {name: _model_name(said[name]) for name in ("teachers", "student") if name in said}
+def _weights_of(values: dict[str, Any], weights: str) -> list[str]:
+    """The overrides that give ``weights`` to all models of a configuration that can start from a file."""
+    named = {name: _model_name(values[name]) for name in ("teachers", "student") if name in values}
     starting = [section for section, name in named.items() if name in BACKBONES]
     if not starting:
         raise ConfigError(
             f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
             f"set {' or '.join(f'{section}.model.name' for section in named)}."
         )
-    files = [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
-    return load_method(path, [*overrides, *files], method=method)
+    return [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
 
 
 def _model_name(section: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from fairpate.app.cli.commands import Mode, in_modes
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import (
     AnalystToken,
@@ -18,11 +19,13 @@ from fairpate.app.cli.options import (
     LogFile,
     Oidc,
     OperatorToken,
+    Port,
     Quota,
     Rate,
     RunFolders,
     TlsCert,
     TlsKey,
+    TokenFile,
     Traces,
     Words,
 )
@@ -30,10 +33,10 @@ from fairpate.app.terminal.output import Output, say, show
 from fairpate.types import UsageError
 
 
-def serve(
+def _serve_aggregators(
     folders: RunFolders,
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8517,
+    port: Port = 8517,
     analyst_token_file: AnalystToken = None,
     operator_token_file: OperatorToken = None,
     oidc: Oidc = None,
@@ -44,42 +47,69 @@ def serve(
     log_file: LogFile = None,
     traces: Traces = False,
     data_dir: DataDir = None,
-    student: Annotated[bool, typer.Option("--student", help="Serve the published student on Ray Serve.")] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the student.")] = 2,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another writer of a ledger in a database, which hangs or is lost.")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End what --detach left.")] = False,
 ) -> None:
-    """Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model."""
     from fairpate.app.serving import serve as serving
     from fairpate.app.serving.settings import service_settings
 
-    if stop:
-        serving.stop_aggregators(folders, say=say)
-        show(Output(facts={"stopped": folders}, words=""))
-    elif student:
-        if len(folders) > 1:
-            raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
-        serving.serve_student_of(folders[0], host=host, port=port, num_replicas=replicas, say=say, started=_started)
-    else:
-        files = {"analyst_file": analyst_token_file, "operator_file": operator_token_file}
-        with checked_arguments():
-            settings = service_settings(
-                host=host,
-                port=port,
-                daily_quota=quota,
-                rate=rate,
-                tls=(tls_cert, tls_key),
-                log_file=log_file,
-                traces=traces,
-                oidc=oidc,
-                **files,
-            )
-        serving.serve_aggregators(
-            folders, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
+    with checked_arguments():
+        settings = service_settings(
+            host=host,
+            port=port,
+            analyst_file=analyst_token_file,
+            operator_file=operator_token_file,
+            daily_quota=quota,
+            rate=rate,
+            tls=(tls_cert, tls_key),
+            log_file=log_file,
+            traces=traces,
+            oidc=oidc,
         )
+    serving.serve_aggregators(
+        folders, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
+    )
+
+
+def _serve_student(
+    folders: RunFolders,
+    host: Host = "127.0.0.1",
+    port: Port = 8517,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies of the student on Ray Serve; none: one, in this process.")
+    ] = None,
+) -> None:
+    from aggregator.service.api import ServiceSettings
+    from fairpate.app.serving import serve as serving
+
+    if len(folders) > 1:
+        raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
+    with checked_arguments():
+        settings = ServiceSettings(host=host, port=port)
+    serving.serve_student_of(folders[0], settings, num_replicas=replicas, say=say, started=_started)
+
+
+def _stop(folders: RunFolders) -> Output:
+    from fairpate.app.serving import serve as serving
+
+    serving.stop_aggregators(folders, say=say)
+    return Output(facts={"stopped": folders}, words="")
+
+
+serve = in_modes(
+    "serve",
+    "Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model.",
+    Mode(function=_serve_aggregators),
+    Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="End what --detach left.")),
+    Mode(
+        function=_serve_student,
+        option="student",
+        flag=typer.Option("--student", help="Serve the published student: plain HTTP, open to everybody."),
+        instead=", and let a proxy in front of the student ask for tokens and end TLS",
+    ),
+)
 
 
 def _started(served: Sequence[Mapping[str, Any]]) -> None:
@@ -98,14 +128,27 @@ class QueryCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def query(
+def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
+    from fairpate.app.serving.query import query_words
+
+    return query_words(words or [], token_file=token_file)
+
+
+def _query_batch(
+    ids: Annotated[str, typer.Option(help="Pool records such as 0:500; prints their labels.")] = "",
     words: Words = None,
-    ids: Annotated[str | None, typer.Option(help="Pool records such as 0:500; prints their labels.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
-    token_file: Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")] = None,
-) -> Output | None:
-    """Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids)."""
-    from fairpate.app.serving.query import query as run_query
+    token_file: TokenFile = None,
+) -> Output:
+    from fairpate.app.serving.query import query_batch
 
-    return run_query(words or [], ids=ids, out=out, batch_size=batch_size, token_file=token_file)
+    return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
+
+
+query = in_modes(
+    "query",
+    "Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids).",
+    Mode(function=_query_words),
+    Mode(function=_query_batch, option="ids"),
+)

@@ -21,7 +21,7 @@ import yaml
 from pydantic import ValidationError
 
 from fairpate.app.identity import config_digest, determining, determining_values, flattened
-from fairpate.compare_config import DataSetPart, SweepConfig, SweepPart, axis_fields, overlapping
+from fairpate.compare_config import SweepConfig, SweepPart, axis_fields, overlapping
 from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.config_reader import merge, parse_config, read_yaml
 from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
@@ -29,10 +29,10 @@ from fairpate.data.files import locate
 from fairpate.evaluation.settings_read import unread_because_of
 from fairpate.methods import find_method
 from fairpate.methods.definition import Method
+from fairpate.methods.fitted import fitted
 from fairpate.methods.load import configured, read_of, refused, start_of, unread_by
 from fairpate.names import nearest
 
-DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 _FILES = (".weights.path", "data.declaration.path")
 _SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out", "ray": "ray"}
 
@@ -60,9 +60,9 @@ class Cell:
 
         It is published, so it names files of weights without their folders; the checksum says which file is meant.
         """
-        name = self.config.data.name
+        data = self.config.data
         # Without what this cell leaves unread, which where it starts may read, and the other way about.
-        start = flattened(determining(_start(self.method, name).model_dump(), self.config))
+        start = flattened(determining(_start(self.method, data.model_dump_json()).model_dump(), self.config))
         # A default that follows from other fields is unlike the same value, said: it would follow from others there.
         said = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
@@ -75,7 +75,9 @@ class Cell:
             and path not in ("method", "data.name")
             and unread_because_of(path, every) is None
         ]
-        return " ".join(["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(name), *overrides])
+        return " ".join(
+            ["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(data.name), *overrides]
+        )
 
 
 def cells_of(
@@ -93,11 +95,11 @@ def cells_of(
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
         try:
-            start = _data_set_start(data, part, folder)
+            start = None if part.file is None else merge({"data": {"name": data}}, read_yaml(folder / part.file))
         except ConfigError as error:
             faults[f"data_sets.{data}.file: {error}"] = None
             continue
-        unread = unread_by(list(here.values()), start)
+        unread = unread_by(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         configs = [
             _config(data, method, schema, start, layers, data_dir, faults)
@@ -219,15 +221,21 @@ def _config(
     data: str,
     method: str,
     schema: type[Method],
-    start: Values,
+    start: Values | None,
     layers: Sequence[_Layer],
     data_dir: Path | None,
     faults: Faults,
 ) -> Method | None:
     """The configuration under all layers; None where ``faults`` gained some."""
-    values, config = merge(start_of(schema), read_of(schema, start)), None
+    config = None
     found: list[Exception] = []
     laid: list[_Layer] = []
+    try:
+        begun = _fitted_start(data, method, layers) if start is None else start
+    except (ConfigError, DataError) as error:
+        found.append(error)
+        begun = {"data": {"name": data}}
+    values = beneath = merge(start_of(schema), read_of(schema, begun))
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
@@ -235,6 +243,8 @@ def _config(
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
+        if (kept := _without_unread(config, values, beneath)) is not values:
+            config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()
     except ConfigError as error:
         found.append(error)
@@ -251,6 +261,15 @@ def _config(
     if found or config is None or data_dir is None or read is None:
         return None if found else config
     return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
+
+
+def _without_unread(config: Method, values: Values, beneath: Values) -> Values:
+    """``values`` with what other settings leave unread as it is ``beneath``: it makes no other cell."""
+    settings, start = flattened(config.model_dump(mode="json")), flattened(beneath)
+    for path in flattened(values).keys() & start.keys():
+        if unread_because_of(path, settings) is not None:
+            values = merge(values, _nested(_Layer("", {path: start[path]})))
+    return values
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
@@ -278,23 +297,29 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
     return f"data_sets.{data}: {fault}"
 
 
-def _data_set_start(data: str, part: DataSetPart, folder: Path) -> Values:
-    """What lies under all settings, whatever the method; of these only the name of the data set matters here."""
-    name = flattened(part.settings).get("data.name", data)
-    if part.file is not None:
-        return merge({"data": {"name": data}}, read_yaml(folder / part.file))
-    return _start_values(name if isinstance(name, str) else data)
-
-
-def _start_values(name: str) -> Values:
-    """What `fairpate run --data NAME` lays over a method's defaults."""
-    return merge(read_yaml(DEMO) if name == DataConfig().name else {}, {"data": {"name": name}})
+def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
+    """What `fairpate run --method METHOD --data NAME` starts from, where the layers say the same of the data."""
+    said: Values = {"data": {"name": data}}
+    for layer in layers:
+        if isinstance(own := _nested(layer).get("data", {}), dict):
+            said = merge(said, {"data": own})
+    try:
+        config = parse_config(said["data"], DataConfig)
+    except ConfigError:  # told with the rest of the configuration
+        return said
+    return merge(_fitted_values(method, config.model_dump_json()), {"data": {"name": config.name}})
 
 
 @lru_cache
-def _start(method: str, name: str) -> Method:
+def _fitted_values(method: str, data_json: str) -> Values:
+    return fitted(DataConfig.model_validate_json(data_json), method)
+
+
+@lru_cache
+def _start(method: str, data_json: str) -> Method:
     """Where `fairpate run --method METHOD --data NAME` starts."""
-    return configured(_start_values(name), method=method)
+    name = DataConfig.model_validate_json(data_json).name
+    return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
 
 @lru_cache

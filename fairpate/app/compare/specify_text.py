@@ -37,7 +37,11 @@ def describe_answer(answer: Answer) -> Group:
 
 
 def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
-    undefined = f" Undefined in what is asked: {found.num_undefined}." if found.num_undefined else ""
+    undefined = (
+        f" Undefined in what is asked, or not known for every group: {found.num_undefined}."
+        if found.num_undefined
+        else ""
+    )
     if found.met:
         more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
         line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{_degenerate(found)}"

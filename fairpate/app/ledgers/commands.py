@@ -121,11 +121,13 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
         )
+    at = f"epsilon at {delta_text(delta)}"
     table = listing(
-        "data set", "unit", "relation", "releases", f"epsilon at {delta_text(delta)}", "limit", "not private"
+        "data set", "unit", "relation", "releases", f"{at}, fixed beforehand", "adaptive", "limit", "not private"
     )
     for total in totals:
         limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
-        counts = (str(total.releases), epsilon_text(total.epsilon), limit, str(total.not_private))
+        sums = (epsilon_text(total.epsilon), epsilon_text(total.epsilon_adaptive))
+        counts = (str(total.releases), *sums, limit, str(total.not_private))
         table.add_row(total.data, total.unit, total.relation, *counts)
     return Output(facts={"totals": totals}, words=table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aggregator.ledger.budget import (
     epsilon_fixed_beforehand,
@@ -37,10 +38,11 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
         return
-    together = None if statement.epsilon_with_earlier is None else max(statement.epsilon_with_earlier, bound)
-    served = replace(
-        statement, epsilon=bound, epsilon_with_earlier=together, remarks=(*statement.remarks, ANSWERED_BY_SERVICE)
-    )
+    sums: dict[str, Any] = {
+        name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
+        for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
+    }
+    served = replace(statement, epsilon=bound, **sums, remarks=(*statement.remarks, ANSWERED_BY_SERVICE))
     write_json(run.statement, strict(served.to_json()))
 
 

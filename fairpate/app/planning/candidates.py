@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.gnmax import ConfidentGnmax
+from fairpate.app.planning.outlook import known_majority, public_size, too_little_to_learn
 from fairpate.app.planning.plan import AGREEMENT, SPREAD, assumed_profile, worth_of
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
-from fairpate.data import Dataset, entry_for, load_dataset
+from fairpate.data import Dataset, load_dataset
 from fairpate.meaning import exact_text
-from fairpate.methods.fitted import count_protected, fitted
-from fairpate.methods.load import configured
+from fairpate.methods.fitted import resolved
 from fairpate.steps import stepwise
 
 VOTERS = {
@@ -41,7 +41,9 @@ class Candidate:
     """One kind of voters within the target. ``refused`` says why there is none; the numbers are then null.
 
     ``votes`` decide one label, under noise of ``noise_stddev_votes``; ``labels`` of public records result, of which a
-    share of ``right`` is expected to be; ``worth``: how many noiseless labels they stand for.
+    share of ``winner_kept`` is expected to be the class with most votes, and one of ``right`` to be right, as assumed;
+    ``worth``: how many noiseless labels they stand for. ``caution`` says why its model cannot beat the most common
+    class, where that is known.
     """
 
     method: str
@@ -50,8 +52,10 @@ class Candidate:
     votes: int | None = None
     noise_stddev_votes: float | None = None
     labels: int | None = None
+    winner_kept: float | None = None
     right: float | None = None
     worth: float | None = None
+    caution: str | None = None
     refused: str | None = None
 
 
@@ -97,11 +101,11 @@ def _candidate(
     command = f"fairpate run --data {said} --epsilon {exact_text(epsilon)}{at} --method {method}"
     known: dict[str, Any] = {"method": method, "voters": VOTERS[method], "command": command}
     try:
-        values = fitted(data, method) | {"target": {"epsilon": epsilon, "delta": delta}}
-        config = configured(values, method=method)
+        named = data.model_dump_json(exclude_unset=True)
+        config = resolved([f"data={named}", f"target.epsilon={epsilon}", f"target.delta={delta}"], method)
         config.require_trainable()
         dataset = load(config.data.embedding)
-        voting = config.voting(dataset, _private_records(data, dataset))
+        voting = config.voting(dataset, public_size(data, dataset))
     except ConfigError as error:
         return Candidate(**known, refused=str(error))
     profile = assumed_profile(
@@ -110,27 +114,33 @@ def _candidate(
     noisy = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
     )
-    right = float(noisy.right_probability(profile.votes_RC, profile.right_R).mean())
-    return Candidate(
-        **known, **asdict(voting), right=right, worth=worth_of(voting.labels, right, num_classes=dataset.num_classes)
+    kept, right = (
+        float(noisy.right_probability(profile.votes_RC, class_R).mean())
+        for class_R in (profile.votes_RC.argmax(axis=1), profile.right_R)
     )
-
-
-def _private_records(data: DataConfig, dataset: Dataset) -> int:
-    """The publisher's count of what is protected, records or persons, less those of the other splits."""
-    others = [split for name, split in dataset.splits.items() if name != "private"]
-    by_person = dataset.unit == "person" and entry_for(data).persons is not None
-    return max(1, count_protected(data) - sum(split.num_protected if by_person else len(split) for split in others))
+    return Candidate(
+        **known,
+        **asdict(voting),
+        winner_kept=kept,
+        right=right,
+        worth=worth_of(voting.labels, right, num_classes=dataset.num_classes),
+        caution=too_little_to_learn(voting, dataset.num_classes, known_majority(data, dataset)),
+    )
 
 
 def describe_candidates(found: Sequence[Candidate], *, epsilon: float, chosen: str) -> Group:
     """A table, the command of each, and the method that a run takes of itself: ``chosen``."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("method", "who votes", "votes a label", "noise", "labels", "right", "worth"):
+    for name in ("method", "who votes", "votes a label", "noise", "labels", "winner kept", "worth"):
         table.add_column(name, justify="left" if name in ("method", "who votes") else "right")
     for each in found:
         table.add_row(each.method, each.voters, *_numbers(each))
     lines = [f"  {each.command}" if each.refused is None else f"  {each.method}: {each.refused}" for each in found]
+    lines += [f"  {each.method}: {each.caution}" for each in found if each.caution]
+    lines += [
+        "",
+        "winner kept: the share of labels that are the class with most votes, unchanged by noise; no accuracy.",
+    ]
     lines += ["", f"Where no method is named: {chosen}."]
     title = f"Who could vote, each at a published epsilon of {epsilon:g}, with settings from public facts:"
     return Group(Text(title), table, Text("\n".join(["", *lines, ""])))
@@ -139,5 +149,5 @@ def describe_candidates(found: Sequence[Candidate], *, epsilon: float, chosen: s
 def _numbers(each: Candidate) -> list[str]:
     if each.refused is not None:
         return ["–"] * 5
-    noise, right, worth = each.noise_stddev_votes or 0.0, each.right or 0.0, each.worth or 0.0
-    return [f"{each.votes}", f"{noise:.3g}", f"{each.labels}", f"{right:.1%}", f"{worth:.0f}"]
+    noise, kept, worth = each.noise_stddev_votes or 0.0, each.winner_kept or 0.0, each.worth or 0.0
+    return [f"{each.votes}", f"{noise:.3g}", f"{each.labels}", f"{kept:.1%}", f"{worth:.0f}"]

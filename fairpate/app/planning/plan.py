@@ -74,9 +74,11 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One way to spend the target. ``answered`` and ``right`` are shares: of the queries, and of their answers.
+    """One way to spend the target. ``answered``, ``winner_kept`` and ``right`` are shares: of the queries, and of their
+    answers.
 
-    Right is what the profile counts as right. ``epsilon`` holds for any votes; ``epsilon_data_dependent`` is what these
+    ``winner_kept``: the answer is the class with most votes, which noise left unchanged. Right is what the profile
+    counts as right. ``epsilon`` holds for any votes; ``epsilon_data_dependent`` is what these
     votes would cost.
     """
 
@@ -86,6 +88,7 @@ class Plan:
     epsilon: float
     epsilon_data_dependent: float
     answered: float
+    winner_kept: float
     right: float
     worth: float
 
@@ -224,9 +227,13 @@ def _affordable(
 def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_counts: Sequence[int]) -> list[Plan]:
     """What the votes say of one mechanism, for every number of queries."""
     answer_R = mechanism.answer_probability(profile.votes_RC)
-    right_R = mechanism.right_probability(profile.votes_RC, profile.right_R)
     answered = float(answer_R.mean())
-    right = float(answer_R @ right_R / answer_R.sum()) if answered > 0 else math.nan
+    kept, right = (
+        float(answer_R @ mechanism.right_probability(profile.votes_RC, class_R) / answer_R.sum())
+        if answered > 0
+        else math.nan
+        for class_R in (profile.votes_RC.argmax(axis=1), profile.right_R)
+    )
     # Renyi costs add up: so many queries like these cost so many times the mean over the rows.
     row_A = accountant.rdp_data_dependent([mechanism.realised(profile.votes_RC)]) / len(profile.votes_RC)
     return [
@@ -237,6 +244,7 @@ def _forecast(profile: Profile, mechanism: ConfidentGnmax, delta: float, query_c
             epsilon=accountant.epsilon([mechanism.worst_case(count)], target_delta=delta).epsilon,
             epsilon_data_dependent=epsilon_of_curve(count * row_A, DEFAULT_ORDERS, target_delta=delta)[0],
             answered=answered,
+            winner_kept=kept,
             right=right,
             worth=worth_of(count * answered, right, num_classes=profile.num_classes) if answered > 0 else 0.0,
         )

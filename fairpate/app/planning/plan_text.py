@@ -21,7 +21,7 @@ _NUM_PLANS = 6
 
 def describe(proposal: Proposal) -> Group:
     """The best plans as tables."""
-    source, right = ("these votes", "as most") if proposal.from_votes else ("the assumption", "right")
+    source = "these votes" if proposal.from_votes else "the assumption"
     warning = (
         "Operator only: every number below was computed from private votes. Choosing by them costs privacy that no "
         "epsilon here covers."
@@ -31,34 +31,31 @@ def describe(proposal: Proposal) -> Group:
     )
     notes = (
         f"ε: at delta {delta_text(proposal.delta)}, add or remove one {proposal.unit}, whatever the votes; this is "
-        f"what a run publishes.\nby votes, answered, {right}: what {source} would give; the epsilon by votes must not "
-        "be published."
+        f"what a run publishes.\nby votes, answered, winner kept: what {source} would give; the epsilon by votes "
+        "must not be published."
+        "\nwinner kept: the share of answers that are the class with most votes, unchanged by noise. It is no "
+        "accuracy: where most teachers err, the answer is wrong."
         "\nworth: how many noiseless labels the answers stand for."
     )
-    if proposal.from_votes:
-        notes += (
-            "\nas most: the share of answers that most teachers chose; the truth is not among the votes. Where "
-            "most teachers err, answers are worth less."
-        )
     return Group(
         Text(f"{warning}\n{proposal.assumption}\n\nWithin epsilon {proposal.epsilon:g} whatever the votes:"),
-        _table(proposal.for_any_votes[:_NUM_PLANS], right),
+        _table(proposal.for_any_votes[:_NUM_PLANS]),
         Text(
             f"\nWithin epsilon {proposal.epsilon:g} by the data-dependent privacy cost alone, which is no guarantee "
             "and leaks:"
         ),
-        _table(proposal.for_these_votes[:_NUM_PLANS], right),
+        _table(proposal.for_these_votes[:_NUM_PLANS]),
         Text(f"\n{notes}"),
     )
 
 
-def _table(found: Sequence[Plan], right: str) -> Table | Text:
+def _table(found: Sequence[Plan]) -> Table | Text:
     if not found:
         return Text("\n  nothing fits\n")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in (
         *("teachers", "queries", *found[0].mechanism.columns()),
-        *("ε", "by votes", "answered", right, "worth"),
+        *("ε", "by votes", "answered", "winner kept", "worth"),
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in found:
@@ -69,7 +66,7 @@ def _table(found: Sequence[Plan], right: str) -> Table | Text:
             epsilon_text(plan.epsilon),
             epsilon_text(plan.epsilon_data_dependent),
             f"{plan.answered:.0%}",
-            "undefined" if math.isnan(plan.right) else f"{plan.right:.1%}",
+            "undefined" if math.isnan(plan.winner_kept) else f"{plan.winner_kept:.1%}",
             f"{plan.worth:.0f}",
         )
     return table

@@ -40,7 +40,7 @@ from fairpate.evaluation.card_page import (
     IntendedUse,
     card_page,
 )
-from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
+from fairpate.evaluation.metrics import Evaluation
 from fairpate.evaluation.page import counted
 from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.evaluation.records import Guarantee
@@ -76,7 +76,7 @@ def write_card(
 def card_values(card: Card) -> dict[str, Any]:
     """What ``card.json`` holds."""
     derived = {name: getattr(card, name) for name in ("description", "publishable", "not_publishable", "limits")}
-    said = verdict(card.evaluation, card.privacy, card.without_privacy)
+    said = verdict(card.evaluation, card.privacy)
     derived |= {"verdict": said.line, "meaning": said.meaning}
     protects = {"protects": card.privacy.protects}
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
@@ -106,7 +106,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
     statement, metrics = read_statement(run), read_json(run.metrics)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     refusals, unrefused = metrics.pop("orders", None), metrics.pop("without_refusals", None)
-    baseline = metrics.pop("without_privacy", None)
+    metrics.pop("without_privacy", None)  # published by earlier versions, of a model that learned from test records
     student = read_student_card(run.student)
     return Card(
         model=CardModel(
@@ -127,7 +127,6 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
         data=data,
         use=use,
         evaluation=Evaluation.from_json(metrics),
-        without_privacy=None if baseline is None else WithoutPrivacy(**baseline),
         refusals=None if refusals is None else _refusals(refusals, unrefused),
         private_population=None if population is None else PrivatePopulation.from_json(population),
     )
@@ -152,6 +151,7 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         remarks=statement.remarks,
         earlier_releases=statement.earlier_releases or 0,
         epsilon_with_earlier=statement.epsilon_with_earlier,
+        epsilon_adaptive_with_earlier=statement.epsilon_adaptive_with_earlier,
         # Neighbours are sampled at a rate that is configured, whatever the number of records.
         tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
     )

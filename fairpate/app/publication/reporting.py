@@ -15,7 +15,7 @@ from fairpate import __version__
 from fairpate.app.assess import Assessment
 from fairpate.app.publication.card import guarantee_of
 from fairpate.app.rundir import RunDirectory, write_text
-from fairpate.evaluation.metrics import Evaluation
+from fairpate.evaluation.metrics import Evaluation, WithoutPrivacy
 from fairpate.evaluation.operator_report import private_report
 from fairpate.evaluation.page import made_words
 from fairpate.evaluation.private_population import PrivatePopulation
@@ -112,6 +112,7 @@ def write_reports(
     assessment: Assessment,
     num_training_labels: int | None,
     private_population: PrivatePopulation | None,
+    without_privacy: WithoutPrivacy | None,
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
     evaluations = assessment.evaluations
@@ -126,11 +127,10 @@ def write_reports(
         reject_option=assessment.reject_option,
         num_training_labels=num_training_labels,
         private_population=private_population,
-        without_privacy=assessment.without_privacy,
         made=made_words(run.made_on, __version__),
     )
     if spending is not None:
-        write_text(run.private_report, private_report(_private_report(public, spending)))
+        write_text(run.private_report, private_report(_private_report(public, spending, without_privacy)))
     write_text(run.public_report, public_report(public))
 
 
@@ -154,7 +154,7 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
     )
 
 
-def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
+def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
     submitted = range(len(spending.charges_Q))
     events: list[Event] = [spending.drawn(0, len(submitted)), *spending.publications]
     best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
@@ -179,6 +179,7 @@ def _private_report(public: PublicReport, spending: Spending) -> PrivateReport:
         epsilon_as_in_paper_course_Q=_course(spending, spending.as_in_paper) if depends_on_votes else beforehand_Q,
         rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
         outcomes_Q=spending.outcomes_Q,
+        without_privacy=without_privacy,
         **_votes_of(spending),
     )
 

@@ -232,9 +232,10 @@ class _Check:
         """As many queries priced as were submitted, as many labels as were answered."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
-            together = statement.epsilon_with_earlier
-            total = "infinite" if together is None else f"{together:.4g}"
-            self.not_checked.append(f"epsilon_with_earlier, {total}: the events of earlier releases are not here")
+            for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
+                together = getattr(statement, name)
+                total = "infinite" if together is None else f"{together:.4g}"
+                self.not_checked.append(f"{name}, {total}: the events of earlier releases are not here")
         if queries is None:
             return None
         if queries.epsilon_sanitised is not None:

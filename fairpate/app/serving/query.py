@@ -28,27 +28,16 @@ from fairpate.types import UserError
 _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write_table, ".csv": csv.write_csv}
 
 
-def query(
-    words: Sequence[str], *, ids: str | None, out: Path | None, batch_size: int, token_file: Path | None
-) -> Output | None:
-    """Run the one command in ``words``, the batch ``ids``, or else a shell. A first word with :// is the URL.
+def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | None:
+    """Run the one command in ``words``, or else a shell. A first word with :// is the URL.
 
-    What can be refused is refused before anything is asked: UsageError for words, numbers and places that are none.
+    UsageError, before anything is asked, for a URL or a token that cannot be read.
     """
     url, command = split_url(words)
-    if ids is None and out is not None:
-        raise CommandError(f"--out: {out} is for the replies of a batch; give --ids too.")
-    if ids is not None and command:
-        raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
-    if is_for_program() and ids is None and not command:
+    if is_for_program() and not command:
         raise CommandError("--json: a shell is for a person; give a command such as `budget`, or --ids.")
-    numbers = None if ids is None else parse_range(ids)
-    if out is not None:
-        check_output_file(out, "--out", suffixes=tuple(_WRITERS))
     heard: dict[str, Any] = {}
     with AggregatorClient(url, token=read_token(token_file)) as client:
-        if numbers is not None:
-            return label_pool(client, numbers, out=out, batch_size=batch_size)
         hear = heard.update if is_for_program() else None
         shell = QueryShell(client, terminal(), history=state_folder() / "history", hear=hear)
         if command:
@@ -57,6 +46,23 @@ def query(
         client.budget()  # a wrong URL or token is said before the prompt
         shell.run(interactive=sys.stdin.isatty())
     return None
+
+
+def query_batch(
+    words: Sequence[str], ids: str, *, out: Path | None, batch_size: int, token_file: Path | None
+) -> Output:
+    """Ask the pool records ``ids`` of the service at the URL in ``words``, if one is there.
+
+    UsageError, before anything is asked, for another word, and for numbers and places that are none.
+    """
+    url, command = split_url(words)
+    if command:
+        raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
+    numbers = parse_range(ids)
+    if out is not None:
+        check_output_file(out, "--out", suffixes=tuple(_WRITERS))
+    with AggregatorClient(url, token=read_token(token_file)) as client:
+        return label_pool(client, numbers, out=out, batch_size=batch_size)
 
 
 def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> Output:

@@ -12,16 +12,28 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
 
 from aggregator.ledger.ledger import Ledger
-from aggregator.service.actor import Service, ServiceError, check_exposure, find_service, is_restarted, start_service
-from aggregator.service.api import Backend, ServiceSettings, url_host
+from aggregator.service.actor import (
+    HttpServer,
+    Service,
+    ServiceError,
+    check_exposure,
+    find_service,
+    is_restarted,
+    start_service,
+)
+from aggregator.service.api import Backend, ServiceSettings
 from aggregator.service.gateway import PREFIX, Runs
 from aggregator.session import AggregatorSession
+from fairpate.app.extras import require_extra
 from fairpate.app.finished import finished_run
 from fairpate.app.ledgers.copies import last_backup_s
 from fairpate.app.ledgers.opened import open_ledger, state_for_service
@@ -37,6 +49,7 @@ from fairpate.config import RayConfig
 from fairpate.data import Dataset
 from fairpate.methods.own_votes import OwnVotes
 from fairpate.methods.voting import VotingMethod
+from fairpate.types import UsageError
 from teachers.cluster import start_ray
 
 _WATCH_INTERVAL_S = 5.0
@@ -120,6 +133,12 @@ def serve_aggregators(
     for root in roots:
         check_exposure(_with_tokens_of(RunDirectory(root=root.absolute()), settings))
     runs = _runs_by_name(roots)
+    if take_over and all(place_of(run).is_in_folder for run, _ in runs.values()):
+        raise UsageError(
+            "--take-over: needs a ledger in a database, and here each is in its run's folder; leave it out."
+        )
+    if data_dir is not None and all(isinstance(config, OwnVotes) for _, config in runs.values()):
+        raise UsageError("--data-dir: not read, for the records are in the file of votes; leave it out.")
     alone = len(runs) == 1
     with _ray(next(iter(runs.values()))[1].ray, detach=detach), ExitStack() as held:
         # Behind a gateway each service is on this node's loopback, and so is the gateway.
@@ -197,35 +216,78 @@ def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[
 
 def serve_student_of(
     root: Path,
+    settings: ServiceSettings,
     *,
-    host: str,
-    port: int,
-    num_replicas: int,
+    num_replicas: int | None,
     say: Callable[[str], None],
     started: Started = list,
 ) -> None:
-    """Serve the run's published student on Ray Serve until interrupted. ServiceError if Ray Serve is not installed."""
+    """Serve the run's published student until interrupted, at the host and port of ``settings``; no other is read.
+
+    ``num_replicas`` copies on Ray Serve; None: one in this process, under the limits of ``settings`` on connections.
+    MissingExtraError if Ray Serve cannot be imported.
+    """
     run, config = finished_run(root)
     if not config.is_private:
         raise RunFolderError(
             f"{root}: a run of {config.method}, which has no privacy: its model may not be published; give another run."
         )
-    try:
-        from student.replicas import serve_student, stop_student
-    except ImportError as error:
-        raise ServiceError(f"Ray Serve is not installed ({error}); run `pip install 'fairpate[serve]'`.") from error
     ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
-    with _ray(ray, detach=False):
-        cpus = ray.num_cpus / num_replicas
-        serve_student(run.student, host=host, port=port, num_replicas=num_replicas, cpus_per_replica=cpus)
+    with (
+        _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
+    ) as is_serving:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        url = f"http://{url_host(host)}:{port}"
-        say(f"The student of {run.root} is served at {url} (documentation: /docs)")
-        started([{"run": run.root, "url": url, "detached": False}])
-        try:
-            while True:
+        say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
+        say("It takes no token: everybody who reaches this address may ask it.")
+        started([{"run": run.root, "url": settings.url, "detached": False}])
+        with suppress(KeyboardInterrupt):
+            while is_serving():
                 time.sleep(_WATCH_INTERVAL_S)
-        except KeyboardInterrupt:
+            raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
+
+
+@dataclass(frozen=True)
+class _StudentApp:
+    """The published student in ``path`` as what :class:`HttpServer` serves."""
+
+    path: Path
+
+    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - open, and not traced
+        from student.replicas import student_in_one_process
+
+        return student_in_one_process(self.path)
+
+
+@contextmanager
+def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Callable[[], bool]]:
+    """The student behind uvicorn in this process; yields whether it is serving."""
+    server = HttpServer(_StudentApp(run.student), settings)
+    try:
+        yield lambda: server.is_alive
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _student_on_ray(
+    run: RunDirectory, settings: ServiceSettings, config: RayConfig, num_replicas: int
+) -> Iterator[Callable[[], bool]]:
+    """Copies of the student on Ray Serve, which starts an ended one again; yields that it is serving."""
+    require_extra("serve", "--replicas")
+    from student.replicas import serve_student, stop_student
+
+    with _ray(config, detach=False):
+        cpus = config.num_cpus / num_replicas
+        try:
+            serve_student(
+                run.student,
+                host=settings.host,
+                port=settings.port,
+                num_replicas=num_replicas,
+                cpus_per_replica=cpus,
+            )
+            yield lambda: True
+        finally:
             stop_student()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import os
 from dataclasses import replace
@@ -14,6 +12,7 @@ from aggregator.service.api import ServiceSettings, TlsFiles
 from aggregator.service.oidc import OidcConfig
 from aggregator.service.rates import RequestRate
 from aggregator.service.tokens import read_tokens
+from fairpate.app.extras import require_extra
 from fairpate.config_reader import parse_config, read_yaml
 
 _DAY_S = 86400.0
@@ -37,6 +36,8 @@ def service_settings(
     ``oidc``: a file that names an issuer whose tokens are good besides. TokenError for a bad token, ConfigError for a
     bad file, ValueError for files of TLS that do not go together, and for a package that is missing.
     """
+    if traces:
+        require_extra("traces", "--traces")
     tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
     tokens = replace(tokens, oidc=_issuer(oidc))
     return ServiceSettings(
@@ -48,15 +49,14 @@ def service_settings(
         rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
         tls=_tls_files(*tls),
         log_file=_writable(log_file),
-        traces=_can_trace(traces),
+        traces=traces,
     )
 
 
 def _issuer(path: Path | None) -> OidcConfig | None:
     if path is None:
         return None
-    if importlib.util.find_spec("joserfc") is None:
-        raise ValueError("--oidc: needs joserfc; run `pip install 'fairpate[oidc]'`.")
+    require_extra("oidc", "--oidc")
     return parse_config(read_yaml(path), OidcConfig)
 
 
@@ -76,14 +76,3 @@ def _writable(log_file: Path | None) -> Path | None:
             raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
         log_file = log_file.absolute()
     return log_file
-
-
-def _can_trace(traces: bool) -> bool:
-    if traces:
-        try:
-            importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-        except ImportError as error:
-            raise ValueError(
-                f"--traces: OpenTelemetry is not installed ({error}); run `pip install 'fairpate[traces]'`."
-            ) from error
-    return traces

@@ -63,16 +63,24 @@ class Meter:
             self.id = secrets.token_hex(16)
 
     def record(
-        self, events: Sequence[Event], *, noise: str, num_queries: int | None = None, enforce: bool = True
+        self,
+        events: Sequence[Event],
+        *,
+        noise: str,
+        num_queries: int | None = None,
+        plan: Sequence[Event] | None = None,
+        enforce: bool = True,
     ) -> None:
-        """What the run released, or is about to; ``num_queries`` None: as many as before. Errors as the odometer's."""
+        """What the run released, or is about to; ``num_queries`` None: as many as before.
+
+        ``plan`` and errors as :meth:`Odometer.record`.
+        """
         if num_queries is None:
             stored = self.stored()
             num_queries = 0 if stored is None else stored.num_queries
         release = self.release(events, noise=noise, num_queries=num_queries)
         # The row before the receipt: a crash between them counts a release that nobody saw, never the reverse.
-        self._odometer.record(release, enforce=enforce)
-        write_receipt(self._run, release)
+        write_receipt(self._run, self._odometer.record(release, plan=plan, enforce=enforce))
 
     def count_again(self, events: Sequence[Event], *, noise: str) -> None:
         """What another run released and this one goes on from, where the odometer does not know it.
@@ -114,13 +122,21 @@ class LedgerMeter:
     """Holds room in the odometer for what a ledger may charge next; :class:`Ledger` calls it before each charge.
 
     ``planned`` queries are counted as soon as one is submitted: where released labels decide how many are, fewer tell
-    too.
+    too. ``plan``: all events that were fixed before the first query, as of a run; empty: none were, as of a service.
     """
 
-    def __init__(self, meter: Meter, terms: LedgerTerms, *, unit: Unit = "record", planned: int = 0) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        terms: LedgerTerms,
+        *,
+        unit: Unit = "record",
+        planned: int = 0,
+        plan: Sequence[Event] = (),
+    ) -> None:
         self._meter, self._terms = meter, terms
         self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._unit = unit
+        self._unit, self._plan = unit, plan
         self._settled, self._held = 0, (0, 0)
         self._ledger: Ledger | None = None
 
@@ -170,7 +186,8 @@ class LedgerMeter:
         publications = [] if publication is None else [publication] * num_publications
         # At their worst case: statements publish the odometer's sums, which must not follow from votes.
         events = [of_teachers(event, self._unit) for event in (self._terms.mechanism.worst_case(count), *publications)]
-        self._meter.record(events, noise=self._terms.noise, num_queries=self._settled, enforce=enforce)
+        noise, plan = self._terms.noise, self._plan
+        self._meter.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
         self._held = (num_reservations, num_publications)
 
 

@@ -1,9 +1,16 @@
 """The odometer: what all releases on one data set cost together, per unit and relation.
 
 Two runs on the same private records cost their sum, whatever folders they lie in. So every release writes one row
-here, in a file of the operator (``FAIRPATE_STATE``, else ``~/.local/state/fairpate``), before anything of it becomes
-visible (:mod:`fairpate.app.spending.meter`). Releases under another unit or relation are another sum. One by person
-counts in the sum of records too, at the person's price.
+here, in a file of the operator (:func:`state_folder`), before anything of it becomes visible
+(:mod:`fairpate.app.spending.meter`). Releases under another unit or relation are another sum. One by person counts in
+the sum of records too, at the person's price.
+
+A sum of epsilons prices releases that were fixed beforehand. A limit bounds more: releases of which each may be chosen
+in view of the earlier ones. It counts them at one Renyi order (:class:`fairpate.privacy.filters.AdaptiveLimit`), which
+is never better and mostly a little worse than the sum. So that a limit of epsilon admits a run planned at that epsilon,
+a first run whose plan the sum admits, and the order does not, is admitted as the only release: the plan is kept and
+charged in full from then on. Had less of it room for others, which of two bounds holds would depend on what was
+released, and both deltas would add up.
 
 Not known here: who trains, how much noise would meet a limit, and what other machines released.
 """
@@ -15,7 +22,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,13 +31,24 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.app.spending.receipt import OdometerError, Release, composed_epsilon, release_values
+from fairpate.app.spending.receipt import (
+    OdometerError,
+    Release,
+    adaptive_epsilon,
+    composed_epsilon,
+    curve_of,
+    release_values,
+    summed_curve,
+)
 from fairpate.evaluation.page import counted, epsilon_text
 from fairpate.meaning import delta_text
-from fairpate.privacy.event_values import event_from
+from fairpate.privacy.event_values import covering, event_from, merged
 from fairpate.privacy.events import Event
+from fairpate.privacy.filters import AdaptiveLimit, least_adaptive_limit
 from fairpate.privacy.within_person import of_a_record
 from fairpate.types import Relation, Unit, UserError
+
+_FILE = "odometer.sqlite"
 
 
 class LimitReachedError(UserError):
@@ -39,7 +57,11 @@ class LimitReachedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """What the releases on one data set cost together under one unit and relation; ``epsilon_limit`` None: no limit."""
+    """What the releases on one data set cost together under one unit and relation; ``epsilon_limit`` None: no limit.
+
+    ``epsilon`` holds where all were fixed before the first of them; ``epsilon_adaptive`` is the least limit that would
+    have admitted them, each chosen in view of the earlier ones.
+    """
 
     data: str
     unit: Unit
@@ -47,68 +69,88 @@ class Total:
     releases: int
     not_private: int
     epsilon: float
+    epsilon_adaptive: float
     delta: float
     epsilon_limit: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a release stands: how many came before it on its data set, and what they cost together with it."""
+    """Where a release stands: how many came before it on its data set, and what they cost together with it.
+
+    Both epsilons as those of :class:`Total`.
+    """
 
     earlier: int
     epsilon: float
+    epsilon_adaptive: float
 
 
 def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, ...]:
     """What a statement remarks of earlier releases; nothing where there were none."""
     if standing is None or not standing.earlier:
         return ()
-    epsilon = epsilon_text(standing.epsilon)
+    fixed, adaptive = epsilon_text(standing.epsilon), epsilon_text(standing.epsilon_adaptive)
     return (
         f"This operator released {counted(standing.earlier, 'earlier result')} on the same data set. Together with "
-        f"this one they cost ε = {epsilon} at δ = {delta_text(delta)}.",
+        f"this one they cost ε = {fixed} at δ = {delta_text(delta)} if all were fixed beforehand, and the least limit "
+        f"that admits them, each chosen in view of the earlier ones, is ε = {adaptive}.",
     )
 
 
 def state_folder() -> Path:
-    """Where the operator's own files lie: ``FAIRPATE_STATE``, else ``~/.local/state/fairpate``."""
-    folder = os.environ.get("FAIRPATE_STATE")
-    return Path(folder).absolute() if folder else Path.home() / ".local/state/fairpate"
+    """The folder of the operator's own files: ``FAIRPATE_STATE``, or ``fairpate`` in ``XDG_STATE_HOME``.
+
+    Without either it is ``~/.local/state/fairpate``, which stays in use where it holds an odometer: no release is
+    forgotten because a variable was set later. OdometerError where the folder of ``XDG_STATE_HOME`` has another.
+    """
+    if folder := os.environ.get("FAIRPATE_STATE"):
+        return Path(folder).absolute()
+    usual = Path.home() / ".local/state/fairpate"
+    base = Path(os.environ.get("XDG_STATE_HOME") or usual.parent)
+    chosen = base / "fairpate"
+    if not base.is_absolute() or chosen == usual or not (usual / _FILE).exists():
+        return chosen if base.is_absolute() else usual  # the specification ignores a relative folder
+    if (chosen / _FILE).exists():
+        raise OdometerError(
+            f"Two odometers count this operator's releases: in {usual} and in {chosen} (XDG_STATE_HOME). Set "
+            "FAIRPATE_STATE to the folder of the one to use; releases of the other are not in its sums."
+        )
+    return usual
 
 
 class Odometer:
     """The releases of one operator. Processes may share it: each call is one transaction."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.path = (folder or state_folder()) / "odometer.sqlite"
+        self.path = (folder or state_folder()) / _FILE
 
-    def record(self, release: Release, *, enforce: bool = True) -> None:
+    def record(self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True) -> Release:
         """Store what a run released, or is about to, durably. Once per run: a later call replaces an earlier one's row.
 
+        ``plan``: all events of a new run, where they were fixed before the first of them; None: the release is all,
+        empty: nothing was fixed. Returns the release as stored, with the plan that it was admitted by.
         LimitReachedError, with ``enforce``, for a new release or more of one that would pass the limit.
         """
         with self._transaction() as database:
             rows = _rows(database, data=release.data)
             before = next((row for row in rows if row.run == release.run), None)
+            if before is not None:
+                release = replace(release, plan=before.plan)
             # The same events once more, as of a repeated command, were admitted already.
             if enforce and (before is None or before.events != release.events):
-                self._check(database, release, rows)
-            database.execute(_STORE, {**_as_row(release), "time": time.time()})
+                release = _admitted(database, release, rows, plan)
+            if release.plan:  # more than was planned is charged too, where it is out already
+                release = replace(release, plan=covering(release.plan, release.events))
+            values = _as_row(release)
+            database.execute(_STORE, {**values, "time": time.time()})
+            database.execute(_STORE_PLAN, values)
+        return release
 
     def check(self, release: Release) -> None:
-        """LimitReachedError if this release would pass the limit; nothing is stored."""
+        """LimitReachedError if this release, fixed beforehand, would pass the limit; nothing is stored."""
         with self._transaction() as database:
-            self._check(database, release, _rows(database, data=release.data))
-
-    def _check(self, database: sqlite3.Connection, release: Release, rows: Sequence[Release]) -> None:
-        # It adds to no sum, so that no limit speaks of it; it is listed all the same.
-        if not release.is_private:
-            return
-        # Without its own earlier row, which this one replaces.
-        others = [row for row in rows if row.run != release.run and row.is_private]
-        for unit, limit, delta in database.execute(_LIMITS_OF, (release.data,)).fetchall():
-            for each in _counted_by(unit, [release]):
-                _require_room(each, _counted_by(unit, others), limit=limit, delta=delta)
+            _admitted(database, release, _rows(database, data=release.data), None)
 
     def find(self, run: str) -> Release | None:
         """What is stored of a run."""
@@ -128,7 +170,11 @@ class Odometer:
         same = [
             row for row in _counted_by(own.unit, rows[: number + 1]) if row.is_private and row.relation == own.relation
         ]
-        return Standing(earlier=len(same) - 1, epsilon=composed_epsilon(same, delta=delta))
+        return Standing(
+            earlier=len(same) - 1,
+            epsilon=composed_epsilon(same, delta=delta),
+            epsilon_adaptive=adaptive_epsilon(same, delta=delta),
+        )
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
         """One total per data set, unit and relation, in their order."""
@@ -150,7 +196,10 @@ class Odometer:
         return [total for total in totals if total.releases or total.not_private]
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> None:
-        """From now on refuse what would make all releases on ``data`` cost more. ValueError for values out of range."""
+        """Refuse from now on what makes all releases on ``data`` cost more, each chosen in view of the earlier ones.
+
+        ValueError for values out of range.
+        """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
         with self._transaction() as database:
@@ -188,6 +237,8 @@ class Odometer:
                 "CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, "
                 "PRIMARY KEY (data, unit))"
             )
+            # A table of its own: odometers of earlier versions have no plans.
+            database.execute("CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT)")
         except BaseException:
             database.close()
             raise
@@ -202,8 +253,10 @@ _STORE = """
     noise = excluded.noise, method = excluded.method, path = excluded.path, events = excluded.events,
     num_queries = excluded.num_queries, rdp = excluded.rdp
 """
+_STORE_PLAN = "INSERT OR REPLACE INTO plans (run, plan) VALUES (:run, :plan)"
 _READ = """
-    SELECT run, data, unit, relation, noise, method, path, events, num_queries, rdp AS rdp_A FROM releases
+    SELECT run, data, unit, relation, noise, method, path, events, num_queries, ifnull(plan, '[]') AS plan, rdp AS rdp_A
+    FROM releases LEFT JOIN plans USING (run)
     WHERE data = ifnull(:data, data) AND run = ifnull(:run, run) ORDER BY number
 """
 _LIMITS = "SELECT data, unit, epsilon FROM limits"
@@ -220,8 +273,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
     rows = [dict(zip(columns, row, strict=True)) for row in cursor]
     try:
         return [
-            Release(**row | {"events": _events(row["events"]), "rdp_A": np.frombuffer(row["rdp_A"], dtype="<f8")})
-            for row in rows
+            Release(**row | _both(row, _events) | {"rdp_A": np.frombuffer(row["rdp_A"], dtype="<f8")}) for row in rows
         ]
     except (ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(f"a row cannot be understood: {error}") from error
@@ -235,34 +287,99 @@ def _events(text: str) -> tuple[Event, ...]:
 
 def _as_row(release: Release) -> dict[str, Any]:
     values = release_values(release)
-    return values | {"events": json.dumps(values["events"]), "rdp": release.rdp_A.tobytes()}
+    return values | _both(values, json.dumps) | {"rdp": release.rdp_A.tobytes()}
+
+
+def _both(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """The events of a row and those of its plan, converted."""
+    return {name: convert(values[name]) for name in ("events", "plan")}
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
     """Those that count in a sum of ``unit``, priced for it."""
     return [
-        each if each.unit == unit else replace(each, unit=unit, events=tuple(map(of_a_record, each.events)), rdp_A=_NEW)
+        each if each.unit == unit else _per_record(each)
         for each in releases
         if each.unit == unit or (each.is_private and each.unit in _IMPLYING.get(unit, ()))
     ]
 
 
-def _require_room(release: Release, same: Sequence[Release], *, limit: float, delta: float) -> None:
-    """LimitReachedError if ``release`` beside the ``same`` unit's others would pass the limit."""
+def _per_record(release: Release) -> Release:
+    """The release with all its events priced for a record."""
+    events, plan = (tuple(map(of_a_record, each)) for each in (release.events, release.plan))
+    return replace(release, unit="record", events=events, plan=plan, rdp_A=_NEW)
+
+
+def _admitted(
+    database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
+) -> Release:
+    """``release``, with its plan where it is admitted by that. LimitReachedError where a limit has no room."""
+    # Without privacy it adds to no sum, so that no limit speaks of it; it is listed all the same.
+    if not release.is_private:
+        return release
+    limits = database.execute(_LIMITS_OF, (release.data,)).fetchall()
+    # Without its own earlier row, which this one replaces.
+    others = [row.charged for row in rows if row.run != release.run and row.is_private]
+    # A run that began without a plan has released what no plan covers: it is counted at the order for good.
+    if len(others) == sum(row.is_private for row in rows):
+        planned = merged(release.charged.events if plan is None else plan)
+        whole = replace(release, events=planned, plan=(), rdp_A=_NEW)
+        if not _fit(whole, others, limits, is_planned=True):
+            release = replace(release, plan=planned)
+    if release.plan and covering(release.plan, release.events) != release.plan:
+        raise LimitReachedError(
+            f"{release.data}, unit {release.unit}: this run was admitted as the only release by its plan, and asks for "
+            "more than was planned; raise the limit with `fairpate ledger limit` and start another run."
+        )
+    _fit(release.charged, others, limits, is_planned=bool(release.plan))
+    return release
+
+
+def _fit(
+    release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
+) -> bool:
+    """Whether ``release`` has room at the order of every limit; False where one has room for a plan without others.
+
+    LimitReachedError for a limit without any.
+    """
+    # Every limit is asked: one without room refuses, whatever the one before it said.
+    found = [
+        _fits(each, _counted_by(unit, others), limit=limit, delta=delta, is_planned=is_planned)
+        for unit, limit, delta in limits
+        for each in _counted_by(unit, [release])
+    ]
+    return all(found)
+
+
+def _fits(release: Release, same: Sequence[Release], *, limit: float, delta: float, is_planned: bool) -> bool:
+    """As :func:`_fit`, beside the ``same`` unit's others and for one limit."""
     place = f"{release.data}, unit {release.unit}"
     if any(row.relation != release.relation for row in same):
         raise LimitReachedError(
             f"{place}: has releases under another relation than {release.relation!r}, and the two add up to no one "
             f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
         )
-    spent, total = (composed_epsilon(rows, delta=delta) for rows in (same, [*same, release]))
+    line = AdaptiveLimit(epsilon=limit, delta=delta)
+    if line.admits(summed_curve([*same, release])):
+        return True
+    is_alone = is_planned and not same
     # In this form NaN is refused too.
-    if not total <= limit:
+    if is_alone and composed_epsilon([release], delta=delta) <= limit:
+        return False
+    unpriced = {type(event).__name__ for event in release.events if not np.isfinite(curve_of([event])[line.place])}
+    if unpriced and not is_alone:
         raise LimitReachedError(
-            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)}, this "
-            f"one would make it {total:.4g}, and the limit is {limit:g}; add noise, ask less, or raise the limit with "
-            "`fairpate ledger limit`."
+            f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
+            f"limit of {limit:g} counts; it may be released first and alone, or with another method."
         )
+    spent, total = (least_adaptive_limit(summed_curve(rows), delta=delta) for rows in (same, [*same, release]))
+    if is_alone:
+        total = composed_epsilon([release], delta=delta)
+    raise LimitReachedError(
+        f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} where later "
+        f"ones may depend on earlier ones, this one would make it {total:.4g}, and the limit is {limit:g}; add noise, "
+        "ask less, or raise the limit with `fairpate ledger limit`."
+    )
 
 
 def _kind(release: Release) -> tuple[str, Unit, Relation]:
@@ -278,6 +395,7 @@ def _total(kind: tuple[str, Unit, Relation], rows: Sequence[Release], *, delta: 
         releases=len(private),
         not_private=len(rows) - len(private),
         epsilon=composed_epsilon(private, delta=delta),
+        epsilon_adaptive=adaptive_epsilon(private, delta=delta),
         delta=delta,
         epsilon_limit=limit,
     )

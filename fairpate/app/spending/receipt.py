@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fairpate.privacy.conversion import epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import Event
+from fairpate.privacy.filters import least_adaptive_limit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.types import Relation, Unit, UserError
 
@@ -38,7 +39,12 @@ class OdometerError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """All that one run released so far. ``num_queries`` is how many its ledger surely holds; 0 without a ledger."""
+    """All that one run released so far. ``num_queries`` is how many its ledger surely holds; 0 without a ledger.
+
+    ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
+    ``events`` are among them. Limits charge the whole plan, however little of it was released; empty where they charge
+    the events.
+    """
 
     run: str
     data: str
@@ -49,12 +55,20 @@ class Release:
     path: str
     events: tuple[Event, ...]
     num_queries: int = 0
+    plan: tuple[Event, ...] = ()
     rdp_A: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.rdp_A) != len(DEFAULT_ORDERS):
             # Also where the order grid has changed since the row was written.
-            object.__setattr__(self, "rdp_A", _curve(self.events))
+            object.__setattr__(self, "rdp_A", curve_of(self.events))
+
+    @property
+    def charged(self) -> Release:
+        """The release with the events that limits charge, and no plan."""
+        if not self.plan:
+            return self
+        return replace(self, events=self.plan, plan=(), rdp_A=np.zeros(0))
 
     @property
     def is_private(self) -> bool:
@@ -77,7 +91,9 @@ def read_receipt(run: RunDirectory) -> Release | None:
 
 def release_from(values: Mapping[str, Any]) -> Release:
     """A release from the values of a receipt."""
-    return Release(**{**values, "events": tuple(map(event_from, values["events"]))})
+    # Receipts of earlier versions have no plan.
+    events = {name: tuple(map(event_from, values.get(name, ()))) for name in ("events", "plan")}
+    return Release(**{**values, **events})
 
 
 def write_receipt(run: RunDirectory, release: Release) -> None:
@@ -88,16 +104,18 @@ def write_receipt(run: RunDirectory, release: Release) -> None:
 def release_values(release: Release) -> dict[str, Any]:
     """A release as plain values, as a receipt holds it."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
-    return values | {"events": [worded(event_json(event)) for event in release.events]}
+    events = {name: [worded(event_json(event)) for event in values[name]] for name in ("events", "plan")}
+    return values | events
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     """The epsilon of releases of one unit and relation together: the least of the bounds that the accountant has.
 
-    All of them hold for any data, so that taking the least tells nothing. ``inf`` where there is none.
+    For releases that were fixed before the first of them. All bounds hold for any data, so that taking the least tells
+    nothing. ``inf`` where there is none.
     """
     events = merged([event for release in releases for event in release.events])
-    curve_A = sum((release.rdp_A for release in releases), np.zeros(len(DEFAULT_ORDERS)))
+    curve_A = summed_curve(releases)
     bounds = [pure_epsilon(events)]
     if np.isfinite(curve_A).any():
         bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
@@ -106,7 +124,23 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     return min(bounds)
 
 
-def _curve(events: Sequence[Event]) -> FloatArray:
+def adaptive_epsilon(releases: Sequence[Release], *, delta: float) -> float:
+    """The least limit that would have admitted these releases of one unit and relation, in whatever order they came.
+
+    They may have been chosen in view of each other; one alone was fixed beforehand. Charged as limits charge them.
+    """
+    charged = [release.charged for release in releases]
+    if len(charged) == 1:
+        return composed_epsilon(charged, delta=delta)
+    return least_adaptive_limit(summed_curve(charged), delta=delta)
+
+
+def summed_curve(releases: Sequence[Release]) -> FloatArray:
+    """The Renyi curve of all ``releases`` together."""
+    return sum((release.rdp_A for release in releases), np.zeros(len(DEFAULT_ORDERS)))
+
+
+def curve_of(events: Sequence[Event]) -> FloatArray:
     """The composed Renyi curve, ``inf`` where an event has none; kept with a release, for sums of thousands."""
     try:
         return accountant.rdp(events)

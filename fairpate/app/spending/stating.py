@@ -13,6 +13,7 @@ from aggregator.service.wire import worded
 from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement, write_json
 from fairpate.app.spending.meter import Meter
 from fairpate.app.spending.odometer import Standing, standing_remarks
+from fairpate.app.terminal.progress import Reporter
 from fairpate.data import Dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.releasing import ReleasingMethod, shared_remarks
@@ -60,9 +61,13 @@ def count_earlier(meter: Meter, run: RunDirectory) -> None:
         meter.record(events, noise=statement.noise, enforce=False)
 
 
-def state_release(config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, meter: Meter) -> None:
-    """Write the statement that prices what was released."""
+def state_release(
+    config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, meter: Meter, reporter: Reporter
+) -> None:
+    """Write the statement that prices what was released, and show the operator what earlier releases add to it."""
     standing = meter.standing(delta=config.target.delta)
+    for remark in standing_remarks(standing, delta=config.target.delta):
+        reporter.note("odometer", remark)
     alone, shared = dataset.records_alone, shared_remarks(run)
     statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
     write_json(run.statement, strict(statement.to_json()))
@@ -79,13 +84,20 @@ def statement_of(
 ) -> PrivacyStatement:
     """The claim that prices ``trained``.
 
-    ``standing``: what the operator's odometer says of it and of earlier releases; None where it was not counted.
+    ``standing``: what the operator's odometer says of it and of earlier releases, for ``names_earlier``; None where it
+    was not counted.
     ``records_alone``: as the data set says. ``shared`` are remarks about a release that several runs go on from, and
     ``remarks`` come last.
     """
     cost = config.price(trained)
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
-        standing = replace(standing, epsilon=max(standing.epsilon, cost.epsilon))
+        standing = replace(
+            standing,
+            epsilon=max(standing.epsilon, cost.epsilon),
+            epsilon_adaptive=max(standing.epsilon_adaptive, cost.epsilon),
+        )
+    if not config.names_earlier:
+        standing = None
     return PrivacyStatement(
         method=config.method,
         unit=cost.unit,
@@ -100,6 +112,7 @@ def statement_of(
         epsilon_as_in_paper=trained.epsilon_as_in_paper,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
+        epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
         remarks=(
             *trained.remarks,
             *shared,

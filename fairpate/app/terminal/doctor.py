@@ -9,20 +9,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from fairpate.app.extras import MODULES, import_error, install_words, is_missing
 from fairpate.app.rundir import environment
 from fairpate.app.spending.odometer import state_folder
 from fairpate.files import PlaceError, check_output_folder
 
-_EXTRAS = {
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "postgresql": ("psycopg",),
-    "serve": ("ray.serve",),
-    "traces": ("opentelemetry.sdk", "opentelemetry.exporter"),
-}
 _LITTLE_DISK = 2**30
 
 
@@ -85,14 +79,8 @@ def _data_folder(folder: str | None) -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for name, packages in _EXTRAS.items():
-        missing = [package for package in packages if not _is_there(package)]
-        value = f"not installed: pip install 'fairpate[{name}]'" if missing else "installed"
-        yield Finding(name=f"extra {name}", value=value)
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ImportError:  # of a parent that is not there
-        return False
+    for extra in MODULES:
+        error = import_error(extra)
+        value = "installed" if error is None else install_words(extra, error)
+        level: Literal["ok", "fix"] = "ok" if error is None or is_missing(error) else "fix"
+        yield Finding(name=f"extra {extra}", value=value, level=level)

@@ -62,6 +62,7 @@ def summarise(run: RunDirectory) -> Group:
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         ("epsilon", _guarantee(statement)),
         *measured_rows(metrics),
+        *_without_privacy(run),
     ]
     if queries is not None:
         rows += [
@@ -79,7 +80,7 @@ def summarise(run: RunDirectory) -> Group:
 def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Accuracy and gap on the test records, or that there were none."""
     if not metrics["num_records"]:
-        return [("accuracy", "unknown: no test records")]
+        return [("accuracy", f"unknown: {'too few' if metrics.get('not_measured') else 'no'} test records")]
     gap = metrics["gaps"]["dp_one_vs_rest"]
     return [
         ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
@@ -87,7 +88,26 @@ def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("coverage", number_text(metrics["coverage"])),
         ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
         *_other_notions(metrics),
+        *_not_shown(metrics),
     ]
+
+
+def _not_shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That counts by true label are left out, where every group is measured and they are."""
+    if metrics.get("not_measured") or None not in metrics["confusion_GYC"]:
+        return []
+    few = f"fewer than {metrics['least_cell']} test records of a group and class"
+    return [("not shown", f"counts by true label, gaps given it: {few}")]
+
+
+def _without_privacy(run: RunDirectory) -> list[tuple[str, str]]:
+    """The operator's baseline, where private files are here."""
+    if not run.without_privacy.exists():
+        return []
+    found = read_json(run.without_privacy)
+    learned = counted(found["num_records"], "private record")
+    words = f"{number_text(found['accuracy'])}: a logistic model of {learned}; operator only"
+    return [("without privacy", words)]
 
 
 def _other_notions(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -120,14 +140,11 @@ def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     said = (*metrics["degenerate"], *metrics.get("underserved", ()))
     warnings = [("warning", f"the model {words}") for words in said]
     if groups := metrics.get("not_measured"):
-        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: no answered test record"))
+        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: too few answered test records"))
     if metrics["majority_class"] is None:
         return warnings
     always = f"always {metrics['majority_class']!r}, the most common class"
     compared = [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}")]
-    if found := metrics.get("without_privacy"):
-        learned = counted(found["num_records"], "other test record")
-        compared += [("without privacy", f"{number_text(found['accuracy'])}: a logistic model of {learned}")]
     return [*compared, *warnings]
 
 

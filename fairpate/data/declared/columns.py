@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fairpate.config import LARGEST, Count, Section
+from fairpate.config import LARGEST, Count, Fraction, Section
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -250,6 +250,18 @@ class Label(Coding):
         description="Name, and what it stands for: a published value, a range of numbers (above, at_least, below, "
         "at_most), or a list of them. A list of values without names: each is its own."
     )
+    shares: tuple[Fraction, ...] = Field(
+        (), description="How common each class is about, as far as that is public, in their order; empty: not known."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_share_for_each_class(self) -> Label:
+        if self.shares and (len(self.shares) != len(self.classes) or abs(sum(self.shares) - 1) > 0.01):
+            raise ValueError(
+                f"shares: expected one for each of {len(self.classes)} classes and a sum of 1, got "
+                f"{', '.join(f'{share:g}' for share in self.shares)}"
+            )
+        return self
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:

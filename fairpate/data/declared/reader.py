@@ -59,6 +59,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
         files=table.files.all,
         load=partial(read_records, table),
         count_public=partial(_count_public, table),
+        class_shares=table.label.shares,
         **facts,
     )
 

@@ -1,0 +1,96 @@
+"""A group of few test records is in no verdict, ranking or number that a run publishes, nor in its bundle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairpate.app.rundir import open_run_directory, read_json
+
+CHILDREN = 4
+DECLARATION = """
+name: clinic
+files: {private: private.csv, public: public.csv, test: test.csv}
+label: {column: ill, classes: [no, yes]}
+group: {column: who, values: [women, men, children]}
+features:
+  age: {bounds: [0, 100]}
+  weight: {bounds: [30, 200]}
+rows: 900
+"""
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 304 test records 4 are children, and the model says yes to all of them: they are old."""
+    folder = tmp_path_factory.mktemp("clinic")
+    random = np.random.default_rng(0)
+    for name, count in (("private", 900), ("public", 200), ("test", 304)):
+        rows = []
+        for place in range(count):
+            who = "children" if place < (CHILDREN if name == "test" else count // 3) else ("women", "men")[place % 2]
+            age = 90 if who == "children" and name == "test" else int(random.integers(0, 100))
+            ill = "yes" if age + random.normal(0, 5) > 50 else "no"
+            rows.append([str(age), str(int(random.integers(40, 120))), who, *([] if name == "public" else [ill])])
+        head = ["age", "weight", "who", *([] if name == "public" else ["ill"])]
+        (folder / f"{name}.csv").write_text("\n".join(map(",".join, [head, *rows])) + "\n", encoding="utf-8")
+    (folder / "clinic.yaml").write_text(DECLARATION, encoding="utf-8")
+    return folder
+
+
+def told(values: Any, name: str = "children") -> list[Any]:
+    """Everything that a JSON file has of an entry with this name."""
+    if isinstance(values, dict):
+        found = [values] if values.get("name") == name else []
+        return found + [each for value in values.values() for each in told(value, name)]
+    return [each for value in values for each in told(value, name)] if isinstance(values, list) else []
+
+
+def test_four_children_are_in_no_number_that_is_published(clinic, tmp_path, fairpate):
+    out = tmp_path / "run"
+    asked = ["--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    code, *said = fairpate("run", *asked, "--out", str(out))
+    assert code == 0, said
+    assert "gaps leave out children: too few answered test records" in "".join(said)
+    assert fairpate("card", str(out))[0] == 0
+    run, _ = open_run_directory(out)
+    record, metrics, card = (read_json(path) for path in (run.record, run.metrics, run.card))
+    # What is left out is 10 records, whatever the number of children.
+    assert metrics["num_records"] == 304 - 10
+    unknown = dict.fromkeys(("num_records", "num_answered", "coverage", "accuracy"))
+    assert told(metrics) == told(card) == [{"name": "children", **unknown}]
+    assert metrics["confusion_GYC"][2] is None
+    assert set(metrics["rates_GC"][2]) == {None}
+    assert record["unmeasured_groups"] == ["children"]
+    assert record["disparity"] == metrics["gaps"]["dp_one_vs_rest"]["value"] < 0.5
+    assert card["verdict"].endswith("not known for children.")
+    for page in ("report.html", "card.html"):
+        text = (run.public / page).read_text(encoding="utf-8")
+        assert "not known for children" in text
+        assert "Confusion: children" not in text
+    assert fairpate("bundle", str(out))[0] == 0
+    (bundle,) = tmp_path.rglob("*.zip")
+    with zipfile.ZipFile(bundle) as packed:
+        for name in ("metrics.json", "card.json"):
+            assert told(json.loads(packed.read(name))) == [{"name": "children", **unknown}]
+
+
+def test_a_finished_run_is_measured_again_under_another_least_size(clinic, tmp_path, fairpate):
+    """The size decides what is shown and nothing of the model, which is not trained again."""
+    out = tmp_path / "run"
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    asked += ["--out", str(out)]
+    assert fairpate(*asked)[0] == 0
+    run, _ = open_run_directory(out)
+    model = run.student.read_bytes()
+    assert fairpate(*asked, "--set", "evaluation.least_cell=4")[0] == 0
+    assert run.student.read_bytes() == model
+    assert read_json(run.metrics)["num_records"] == 304
+    (children,) = told(read_json(run.metrics))
+    assert (children["num_records"], children["num_answered"]) == (4, 4)
+    assert open_run_directory(out)[1].evaluation.least_cell == 4
