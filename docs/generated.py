@@ -197,8 +197,7 @@ def _directives(name: str, shown: set[int]) -> str:
             continue
         shown.add(id(value))
         if inspect.isclass(value):
-            is_made = name == "fairpate.estimators"  # from a method's definition: its members are FairClassifier's
-            lines += [f".. autoclass:: {name}.{each}", *([] if is_made else _MEMBERS), ""]
+            lines += [f".. autoclass:: {name}.{each}", *_MEMBERS, ""]
         elif callable(value):
             lines += [f".. autofunction:: {name}.{each}", ""]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of every class, and the counts of them that docs/python.md states."""
+"""scikit-learn's own checks of every method, and the counts of them that docs/python.md states."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
-from fairpate import estimators
 from fairpate.estimators import FairClassifier
 from fairpate.estimators.checks import expected_failed_checks
 from fairpate.estimators.parameters import parameters_of
-from fairpate.methods import class_names, find_method
+from fairpate.methods import find_method, own_names
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
-METHOD_OF = {"FairClassifier": "dp_sgd"} | {f"{name}Classifier": method for method, name in class_names().items()}
-QUICK = ("FairClassifier", "FLdClassifier")  # of a name, with a budget, and of a class, with groups
+QUICK = ("dp_sgd", "f_ld")  # with a budget, and with groups
 FEW_STEPS: dict[str, Any] = {
     "noise": "seeded",
     "ray": {"num_actors": 0},
@@ -32,9 +30,8 @@ FEW_STEPS: dict[str, Any] = {
 ALMOST_NO_NOISE = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")
 
 
-def small(name: str) -> FairClassifier:
-    """Of the class, with settings that train in no time; groups and public records where its method reads some."""
-    method = METHOD_OF[name]
+def small(method: str) -> FairClassifier:
+    """With settings that train in no time; groups and public records where the method reads some."""
     schema, known = find_method(method), parameters_of(method)
     values = {key: value for key, value in FEW_STEPS.items() if key in known}
     if "accounting" in type(schema().target).model_fields:
@@ -47,13 +44,12 @@ def small(name: str) -> FairClassifier:
         values["public_X"] = 60
     if schema().reads_groups or schema().reads_public_groups:
         values["sensitive_feature"] = {"column": 1, "edges": (0.7, 100.0)}
-    named = {"method": method} if name == "FairClassifier" else {}
-    return getattr(estimators, name)(**named, **values, random_state=0)
+    return FairClassifier(method, **values, random_state=0)
 
 
 @pytest.mark.filterwarnings("ignore:.* occurred during set_params:UserWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHOD_OF]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in own_names()]
 )
 def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -> None:
     estimator = small(name)
@@ -64,5 +60,5 @@ def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -
     assert listed.keys() <= set(run), "a check that is listed is run"
 
 
-def test_every_class_is_stated() -> None:
-    assert STATED.keys() == METHOD_OF.keys()
+def test_every_method_is_stated() -> None:
+    assert STATED.keys() == set(own_names())

@@ -17,23 +17,7 @@ from fairpate.app.rundir import RunDirectory
 from fairpate.app.spending.odometer import Odometer
 from fairpate.app.tables import read_labels
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, PrivacyTarget
-from fairpate.estimators import (
-    DpFermiClassifier,
-    DpSgdClassifier,
-    FairClassifier,
-    FairDpSgdClassifier,
-    FairPateClassifier,
-    FLdClassifier,
-    OracleLearnerClassifier,
-    PateClassifier,
-    PateSInClassifier,
-    PfLdClassifier,
-    PostprocessingClassifier,
-    RacoDpClassifier,
-    RandomisedResponseClassifier,
-    SfPateClassifier,
-    SgdClassifier,
-)
+from fairpate.estimators import FairClassifier
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FldConfig
 from fairpate.types import GateRule
@@ -47,9 +31,9 @@ PRIVATE: dict[str, Any] = {
     "random_state": 0,
 }
 SGD, DP_SGD, FAIR_DP_SGD = ESTIMATORS = (
-    SgdClassifier(model=LOGISTIC, sgd=FitConfig(epochs=10, learning_rate=0.02), random_state=0),
-    DpSgdClassifier(**PRIVATE),
-    FairDpSgdClassifier(**PRIVATE, fair_dp_sgd={"weight": 0.3, "temperature": 0.5}),
+    FairClassifier("sgd", model=LOGISTIC, sgd=FitConfig(epochs=10, learning_rate=0.02), random_state=0),
+    FairClassifier("dp_sgd", **PRIVATE),
+    FairClassifier("fair_dp_sgd", **PRIVATE, fair_dp_sgd={"weight": 0.3, "temperature": 0.5}),
 )
 X, Y, Z = two_groups(1000, 0)
 PUBLIC_X, _, PUBLIC_Z = two_groups(300, 1)
@@ -67,7 +51,7 @@ ASKING: dict[str, Any] = {
 }
 FAIR = FldConfig(warmup_epochs=5, epochs=30, batch_size=500, optimizer="sgd", learning_rate=0.5, dual_step=1.0)
 MANY_X, MANY_Y, MANY_Z = two_groups(2000, 0)
-by_name = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+by_name = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: estimator.method)
 
 
 def gap(says_yes: npt.ArrayLike, groups: npt.NDArray[Any]) -> float:
@@ -153,8 +137,8 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
         (FAIR_DP_SGD, {"public_X": X}, "together"),
         (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "public_X: Expected one of sensitive_features per record, got 300"),
         (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public_X: X has 1 features, but .* is expecting 2"),
-        (RacoDpClassifier(**PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
-        (RacoDpClassifier(**PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),
+        (FairClassifier("raco_dp", **PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
+        (FairClassifier("raco_dp", **PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),
         (clone(DP_SGD).set_params(epsilon=-1.0), {}, r"target\.epsilon: expected > 0"),
         (clone(DP_SGD).set_params(dp_sgd__batch_size=5000), {}, r"dp_sgd\.batch_size <= 1000"),
         (clone(DP_SGD).set_params(dp_sgd={"batch_sise": 1}), {}, r"dp_sgd\.batch_sise: unknown field; did you mean"),
@@ -175,7 +159,7 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
 
 def test_a_search_goes_over_settings_of_sections_and_over_methods() -> None:
     grid = {"dp_fermi__weight": np.array([0.0, 1.0]), "dp_sgd__epochs": np.arange(1, 3)}
-    search = GridSearchCV(DpFermiClassifier(**PRIVATE), grid, cv=2, error_score="raise")
+    search = GridSearchCV(FairClassifier("dp_fermi", **PRIVATE), grid, cv=2, error_score="raise")
     search.fit(X[:400], Y[:400], sensitive_features=Z[:400])
     assert search.best_estimator_.config_.dp_fermi.weight == search.best_params_["dp_fermi__weight"]
     methods = GridSearchCV(FairClassifier("dp_sgd", **PRIVATE), {"method": ["dp_sgd", "raco_dp"]}, cv=2)
@@ -203,8 +187,8 @@ def test_a_method_from_outside_the_package_is_a_classifier() -> None:
 
 def test_a_randomised_prediction_is_drawn_from_its_expectation() -> None:
     rules = {"max_gap": 0.02}
-    mixing = PostprocessingClassifier(
-        epsilon=9.0, model=LOGISTIC, dp_postprocessing=rules, noise="seeded", random_state=0
+    mixing = FairClassifier(
+        "dp_postprocessing", epsilon=9.0, model=LOGISTIC, dp_postprocessing=rules, noise="seeded", random_state=0
     )
     mixing.fit(MANY_X[:, :1], MANY_Y, sensitive_features=MANY_Z)
     options = {"sensitive_features": MANY_Z}
@@ -248,19 +232,18 @@ class TestPersons:
             clone(DP_SGD).fit(X, Y, persons=persons)
 
     def test_a_method_that_cannot_bound_a_person_is_refused(self) -> None:
-        refused = PfLdClassifier(epsilon=3.0, model=LOGISTIC, noise="seeded", random_state=0)
+        refused = FairClassifier("pf_ld", epsilon=3.0, model=LOGISTIC, noise="seeded", random_state=0)
         with pytest.raises(ValueError, match="persons: pf_ld does not bound what all records of a person do"):
             refused.fit(X, Y, sensitive_features=Z, persons=self.PERSONS)
 
 
 class TestTeachers:
-    @pytest.mark.parametrize("name", ["FairPate", "Pate", "PateSIn", "PateSPre"])
+    @pytest.mark.parametrize("name", ["fairpate", "pate", "pate_s_in", "pate_s_pre"])
     def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:
-        from fairpate import estimators
 
         pool = {key: values[:200] for key, values in PUBLIC.items()}
-        model = getattr(estimators, f"{name}Classifier")(**ASKING)
-        if name in ("FairPate", "PateSPre"):
+        model = FairClassifier(name, **ASKING)
+        if name in ("fairpate", "pate_s_pre"):
             model.set_params(aggregator__gate={"max_disparity": 0.05, "min_count": 5})
         model.fit(MANY_X, MANY_Y, **pool)
         assert 30 < model.privacy_.epsilon <= 40
@@ -270,13 +253,13 @@ class TestTeachers:
         assert model.score(MANY_X, MANY_Y) > 0.7
 
     def test_parity_in_the_loss_narrows_the_gap_that_pate_leaves(self) -> None:
-        plain = PateClassifier(**ASKING).fit(MANY_X, MANY_Y, **PUBLIC)
-        fair = PateSInClassifier(**ASKING, pate_s_in={"weight": 3.0}).fit(MANY_X, MANY_Y, **PUBLIC)
+        plain = FairClassifier("pate", **ASKING).fit(MANY_X, MANY_Y, **PUBLIC)
+        fair = FairClassifier("pate_s_in", **ASKING, pate_s_in={"weight": 3.0}).fit(MANY_X, MANY_Y, **PUBLIC)
         gaps = [gap(model.predict(PUBLIC_X) == "yes", PUBLIC_Z) for model in (fair, plain)]
         assert gaps[0] < 0.5 * gaps[1]
 
     def test_the_folder_keeps_the_ledger_and_the_labels(self, tmp_path: Path) -> None:
-        model = FairPateClassifier(**ASKING, folder=tmp_path / "run")
+        model = FairClassifier("fairpate", **ASKING, folder=tmp_path / "run")
         model.set_params(aggregator__gate=GateRule(max_disparity=0.05, min_count=5)).fit(MANY_X, MANY_Y, **PUBLIC)
         run = RunDirectory(root=tmp_path / "run")
         assert run.ledger.is_file()
@@ -289,14 +272,14 @@ class TestTeachers:
 
     def test_public_records_are_asked_for_and_equal_records_told_apart(self) -> None:
         with pytest.raises(ValueError, match="pate needs public records"):
-            PateClassifier(**ASKING).fit(X, Y)
+            FairClassifier("pate", **ASKING).fit(X, Y)
         twice = {"X": np.concatenate([MANY_X, MANY_X[:5]]), "y": np.concatenate([MANY_Y, MANY_Y[:5]])}
-        assert PateClassifier(**ASKING).fit(**twice, **PUBLIC).score(MANY_X, MANY_Y) > 0.7
+        assert FairClassifier("pate", **ASKING).fit(**twice, **PUBLIC).score(MANY_X, MANY_Y) > 0.7
 
     @pytest.mark.parametrize("variant", ["sf_s", "sf_t"])
     def test_the_attribute_is_what_sf_pate_protects(self, variant: str) -> None:
         quick = FAIR.model_copy(update={"epochs": 8})
-        model = SfPateClassifier(**ASKING, f_ld=quick, sf_pate={"variant": variant})
+        model = FairClassifier("sf_pate", **ASKING, f_ld=quick, sf_pate={"variant": variant})
         model.set_params(aggregator__num_queries=300).fit(MANY_X, MANY_Y, sensitive_features=MANY_Z, **PUBLIC)
         assert (model.privacy_.unit, model.privacy_.relation) == ("sensitive attribute", "replace one")
         assert 30 < model.privacy_.epsilon <= 40
@@ -304,9 +287,9 @@ class TestTeachers:
 
     def test_multipliers_narrow_the_gap_that_none_leave(self) -> None:
         """Without a multiplier the model follows the group's feature: the classes differ by about a third."""
-        model = SfPateClassifier(**ASKING, f_ld=FAIR).set_params(aggregator__num_queries=400)
+        model = FairClassifier("sf_pate", **ASKING, f_ld=FAIR).set_params(aggregator__num_queries=400)
         gaps = []
-        for step in (0.0, 1.0):
+        for step in (0.0, 3.0):
             model.set_params(f_ld__dual_step=step).fit(MANY_X, MANY_Y, sensitive_features=MANY_Z)
             gaps.append(gap(model.predict(PUBLIC_X) == "yes", PUBLIC_Z))
         assert gaps[0] > 0.25
@@ -320,16 +303,18 @@ class TestTeachers:
 GROUPS = np.array(["b", "a", "c"])[np.arange(60) % 3]
 FEW: dict[str, Any] = {"dp_sgd": {"epochs": 1, "batch_size": 20}, "target": {"accounting": "rdp"}}
 # Seeded, since the noise on the sizes of groups may leave none of sixty records.
-PUBLIC_BATCHES = DpFermiClassifier(dp_fermi={"mode": "sens_public_batches"}, noise="seeded", random_state=0, **FEW)
-BY_ROUNDING = PostprocessingClassifier(epsilon=50, noise="seeded", random_state=0, model=LOGISTIC)
+PUBLIC_BATCHES = FairClassifier(
+    "dp_fermi", dp_fermi={"mode": "sens_public_batches"}, noise="seeded", random_state=0, **FEW
+)
+BY_ROUNDING = FairClassifier("dp_postprocessing", epsilon=50, noise="seeded", random_state=0, model=LOGISTIC)
 REFUSING = (
-    FLdClassifier(),
-    PfLdClassifier(),
+    FairClassifier("f_ld"),
+    FairClassifier("pf_ld"),
     PUBLIC_BATCHES,
     BY_ROUNDING,
-    OracleLearnerClassifier(),
-    RandomisedResponseClassifier(model=LOGISTIC),
-    SfPateClassifier(),
+    FairClassifier("dp_oracle_learner"),
+    FairClassifier("randomised_response", model=LOGISTIC),
+    FairClassifier("sf_pate"),
 )
 ENCODINGS = {
     "its codes": np.unique(GROUPS, return_inverse=True)[1],
@@ -352,7 +337,7 @@ def test_an_estimator_is_refused_a_column_that_the_groups_determine(classifier: 
 
 @pytest.mark.parametrize(
     "classifier",
-    [FLdClassifier(f_ld={"epochs": 1, "warmup_epochs": 1}), PUBLIC_BATCHES, BY_ROUNDING],
+    [FairClassifier("f_ld", f_ld={"epochs": 1, "warmup_epochs": 1}), PUBLIC_BATCHES, BY_ROUNDING],
     ids=lambda classifier: type(classifier).__name__,
 )
 def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier: Any) -> None:
@@ -364,8 +349,8 @@ def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier
 @pytest.mark.parametrize(
     "classifier",
     [
-        DpFermiClassifier(noise="seeded", random_state=0, **FEW),  # noise may leave no record in an event
-        RacoDpClassifier(**FEW),
+        FairClassifier("dp_fermi", noise="seeded", random_state=0, **FEW),  # noise may leave no record in an event
+        FairClassifier("raco_dp", **FEW),
         clone(BY_ROUNDING).set_params(dp_postprocessing__base="dp_sgd", **FEW),
     ],
     ids=lambda classifier: type(classifier).__name__,

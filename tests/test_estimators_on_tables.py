@@ -16,15 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from two_groups import two_groups
 
-from fairpate.estimators import (
-    DpSgdClassifier,
-    FairClassifier,
-    FairDpSgdClassifier,
-    PateClassifier,
-    PostprocessingClassifier,
-    RacoDpClassifier,
-    WeightedVotesClassifier,
-)
+from fairpate.estimators import FairClassifier
 
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)
@@ -41,8 +33,8 @@ class TestGroupsInAColumn:
     @pytest.mark.parametrize("column", ["sex", 1, {"column": "sex"}])
     def test_a_column_is_the_groups_and_no_feature(self, column: Any) -> None:
         table = frame(X, Z)
-        named = RacoDpClassifier(**FEW, sensitive_feature=column).fit(table, Y)
-        given = RacoDpClassifier(**FEW).fit(table.drop(columns="sex"), Y, sensitive_features=table["sex"])
+        named = FairClassifier("raco_dp", **FEW, sensitive_feature=column).fit(table, Y)
+        given = FairClassifier("raco_dp", **FEW).fit(table.drop(columns="sex"), Y, sensitive_features=table["sex"])
         np.testing.assert_array_equal(named.predict_proba(table), given.predict_proba(table.drop(columns="sex")))
         assert named.groups_.tolist() == ["a", "b"]
         assert named.feature_names_in_.tolist() == ["income", "sex", "score"]
@@ -50,8 +42,10 @@ class TestGroupsInAColumn:
 
     def test_predictions_that_are_mixed_by_group_need_no_argument(self) -> None:
         table = frame(X, Z)
-        model = PostprocessingClassifier(**QUICK, epsilon=50.0, sensitive_feature="sex").fit(table, Y)
-        bare = PostprocessingClassifier(**QUICK, epsilon=50.0).fit(table[["income", "score"]], Y, sensitive_features=Z)
+        model = FairClassifier("dp_postprocessing", **QUICK, epsilon=50.0, sensitive_feature="sex").fit(table, Y)
+        bare = FairClassifier("dp_postprocessing", **QUICK, epsilon=50.0).fit(
+            table[["income", "score"]], Y, sensitive_features=Z
+        )
         np.testing.assert_array_equal(
             model.predict(table), bare.predict(table[["income", "score"]], sensitive_features=Z)
         )
@@ -63,10 +57,10 @@ class TestGroupsInAColumn:
         ages = np.array([17, 18, 64.9, 65] * 150)
         table = pd.DataFrame({"x": X[:, 0], "age": ages})
         edges = {"column": "age", "edges": [18, 65]}
-        model = RacoDpClassifier(**FEW, sensitive_feature=edges).fit(table, Y)
+        model = FairClassifier("raco_dp", **FEW, sensitive_feature=edges).fit(table, Y)
         assert model.groups_.tolist() == ["18 to 65", "below 18", "from 65"]
         words = np.array(["below 18", "18 to 65", "18 to 65", "from 65"] * 150)
-        given = RacoDpClassifier(**FEW).fit(table[["x"]], Y, sensitive_features=words)
+        given = FairClassifier("raco_dp", **FEW).fit(table[["x"]], Y, sensitive_features=words)
         np.testing.assert_array_equal(model.predict_proba(table), given.predict_proba(table[["x"]]))
 
     @pytest.mark.parametrize(
@@ -81,11 +75,11 @@ class TestGroupsInAColumn:
     )
     def test_a_column_that_cannot_be_the_groups(self, column: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            RacoDpClassifier(**FEW, sensitive_feature=column).fit(frame(X, Z), Y)
+            FairClassifier("raco_dp", **FEW, sensitive_feature=column).fit(frame(X, Z), Y)
 
     def test_missing_groups_and_groups_said_twice(self) -> None:
         table = frame(X, Z)
-        model = RacoDpClassifier(**FEW, sensitive_feature="sex")
+        model = FairClassifier("raco_dp", **FEW, sensitive_feature="sex")
         for nothing in (None, np.nan, pd.NA):
             with pytest.raises(ValueError, match="some records have no group"):
                 model.fit(table.assign(sex=pd.Series([*Z[:-1], nothing], dtype=object)), Y)
@@ -96,9 +90,9 @@ class TestGroupsInAColumn:
         with pytest.raises(ValueError, match=r"'sex' is a name, and X has none"):
             model.fit(X, Y)
         with pytest.raises(ValueError, match="raco_dp reads groups: give sensitive_features to fit, or name"):
-            RacoDpClassifier(**FEW).fit(X, Y)
+            FairClassifier("raco_dp", **FEW).fit(X, Y)
         with pytest.raises(ValueError, match="private and public ones differ"):
-            RacoDpClassifier(**FEW).fit(
+            FairClassifier("raco_dp", **FEW).fit(
                 X, Y, sensitive_features=Z, public_X=PUBLIC_X, public_sensitive_features=np.arange(200) % 2
             )
 
@@ -107,7 +101,7 @@ class TestFrames:
     def test_words_nullable_numbers_and_names_of_columns(self) -> None:
         table = pd.DataFrame({"a": pd.array(np.arange(100) % 7, dtype="Int64"), "b": pd.array(X[:100, 0], "Float64")})
         labels = pd.Series(Y[:100], dtype="string")
-        model = DpSgdClassifier(**QUICK, epsilon=3.0, model="logistic").fit(table, labels)
+        model = FairClassifier("dp_sgd", **QUICK, epsilon=3.0, model="logistic").fit(table, labels)
         assert set(model.predict(table)) <= {"no", "yes"}
         with pytest.raises(ValueError, match="feature names should match"):
             model.predict(table.rename(columns={"a": "c"}))
@@ -117,19 +111,21 @@ class TestFrames:
             model.fit(table.assign(a=pd.array([None, *range(99)], dtype="Int64")), labels)
 
     def test_a_table_of_a_few_records(self) -> None:
-        few = DpSgdClassifier(**QUICK, epsilon=3.0).fit(X[:12], Y[:12])
+        few = FairClassifier("dp_sgd", **QUICK, epsilon=3.0).fit(X[:12], Y[:12])
         assert few.config_.dp_sgd.batch_size == 3
-        teachers = PateClassifier(noise="seeded", random_state=0, epsilon=3.0, public_X=10, ray={"num_actors": 0})
+        teachers = FairClassifier(
+            "pate", noise="seeded", random_state=0, epsilon=3.0, public_X=10, ray={"num_actors": 0}
+        )
         assert teachers.fit(X[:12], Y[:12]).config_.teachers.num_teachers == 3
 
     def test_searches_go_over_short_and_long_names_of_an_architecture(self) -> None:
         for name in ("model__name", "student__model__name"):
             grid = {name: ["logistic", "mlp"]}
-            found = GridSearchCV(DpSgdClassifier(**FEW), grid, cv=2, error_score="raise").fit(X, Y)
+            found = GridSearchCV(FairClassifier("dp_sgd", **FEW), grid, cv=2, error_score="raise").fit(X, Y)
             assert found.best_estimator_.config_.student.model.name == found.best_params_[name]
         with config_context(enable_metadata_routing=True):
             routed = GridSearchCV(
-                RacoDpClassifier(**FEW)
+                FairClassifier("raco_dp", **FEW)
                 .set_fit_request(sensitive_features=True)
                 .set_score_request(sensitive_features=True),
                 {"raco_dp__bound": [0.1, 0.3]},
@@ -140,7 +136,7 @@ class TestFrames:
 
     def test_a_score_counts_what_is_answered(self) -> None:
         gate = {"max_disparity": 0.05, "min_count": 20}
-        model = DpSgdClassifier(**FEW, idp3=gate).fit(X, Y)
+        model = FairClassifier("dp_sgd", **FEW, idp3=gate).fit(X, Y)
         labels = model.predict(X, sensitive_features=Z)
         answered = ~np.ma.getmaskarray(labels)
         assert 0 < answered.sum() < len(X)
@@ -157,13 +153,15 @@ class TestAScalerInFront:
     PUBLIC = PUBLIC_X * SCALE
 
     def test_public_records_that_a_pipeline_does_not_scale_are_an_error(self) -> None:
-        kept = make_pipeline(StandardScaler(), WeightedVotesClassifier(**QUICK, epsilon=3.0, public_X=self.PUBLIC))
-        given = make_pipeline(StandardScaler(), WeightedVotesClassifier(**QUICK, epsilon=3.0))
+        kept = make_pipeline(
+            StandardScaler(), FairClassifier("weighted_votes", **QUICK, epsilon=3.0, public_X=self.PUBLIC)
+        )
+        given = make_pipeline(StandardScaler(), FairClassifier("weighted_votes", **QUICK, epsilon=3.0))
         message = r"the pipeline's steps change X and not public_X.*transform_input"
         with pytest.raises(ValueError, match=message):
             kept.fit(X * SCALE, Y)
         with pytest.raises(ValueError, match=message):
-            given.fit(X * SCALE, Y, weightedvotesclassifier__public_X=self.PUBLIC)
+            given.fit(X * SCALE, Y, fairclassifier__public_X=self.PUBLIC)
         nested = make_pipeline(StandardScaler(), GridSearchCV(kept[-1], {"epsilon": [3.0]}, error_score="raise"))
         with pytest.raises(ValueError, match=message):
             nested.fit(X * SCALE, Y)
@@ -171,7 +169,7 @@ class TestAScalerInFront:
             clone(kept[-1]).fit(pd.DataFrame(X, columns=["a", "b"]), Y)
 
     def test_a_pipeline_that_is_told_so_scales_them_too(self) -> None:
-        model = WeightedVotesClassifier(**QUICK, epsilon=3.0)
+        model = FairClassifier("weighted_votes", **QUICK, epsilon=3.0)
         with config_context(enable_metadata_routing=True):
             steps = [("scaler", StandardScaler()), ("model", clone(model).set_fit_request(public_X=True))]
             pipeline = Pipeline(steps, transform_input=["public_X"]).fit(X * SCALE, Y, public_X=self.PUBLIC)
@@ -185,28 +183,28 @@ class TestAScalerInFront:
         assert any("Preprocessing outside is not accounted" in remark for remark in by_hand.statement().remarks)
 
     def test_an_embedding_needs_no_scaler(self) -> None:
-        model = WeightedVotesClassifier(**QUICK, epsilon=3.0).fit(X * SCALE, Y, public_X=self.PUBLIC)
+        model = FairClassifier("weighted_votes", **QUICK, epsilon=3.0).fit(X * SCALE, Y, public_X=self.PUBLIC)
         assert model.score(X * SCALE, Y) > 0.8
 
     def test_steps_that_learn_nothing_and_methods_without_public_records(self) -> None:
-        only = make_pipeline(FunctionTransformer(), DpSgdClassifier(**FEW)).fit(X, Y)
+        only = make_pipeline(FunctionTransformer(), FairClassifier("dp_sgd", **FEW)).fit(X, Y)
         assert not any("by a pipeline" in remark for remark in only[-1].statement().remarks)
-        passed = make_pipeline("passthrough", WeightedVotesClassifier(**QUICK, epsilon=3.0, public_X=PUBLIC_X))
+        passed = make_pipeline("passthrough", FairClassifier("weighted_votes", **QUICK, epsilon=3.0, public_X=PUBLIC_X))
         assert passed.fit(X, Y).score(X, Y) > 0.8
-        drawn = make_pipeline(StandardScaler(), WeightedVotesClassifier(**QUICK, epsilon=3.0, public_X=400))
+        drawn = make_pipeline(StandardScaler(), FairClassifier("weighted_votes", **QUICK, epsilon=3.0, public_X=400))
         assert drawn.fit(X * SCALE, Y).score(X * SCALE, Y) > 0.7
 
     def test_words_become_numbers_in_front(self) -> None:
         columns = ColumnTransformer([("words", OneHotEncoder(), ["sex"])], remainder="passthrough")
-        model = DpSgdClassifier(**FEW)
+        model = FairClassifier("dp_sgd", **FEW)
         assert make_pipeline(columns, model).fit(frame(X, Z), Y).score(frame(X, Z), Y) > 0.6
 
 
 class TestWhatIsChosen:
     def test_what_is_said_takes_the_place_of_what_follows(self) -> None:
-        free = DpSgdClassifier(**QUICK, epsilon=3.0).fit(X, Y)
+        free = FairClassifier("dp_sgd", **QUICK, epsilon=3.0).fit(X, Y)
         assert (free.config_.dp_sgd.batch_size, free.config_.dp_sgd.epochs) == (32, 5)
-        said = DpSgdClassifier(**QUICK, epsilon=3.0, dp_sgd={"epochs": 2}, student={"model": "mlp"}).fit(X, Y)
+        said = FairClassifier("dp_sgd", **QUICK, epsilon=3.0, dp_sgd={"epochs": 2}, student={"model": "mlp"}).fit(X, Y)
         assert (said.config_.dp_sgd.batch_size, said.config_.dp_sgd.epochs) == (32, 2)
         assert (free.config_.student.model.name, said.config_.student.model.name) == ("logistic", "mlp")
 
@@ -220,9 +218,9 @@ class TestWhatIsChosen:
 
     def test_a_number_of_records_that_decides_is_told(self) -> None:
         words = "Settings were chosen by the real number of private records"
-        chosen = DpSgdClassifier(**QUICK, epsilon=3.0).fit(X, Y)
-        declared = DpSgdClassifier(**QUICK, epsilon=3.0, num_records=5000).fit(X, Y)
-        fixed = WeightedVotesClassifier(**QUICK, epsilon=3.0, public_X=PUBLIC_X).fit(X, Y)
+        chosen = FairClassifier("dp_sgd", **QUICK, epsilon=3.0).fit(X, Y)
+        declared = FairClassifier("dp_sgd", **QUICK, epsilon=3.0, num_records=5000).fit(X, Y)
+        fixed = FairClassifier("weighted_votes", **QUICK, epsilon=3.0, public_X=PUBLIC_X).fit(X, Y)
         assert words in " ".join(chosen.statement().remarks)
         for other in (declared, fixed):
             assert words not in " ".join(other.statement().remarks)
@@ -232,21 +230,21 @@ class TestWhatIsChosen:
 
     def test_drawn_public_records_depend_on_no_private_one(self) -> None:
         """Another record moves the one row of sums that it is in; the pool stays."""
-        model = WeightedVotesClassifier(**QUICK, epsilon=3.0, public_X=50)
+        model = FairClassifier("weighted_votes", **QUICK, epsilon=3.0, public_X=50)
         one = clone(model).fit(X, Y).student_.embedding
         other = clone(model).fit(-7 * X[:300], Y[:300]).student_.embedding
         np.testing.assert_array_equal(one(np_tensor(X)).numpy(), other(np_tensor(X)).numpy())
         for wrong in (1, -3, 10**9):
             with pytest.raises(ValueError, match="expected records, or a number from 2"):
                 clone(model).set_params(public_X=wrong).fit(X, Y)
-        grouped = FairDpSgdClassifier(**FEW, public_X=50, sensitive_feature=1)
+        grouped = FairClassifier("fair_dp_sgd", **FEW, public_X=50, sensitive_feature=1)
         with pytest.raises(ValueError, match=r"sensitive_feature\.edges: needed"):
             grouped.fit(np.column_stack([X, Z == "a"])[:, [0, 2, 1]], Y)
 
     def test_progress_is_told(self, capfd: pytest.CaptureFixture[str]) -> None:
-        DpSgdClassifier(**FEW).fit(X, Y)
+        FairClassifier("dp_sgd", **FEW).fit(X, Y)
         assert capfd.readouterr() == ("", "")
-        DpSgdClassifier(**FEW, progress=True).fit(X, Y)
+        FairClassifier("dp_sgd", **FEW, progress=True).fit(X, Y)
         assert "dp_sgd" in capfd.readouterr().err
 
 

@@ -85,8 +85,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
     """
 
-    _names_method = True
-
     def __init__(self, method: str = ONE_RELEASE, **settings: Any) -> None:
         if not isinstance(method, str):
             raise TypeError(f"method: expected a name, got {method!r}.")
@@ -100,13 +98,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
-        own = {"method": self.method} if self._names_method else {}
-        own |= {name: getattr(self, name, default) for name, default in parameters_of(self.method).items()}
+        defaults = parameters_of(self.method).items()
+        own = {"method": self.method} | {name: getattr(self, name, default) for name, default in defaults}
         return own | (dict(settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, and settings in sections as ``section__setting``. ValueError for a name there is not."""
-        if "method" in params and self._names_method:
+        if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
             parameters_of(params["method"])  # a method that there is not changes nothing

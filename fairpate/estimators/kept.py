@@ -133,7 +133,7 @@ def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) ->
     config = load_method(folder / _CONFIG)
     # A folder may come from anybody: to load it must never run code that it names.
     require_allowed(config, allow_code=False)
-    estimator = _unfitted(kind, config.method)
+    estimator = kind(config.method)
     known = parameters_of(config.method).keys() & type(config).model_fields.keys()
     sections = {name: getattr(config, name) for name in known}
     estimator.set_params(
@@ -152,15 +152,6 @@ def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) ->
     estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
     estimator.noise_, estimator.privacy_ = statement.noise, _price(statement)
     return estimator
-
-
-def _unfitted(kind: type[FairClassifier], method: str) -> FairClassifier:
-    if kind._names_method:
-        return kind(method)
-    made = kind()
-    if made.method != method:
-        raise ValueError(f"a model of {method}, not of {made.method}; load it by FairClassifier.load")
-    return made
 
 
 def _price(statement: PrivacyStatement) -> Price:

@@ -62,11 +62,6 @@ def own_names() -> Iterator[str]:
     return iter(_OURS)
 
 
-def class_names() -> dict[str, str]:
-    """What the class of every registered name is called; imports none of them."""
-    return {name: place.partition(":")[2] for name, place in _places().items()}
-
-
 @cache
 def find_method(name: str) -> type[Method]:
     """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""

@@ -18,7 +18,7 @@ from fairpate.app.compare.folder import SweepFolder
 from fairpate.app.compare.records_table import write_rows
 from fairpate.app.compare.run import Comparison
 from fairpate.app.rundir import RunDirectory
-from fairpate.estimators import DpSgdClassifier, SgdClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.evaluation.rows import Row
 from fairpate.types import RunRecord
 
@@ -50,7 +50,7 @@ def fitted():
     x = generator.normal(size=(120, 3))
     y = (x[:, 0] > 0).astype(int)
     settings = {"noise": "seeded", "dp_sgd": {"epochs": 1, "batch_size": 60}, "random_state": 0}
-    return DpSgdClassifier(epsilon=1.0, num_records=120, **settings).fit(x, y), x, y, settings
+    return FairClassifier("dp_sgd", epsilon=1.0, num_records=120, **settings).fit(x, y), x, y, settings
 
 
 def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished):
@@ -115,7 +115,7 @@ def test_an_estimator_shows_its_guarantee_above_scikit_learns_diagram(fitted):
     assert ".statement()" in bundle["text/html"]
     assert bundle["text/plain"] == repr(model)
     assert "Statement" in model._repr_html_()
-    unfitted = DpSgdClassifier(epsilon=1.0)
+    unfitted = FairClassifier("dp_sgd", epsilon=1.0)
     assert "δ" not in unfitted._repr_html_()
     with sklearn.config_context(display="text"):
         assert set(model._repr_mimebundle_()) == {"text/plain"}
@@ -124,15 +124,15 @@ def test_an_estimator_shows_its_guarantee_above_scikit_learns_diagram(fitted):
 
 def test_in_a_pipeline_scikit_learns_own_diagram_stays(fitted):
     _, x, y, settings = fitted
-    shown = make_pipeline(StandardScaler(), DpSgdClassifier(epsilon=1.0, **settings)).fit(x, y)._repr_html_()
+    shown = make_pipeline(StandardScaler(), FairClassifier("dp_sgd", epsilon=1.0, **settings)).fit(x, y)._repr_html_()
     assert "StandardScaler" in shown
-    assert "DpSgdClassifier" in shown
+    assert "FairClassifier" in shown
     assert "δ = " not in shown
 
 
 def test_a_model_without_privacy_offers_no_card(fitted):
     _, x, y, _ = fitted
-    shown = SgdClassifier(sgd={"epochs": 1}).fit(x, y)._repr_html_()
+    shown = FairClassifier("sgd", sgd={"epochs": 1}).fit(x, y)._repr_html_()
     assert "none: no guarantee" in shown
     assert ".card(" not in shown
 

@@ -25,7 +25,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_dataset
-from fairpate.estimators import FairPateClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods.definition import Method
 from fairpate.methods.load import configured
 
@@ -179,7 +179,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> RunDi
     sections = {name: getattr(config, name) for name in ("teachers", "aggregator", "student", "ray")}
     private, public = digits.private, digits.public.take(range(100))
     pool = {"public_X": public.x.numpy(), "public_sensitive_features": public.z.numpy()}
-    FairPateClassifier(**sections, folder=config.out).fit(private.x.numpy(), private.y.numpy(), **pool)
+    FairClassifier("fairpate", **sections, folder=config.out).fit(private.x.numpy(), private.y.numpy(), **pool)
     return RunDirectory(root=config.out)
 
 

@@ -19,7 +19,7 @@ from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.estimators import CovarianceConstraintClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods.covariance_constraint import (
     CovarianceConfig,
     coefficients,
@@ -239,7 +239,7 @@ def test_a_run_guarantees_nothing_and_says_the_covariance(tmp_path: Path) -> Non
 
 def test_the_estimator_takes_more_than_two_groups_and_refuses_a_column_that_tells_them() -> None:
     features, labels, groups = records(4)
-    estimator = CovarianceConstraintClassifier(embedding=None)
+    estimator = FairClassifier("covariance_constraint", embedding=None)
     fitted = estimator.fit(features[:, :-1], labels, sensitive_features=groups)
     assert math.isinf(fitted.privacy_.epsilon)
     assert fitted.predict_proba(features[:, :-1]).shape == (len(labels), 2)

@@ -15,7 +15,7 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.estimators import DpFermiClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.fairness.gaps import ermi
 from fairpate.methods import dp_fermi, dp_sgd
 from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps
@@ -467,7 +467,8 @@ def test_the_estimator_follows_scikit_learn_and_forgets_the_groups() -> None:
     x, y, z = (values.numpy() for values in signal_records(600))
     x[:, 1] += 0.1 * x[:, 2]  # the group itself is no feature for a method that protects it alone
     names = np.array(["b", "a"])[z]
-    classifier = DpFermiClassifier(
+    classifier = FairClassifier(
+        "dp_fermi",
         model=ModelConfig(name="logistic"),
         dp_sgd={"epochs": 4, "batch_size": 100},
         noise="seeded",

@@ -16,7 +16,7 @@ from priced import priced
 from sklearn.base import BaseEstimator
 
 from fairpate.config import PrivacyTarget
-from fairpate.estimators import OracleLearnerClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, published_num_rounds
 from fairpate.methods.oracle_sides import feature_sensitivity, published_round_epsilon
@@ -259,7 +259,8 @@ def test_what_cannot_be_learned_is_refused() -> None:
 
 def test_the_estimator_needs_no_group_at_prediction() -> None:
     x, names = X.numpy(), np.array(["no", "yes"])[Y.numpy()]
-    estimator = OracleLearnerClassifier(
+    estimator = FairClassifier(
+        "dp_oracle_learner",
         epsilon=math.inf,
         dp_oracle_learner={"num_rounds": 20, "learning_rate": 0.5, "dual_bound": 2.0},
         noise="seeded",

@@ -15,7 +15,7 @@ from priced import priced
 from sklearn.base import BaseEstimator
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
-from fairpate.estimators import PostprocessingClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.fairness.gaps import eo_lowy
 from fairpate.methods import dp_postprocessing
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, guarantee, released_counts
@@ -239,7 +239,8 @@ def test_a_base_without_privacy_protects_the_attribute_and_a_private_one_the_rec
 def test_the_estimator_mixes_by_group_and_says_how_often() -> None:
     x, y, z = (values.numpy() for values in records(3000, 2))
     names = np.array(["no", "yes"])[y]
-    estimator = PostprocessingClassifier(
+    estimator = FairClassifier(
+        "dp_postprocessing",
         epsilon=math.inf,
         model=ModelConfig(name="logistic"),
         dp_postprocessing={"max_gap": 0.02},

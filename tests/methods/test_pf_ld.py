@@ -17,7 +17,7 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.estimators import FLdClassifier, PfLdClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods import f_ld, pf_ld, pf_ld_as_in_paper
 from fairpate.methods.f_ld import FldConfig
 from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
@@ -471,7 +471,8 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
 def test_estimators_are_clonable_and_state_their_unit() -> None:
     x, y, z = (values.numpy() for values in records(300, groups=2))
     names = np.array(["no", "yes"])[y]
-    private = PfLdClassifier(
+    private = FairClassifier(
+        "pf_ld",
         epsilon=2.0,
         target={"accounting": "rdp"},
         pf_ld={"epochs": 5, "batch_size": 300},
@@ -485,7 +486,7 @@ def test_estimators_are_clonable_and_state_their_unit() -> None:
     assert 1.99 < fitted.privacy_.epsilon <= 2.0
     again = clone(private).fit(x, names, sensitive_features=z)
     assert np.array_equal(fitted.predict_proba(x), again.predict_proba(x))
-    open_to_all = FLdClassifier(f_ld={"epochs": 2}, random_state=0).fit(x, names, sensitive_features=z)
+    open_to_all = FairClassifier("f_ld", f_ld={"epochs": 2}, random_state=0).fit(x, names, sensitive_features=z)
     assert open_to_all.privacy_.epsilon == math.inf
     with pytest.raises(ValueError, match="give sensitive_features"):
         clone(private).fit(x, names)

@@ -13,7 +13,7 @@ from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.estimators import RacoDpClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.fairness.named_constraints import NAMED_CONSTRAINTS, demographic_parity
 from fairpate.fairness.rate_constraints import Partition, RateConstraint, RateConstraints, Term
 from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
@@ -248,9 +248,9 @@ ESTIMATOR: dict[str, Any] = {
 def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     x, y, z = (values.numpy() for values in records(600, num_classes=2))
     groups = np.array(["b", "a"])[z]
-    named = RacoDpClassifier(**ESTIMATOR, raco_dp={"bound": 0.1}).fit(x, y, sensitive_features=groups)
-    given = RacoDpClassifier(
-        **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=2, num_classes=2, bound=0.1)}
+    named = FairClassifier("raco_dp", **ESTIMATOR, raco_dp={"bound": 0.1}).fit(x, y, sensitive_features=groups)
+    given = FairClassifier(
+        "raco_dp", **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=2, num_classes=2, bound=0.1)}
     )
     given.fit(x, y, sensitive_features=groups)
     np.testing.assert_array_equal(named.predict_proba(x), given.predict_proba(x))
@@ -262,7 +262,7 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
         num_classes=2,
         constraints=(RateConstraint(name="a is accepted", terms=(term,), bound=-0.9),),
     )
-    accepted = RacoDpClassifier(**ESTIMATOR, raco_dp={"constraints": own, "dual_learning_rate": 3.0})
+    accepted = FairClassifier("raco_dp", **ESTIMATOR, raco_dp={"constraints": own, "dual_learning_rate": 3.0})
     accepted.set_params(dp_sgd__clip_norm=5.0)
     accepted.fit(x, y, sensitive_features=groups)
     share = accepted.predict(x)[groups == "a"].mean()
@@ -270,8 +270,8 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     assert named.predict(x)[groups == "a"].mean() < share
     assert accepted.trained_.report.names == ("a is accepted",)
     with pytest.raises(ValueError, match="over 2 groups, got 3"):
-        RacoDpClassifier(
-            **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=3, num_classes=2, bound=0.1)}
+        FairClassifier(
+            "raco_dp", **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=3, num_classes=2, bound=0.1)}
         ).fit(x, y, sensitive_features=groups)
     with pytest.raises(ValueError, match="give sensitive_features"):
-        RacoDpClassifier(**ESTIMATOR).fit(x, y)
+        FairClassifier("raco_dp", **ESTIMATOR).fit(x, y)

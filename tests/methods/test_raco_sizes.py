@@ -13,7 +13,7 @@ from priced import priced
 
 from fairpate.app.identity import config_digest, determining_values
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.estimators import RacoDpClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods import noisy_histogram
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.load import configured
@@ -194,7 +194,7 @@ def test_the_estimator_keeps_its_budget_with_sizes() -> None:
     draws = np.random.default_rng(0)
     features, groups = draws.normal(size=(400, 3)), np.arange(400) % 2
     settings: dict[str, Any] = {"target": {"accounting": "rdp"}, "raco_dp": {"size_share": 0.3}}
-    fitted = RacoDpClassifier(epsilon=2.0, **settings, noise="seeded", random_state=0).fit(
+    fitted = FairClassifier("raco_dp", epsilon=2.0, **settings, noise="seeded", random_state=0).fit(
         features, (features[:, 0] > 0).astype(int), sensitive_features=groups
     )
     assert 1.9 < fitted.privacy_.epsilon <= 2.0

@@ -13,7 +13,7 @@ from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import PrivacyTarget
-from fairpate.estimators import RandomisedResponseClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import randomised_response
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
@@ -168,11 +168,11 @@ def test_what_cannot_be_reported_or_recovered_is_refused() -> None:
 def test_the_estimator_of_both_forms() -> None:
     x, names, groups = X.numpy(), np.array(["no", "yes"])[Y.numpy()], np.array(["a", "b"])[Z.numpy()]
     settings: dict[str, Any] = {"epsilon": 2.0, "model": {"name": "logistic"}, "noise": "seeded", "random_state": 0}
-    one = RandomisedResponseClassifier(**settings, randomised_response={"num_rounds": 10})
+    one = FairClassifier("randomised_response", **settings, randomised_response={"num_rounds": 10})
     one.fit(x, names, sensitive_features=groups)
     assert one.predict(x).shape == (3000,)
     assert one.privacy_.epsilon == pytest.approx(2.0, abs=1e-3)
-    two = RandomisedResponseClassifier(**settings, randomised_response={"form": "two_step", "num_rounds": 10})
+    two = FairClassifier("randomised_response", **settings, randomised_response={"form": "two_step", "num_rounds": 10})
     two.fit(x, names, sensitive_features=groups)
     with pytest.raises(ValueError, match="sensitive_features"):
         two.predict(x)

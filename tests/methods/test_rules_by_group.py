@@ -16,7 +16,7 @@ from parity_data import records
 from priced import priced
 
 from fairpate.config import ConfigError, PrivacyTarget
-from fairpate.estimators import OracleLearnerClassifier
+from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, published_num_rounds
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
@@ -232,7 +232,9 @@ def test_the_papers_rounds_know_the_size_of_the_class() -> None:
 def test_prediction_needs_the_group_and_the_papers_noise_is_of_linear_rules() -> None:
     names, groups = np.array(["no", "yes"])[Y.numpy()], np.array(["a", "b"])[Z.numpy()]
     settings = {"rules": "by_group", "num_rounds": 10, "constraint": "equal_false_positives"}
-    estimator = OracleLearnerClassifier(epsilon=4.0, dp_oracle_learner=settings, noise="seeded", random_state=1)
+    estimator = FairClassifier(
+        "dp_oracle_learner", epsilon=4.0, dp_oracle_learner=settings, noise="seeded", random_state=1
+    )
     estimator.fit(X.numpy(), names, sensitive_features=groups)
     probabilities = estimator.predict_proba(X.numpy(), sensitive_features=groups)
     assert (estimator.predict(X.numpy(), sensitive_features=groups) == names).mean() > 0.6
