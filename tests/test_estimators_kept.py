@@ -153,5 +153,8 @@ def test_a_plot_holds_accuracy_by_group_the_common_label_and_the_cost(voted: Fai
     assert drawn.lines[0].get_ydata()[0] == pytest.approx(common)
     assert "ε = 3.00, seeded: not private" in drawn.get_title()
     assert "demographic-parity gap" in drawn.get_title()
+    few = voted.plot(TEST_X[:8], TEST_Y[:8], sensitive_features=TEST_Z[:8], ax=Figure().subplots())
+    assert not few.lines  # of fewer than ten records nothing is shown
+    assert all(np.isnan(bar.get_height()) for bar in few.patches)
     bare = voted.plot(TEST_X, TEST_Y)
     assert "gap" not in bare.get_title()

@@ -93,10 +93,11 @@ def plot(estimator: FairClassifier, X: Any, y: Any, groups: Any, ax: Any) -> Any
     bars = {"all": measured.accuracy} | {group.name: group.accuracy for group in measured.groups}
     ax.bar(range(len(bars)), list(bars.values()), color=["C0", *["C1"] * len(measured.groups)])
     ax.set_xticks(range(len(bars)), list(bars))
-    always = f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
-    ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=always)
     ax.set(ylim=(0, 1), ylabel="accuracy on test records", title=_title(estimator, measured))
-    ax.legend(loc="lower right")
+    if measured.majority_class is not None:
+        always = f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
+        ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=always)
+        ax.legend(loc="lower right")
     return ax
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LEAST_CELL = 10
 BoolArray = npt.NDArray[np.bool_]
 _Array = npt.NDArray[Any]
 

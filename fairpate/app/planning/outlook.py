@@ -25,6 +25,7 @@ from fairpate.app.planning.plan import worth_of
 from fairpate.app.rundir import RunDirectory
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, entry_for
+from fairpate.data.entry import DatasetEntry, DataSettingsError
 from fairpate.evaluation.page import counted, epsilon_text, percent
 from fairpate.methods.definition import Method, Voting
 from fairpate.methods.fitted import count_protected
@@ -42,11 +43,12 @@ class Majority:
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
     """Why a run of ``config`` in the folder ``run`` cannot beat the most common class; empty where nothing says so."""
-    earlier = list(_earlier(config, dataset, run))
+    earlier = list(_earlier(config, run))
     majority = known_majority(config.data, dataset) or next((each for each, _ in earlier), None)
     found = [words for _, words in earlier if words]
     try:
-        if not config.protects_attribute_only:  # whose voters name no class
+        # Voters where the attribute alone is protected name no class; of other data no public size is known.
+        if not config.protects_attribute_only and _entry(config.data, dataset) is not None:
             voting = config.voting(dataset, public_size(config.data, dataset))
             found.append(too_little_to_learn(voting, dataset.num_classes, majority) or "")
     except (NotImplementedError, ConfigError):  # nobody votes; or the run itself says what is wrong
@@ -78,8 +80,8 @@ def too_little_to_learn(voting: Voting, num_classes: int, majority: Majority | N
 
 def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
     """By the declaration, or by labels of public records; None where neither knows."""
-    entry = entry_for(data)
-    if entry.name == dataset.name and entry.class_shares:
+    entry = _entry(data, dataset)
+    if entry is not None and entry.class_shares:
         return Majority(share=max(entry.class_shares), source="the declaration")
     labels = dataset.public.y.numpy()
     known = labels[labels >= 0]
@@ -95,13 +97,22 @@ def public_size(data: DataConfig, dataset: Dataset) -> int:
     return max(1, count_protected(data) - sum(split.num_protected if by_person else len(split) for split in others))
 
 
-def _earlier(config: Method, dataset: Dataset, run: RunDirectory) -> Iterator[tuple[Majority, str]]:
+def _entry(data: DataConfig, dataset: Dataset) -> DatasetEntry | None:
+    """What is public of the data set; None for one that was given from Python or comes with votes."""
+    try:
+        entry = entry_for(data)
+    except DataSettingsError:
+        return None
+    return entry if entry.name == dataset.name else None
+
+
+def _earlier(config: Method, run: RunDirectory) -> Iterator[tuple[Majority, str]]:
     """Of published runs on the same data beside this one: the majority that they measured, and who did not beat it."""
     epsilon = getattr(config.target, "epsilon", None)
     for path in sorted(run.root.parent.glob("*/public/record.json")):
         record = _record(path)
         majority, accuracy = record.get("majority_accuracy"), record.get("accuracy")
-        if record.get("data") != dataset.name or majority is None or accuracy is None or path == run.record:
+        if record.get("data") != config.data.name or majority is None or accuracy is None or path == run.record:
             continue
         words = ""
         is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon

@@ -94,6 +94,11 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing; a card is of a published student: finish the run first. A run of a method without "
                 "privacy publishes nothing."
             )
+    if "least_cell" not in read_json(run.metrics):
+        raise RunDirectoryError(
+            f"{run.metrics}: measured by an earlier version, which showed groups of any size; repeat the run's "
+            "command, which measures the same model again and charges nothing."
+        )
     # As plain values: a card needs the method's name, and not the package that it is from.
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
