@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aggregator.ledger.chain import HEAD_BYTES, Head, head_text, parse_head
-from aggregator.ledger.files import LedgerError
+from aggregator.ledger.files import LedgerError, UnreachableError
 from aggregator.ledger.stores import Place, StoreError, is_database, shown
 from fairpate.files import sync
 
@@ -108,7 +108,7 @@ class FileAnchor:
         except StoreError as error:
             raise LedgerError(str(error)) from error
         except OSError as error:
-            raise LedgerError(
+            raise UnreachableError(
                 f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and says which entry the ledger "
                 "must hold; bring it back."
             ) from error

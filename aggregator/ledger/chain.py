@@ -23,7 +23,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
-from aggregator.ledger.files import LedgerError, beside, connect, head_path, ledger_files, open_read_only
+from aggregator.ledger.files import (
+    LedgerError,
+    UnreachableError,
+    beside,
+    connect,
+    head_path,
+    ledger_files,
+    open_read_only,
+    reading_failed,
+)
 from fairpate.files import write_atomically
 
 SCHEMA_VERSION = 5
@@ -171,12 +180,16 @@ def noted_head(path: Path) -> Head:
     try:
         # A byte that is no text is damage like any other, not an error of its own.
         text = head_path(path).read_text("ascii", "replace")
-    except OSError as error:
+    except FileNotFoundError as error:
         if beside(path, ".lock").exists():
             raise LedgerError(f"{path}: was written by an earlier version; {_BRING_UP}.") from error
         raise LedgerError(
             f"{head_path(path)}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
             "restore both from one copy."
+        ) from error
+    except OSError as error:
+        raise UnreachableError(
+            f"{head_path(path)}: cannot be read now ({error.strerror}); look at its disk."
         ) from error
     return parse_head(head_path(path), text)
 
@@ -187,7 +200,7 @@ def schema_version(path: Path) -> int | None:
         with closing(open_read_only(path)) as database:
             (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
     except sqlite3.Error as error:
-        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+        raise reading_failed(path, error) from error
     return version if isinstance(version, int) else None
 
 

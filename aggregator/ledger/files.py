@@ -29,6 +29,18 @@ class LedgerError(UserError):
     """The ledger cannot be trusted, written or shared, or was made for something else; what was committed stays."""
 
 
+class UnreachableError(LedgerError):
+    """The ledger, or what notes its last entry, cannot be reached or read now. Nothing follows for what it holds."""
+
+
+def reading_failed(path: Path, error: sqlite3.Error) -> LedgerError:
+    """What an error of SQLite says of the ledger at ``path``: that it is damaged, or that it cannot be read now."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
+    if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB):
+        return LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.")
+    return UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.")
+
+
 class OpenFiles:
     """The files of an open ledger; none may be removed, replaced or cut short under its writer."""
 

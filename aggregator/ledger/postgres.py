@@ -13,7 +13,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection
 
-from aggregator.ledger.files import LedgerError
+from aggregator.ledger.files import LedgerError, UnreachableError
 from aggregator.ledger.stores import StoreError, shown
 
 _TABLES: LiteralString = """
@@ -44,6 +44,12 @@ _SESSION: tuple[LiteralString, ...] = (
     "SET default_transaction_isolation = 'read committed'",
     # The warning of a commit that did not wait must be heard.
     "SET client_min_messages = 'warning'",
+)
+_DAMAGE = (
+    psycopg.errors.DataCorrupted,
+    psycopg.errors.IndexCorrupted,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
 )
 # `local`, `remote_write` and `off` return before the disk here, or that of a standby, has the commit.
 _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit": ("on", "remote_apply")}
@@ -95,7 +101,7 @@ def connect(url: str) -> Connection[Any]:
         for statement in _SESSION:
             connection.execute(statement)
     except psycopg.Error as error:
-        raise LedgerError(f"{shown(url)}: no database answers ({one_line(error)}); bring it back.") from error
+        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); bring it back.") from error
     return connection
 
 
@@ -134,11 +140,15 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
 
 @contextmanager
 def as_ledger_errors(place: str) -> Iterator[None]:
-    """What the database refuses inside is a LedgerError."""
+    """What the database refuses inside is an UnreachableError; a LedgerError where it lost a table or a part of one."""
     try:
         yield
+    except _DAMAGE as error:
+        raise LedgerError(f"{place}: is damaged ({one_line(error)}); restore it from a copy.") from error
     except psycopg.Error as error:
-        raise LedgerError(f"{place}: the database does not answer as a ledger's does ({one_line(error)}).") from error
+        raise UnreachableError(
+            f"{place}: the database does not answer as a ledger's does ({one_line(error)})."
+        ) from error
 
 
 def one_line(error: Exception) -> str:

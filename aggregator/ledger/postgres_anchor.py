@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from aggregator.ledger.chain import Head
-from aggregator.ledger.files import LedgerError
+from aggregator.ledger.files import LedgerError, UnreachableError
 from aggregator.ledger.postgres import Commits, split_place
 from aggregator.ledger.stores import StoreError, shown
 
@@ -34,7 +34,9 @@ class DatabaseAnchor:
             run = self._commits().run
             found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
         except StoreError as error:
-            raise LedgerError(f"{self._place}: the ledger's anchor cannot be read ({error}); bring it back.") from error
+            raise UnreachableError(
+                f"{self._place}: the ledger's anchor cannot be read ({error}); bring it back."
+            ) from error
         if found is None:
             raise LedgerError(
                 f"{self._place}: the ledger's anchor is gone, and says which entry the ledger must hold; bring it back."

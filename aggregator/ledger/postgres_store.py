@@ -167,6 +167,32 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
             yield Stored(header=header, noted=(last,), rows=rows)
 
 
+class DatabaseReader:
+    """A ledger of a database that another connection writes."""
+
+    def __init__(self, place: str) -> None:
+        self._place, (url, self._name) = shown(place), split_place(place)
+        self._connection = connect(url)
+
+    def header(self) -> Header:
+        """As it is stored now."""
+        with as_ledger_errors(self._place):
+            return _header(self._connection, self._place, self._name)[1]
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """In a statement of their own."""
+        statement: LiteralString = """
+            SELECT number, kind, payload, digest FROM fairpate_entries
+            WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
+        """
+        with as_ledger_errors(self._place):
+            return self._connection.execute(statement, (self._name, after, most)).fetchall()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
 def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
     """Put a whole ledger there, in one transaction. LedgerError where one of this name is."""
     url, name = split_place(place)

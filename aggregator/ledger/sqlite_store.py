@@ -40,6 +40,7 @@ from aggregator.ledger.files import (
     ledger_files,
     lock,
     open_read_only,
+    reading_failed,
 )
 from aggregator.ledger.migration import rewrite_unkeyed
 from aggregator.ledger.stores import Stored
@@ -161,7 +162,37 @@ def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
             header = read_header(database, path)
             yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
     except sqlite3.Error as error:
-        raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+        raise reading_failed(path, error) from error
+
+
+class SqliteReader:
+    """Files of a ledger that another connection writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._errors():
+            self._database = open_read_only(path)
+
+    def header(self) -> Header:
+        """As it is stored now."""
+        with self._errors():
+            return read_header(self._database, self._path)
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """In a transaction of their own: the log could not be written over while one stayed open."""
+        with self._errors():
+            return self._database.execute(f"{_ENTRIES} LIMIT ?", (after, most)).fetchall()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise reading_failed(self._path, error) from error
 
 
 def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:

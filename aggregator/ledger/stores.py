@@ -88,6 +88,36 @@ class Store(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """A ledger that another connection writes, read piece by piece; for one thread. Made by :func:`open_reader`.
+
+    All of it raises UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    """
+
+    def header(self) -> Header:
+        """What the ledger begins with."""
+        ...
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """The entries after number ``after``, in order, ``most`` at most."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def open_reader(place: Place) -> Reader:
+    """The ledger at ``place`` for reading, whoever writes it. Errors as :class:`Reader`."""
+    if is_database(place):
+        from aggregator.ledger.postgres_store import DatabaseReader
+
+        return DatabaseReader(str(place))
+    from aggregator.ledger.sqlite_store import SqliteReader
+
+    return SqliteReader(Path(place))
+
+
 def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> Store:
     """The ledger at ``place`` for its one writer; with ``create`` it is made under ``terms`` where there is none.
 

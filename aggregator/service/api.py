@@ -36,6 +36,7 @@ from aggregator.service.request_bodies import max_body_bytes
 from aggregator.service.responses import add_error_bodies, json_response
 from aggregator.service.token_store import LiveTokens
 from aggregator.service.tokens import TokenBook
+from aggregator.service.verification import Verification
 from aggregator.service.writer import Books, OpenBooks, Writer
 from aggregator.session import AggregatorSession
 from fairpate import __version__
@@ -102,7 +103,8 @@ class ServiceSettings:
     """How a service is reached.
 
     ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
-    ``health_interval_s``: how often readiness is looked at. ``rate``: requests of one caller;
+    ``health_interval_s``: how often readiness is looked at. ``verification_interval_s``: how long after the ledger was
+    verified it is verified again. ``rate``: requests of one caller;
     ``strangers``: of one address without a known token. ``tls``: files of a
     certificate; None: plain HTTP. ``log_file`` gets a JSON line for each request. ``traces`` sends spans where
     OTEL_EXPORTER_OTLP_* say.
@@ -120,6 +122,7 @@ class ServiceSettings:
     traces: bool = False
     answer_step_s: float = 0.01
     health_interval_s: float = 1.0
+    verification_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
@@ -147,8 +150,10 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     backend.pool.hash_all()
     counters, tokens = metrics.ServiceMetrics(), LiveTokens(settings.tokens)
     writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
+    verification = Verification(writer, interval_s=settings.verification_interval_s)
     health = Health(
         writer,
+        chain_fault=lambda: verification.fault,
         voters_answer=backend.voters_answer,
         try_vote=backend.try_vote or (lambda: backend.count_votes([backend.pool.question(0)])),
         interval_s=settings.health_interval_s,
@@ -162,10 +167,10 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
         own_limits=lambda: tokens.limits,
         on_group=counters.count_group,
     )
-    overview = Overview(writer, health, backend.pool, counters, last_backup=backend.last_backup)
-    app = _empty_app(writer, health, overview)
+    overview = Overview(writer, health, verification, backend.pool, counters, last_backup=backend.last_backup)
+    app = _empty_app(writer, health, verification, overview)
     add_analyst_routes(app, backend.pool, writer, batcher, counters, health)
-    add_operator_routes(app, backend.pool, writer, overview)
+    add_operator_routes(app, backend.pool, writer, verification)
     streams = add_page_routes(app, backend.facts, backend.pool, writer, overview, tokens=tokens)
     add_own_routes(app, writer, tokens)
     add_overview_routes(app, writer, overview, counters, streams)
@@ -182,14 +187,16 @@ def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None
     return app
 
 
-def _empty_app(writer: Writer, health: Health, overview: Overview) -> FastAPI:
+def _empty_app(writer: Writer, health: Health, verification: Verification, overview: Overview) -> FastAPI:
     """The application without routes; it watches itself while it runs, and closes the ledger when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await health.look()  # before the first request, whose failure it would take for one of before
         watches = [asyncio.create_task(each) for each in (health.watch(), overview.watch(_HISTORY_INTERVAL_S))]
+        verification.begin()
         yield
+        verification.close()
         for watch in watches:
             watch.cancel()
         await asyncio.to_thread(writer.close)

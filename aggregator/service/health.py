@@ -1,12 +1,12 @@
 """Whether the service is alive, and whether a new query can be expected to be answered now.
 
-Alive is a process that answers. Ready is computed from facts: the ledger is there and open for writing, its disk has
-room, the last votes came in and the teachers' processes answer, Ray's control process answers, the writer is not stuck.
-Ledger and Ray are looked at whenever somebody asks, and every second besides, on threads and connections of their own;
-a look that does not come back within two seconds counts as bad. A fact that turned bad is tried again in the
-background: the ledger is opened again, a vote on something public is tried and thrown away. So the answer turns good
-when the cause is gone. Nothing here depends on how anybody voted, and a budget that is used up does not count: stored
-replies are still given.
+Alive is a process that answers. Ready is computed from facts: the ledger is there and open for writing, its chain held
+when it was last verified, its disk has room, the last votes came in and the teachers' processes answer, Ray's control
+process answers, the writer is not stuck. Ledger and Ray are looked at whenever somebody asks, and every second besides,
+on threads and connections of their own; a look that does not come back within two seconds counts as bad. A fact that
+turned bad is tried again in the background: the ledger is opened again, a vote on something public is tried and thrown
+away. So the answer turns good when the cause is gone. Nothing here depends on how anybody voted, and a budget that is
+used up does not count: stored replies are still given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from aggregator.ledger.files import LedgerError
 from aggregator.service.writer import Writer
 
-Reason = Literal["busy", "cluster", "disk", "ledger", "votes", "unknown"]
+Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 _STUCK_S = 120.0
 _STALE_S = 30.0
 _LOOK_LIMIT_S = 2.0
@@ -81,12 +81,18 @@ class Health:
     """The facts; :meth:`watch` runs beside the service."""
 
     def __init__(
-        self, writer: Writer, *, voters_answer: Callable[[], bool], try_vote: Callable[[], object], interval_s: float
+        self,
+        writer: Writer,
+        *,
+        voters_answer: Callable[[], bool],
+        try_vote: Callable[[], object],
+        interval_s: float,
+        chain_fault: Callable[[], str] = str,
     ) -> None:
         self.votes_failed = False
         self._writer = writer
         self._voters_answer, self._try_vote = voters_answer, try_vote
-        self._interval_s = interval_s
+        self._interval_s, self._chain_fault = interval_s, chain_fault
         self._has_room = True
         self._looked_s = time.monotonic()
         self._ledger, self._cluster = Look(self._look_at_ledger), Look(_look_at_ray)
@@ -96,6 +102,7 @@ class Health:
         now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
+            "chain": bool(self._chain_fault()),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
             "ledger": bool(self._writer.failure) or self._ledger.is_bad,

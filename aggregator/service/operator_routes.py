@@ -8,18 +8,19 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Response
 
 from aggregator.ledger.entries import Asked
+from aggregator.ledger.files import UnreachableError
 from aggregator.mechanism import Outcome
 from aggregator.service import operator_wire, wire
-from aggregator.service.overview import Overview
 from aggregator.service.questions import PublicPool
 from aggregator.service.responses import json_response
+from aggregator.service.verification import Verification
 from aggregator.service.writer import Writer
 from aggregator.session import PublicationError, sanitised_epsilon
 from fairpate.request_faults import FaultError
 from fairpate.strict_json import strict
 
 
-def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview: Overview) -> None:
+def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verification: Verification) -> None:
     """Add the routes to ``app``."""
     target_delta = writer.books.ledger.terms.budget.delta
 
@@ -37,10 +38,14 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, overview
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
-    @app.post("/v1/operator/verification", response_model=operator_wire.Chain)
-    async def verification() -> Response:
-        """Verify every entry of the ledger now, while the service goes on."""
-        return json_response(await overview.verify())
+    @app.post("/v1/operator/verification", response_model=operator_wire.Chain, responses={503: {"model": wire.Faults}})
+    async def verify() -> Response:
+        """Verify every entry of the ledger now, while the service goes on; 503 where it cannot be read now."""
+        try:
+            return json_response(await verification.verify_now())
+        except UnreachableError as error:
+            remedy = f"It cannot be read now, so nothing is known of its chain; ask again later. {error}"
+            raise FaultError(503, "ledger", "", remedy) from error
 
     @app.post(
         "/v1/operator/publication", response_model=operator_wire.Publication, responses={409: {"model": wire.Faults}}

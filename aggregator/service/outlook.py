@@ -71,9 +71,12 @@ def advice(
     reasons: Sequence[str], *, left: int, total: int, lasts_s: float | None, chain: str, num_open: int
 ) -> list[Advice]:
     """What to do, the most urgent first; one ``ok`` where there is nothing. ``chain``: what its verification met."""
-    found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons]
+    found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
     if chain:
-        words = f"The chain of the ledger does not hold: {chain} Stop the service and restore all files from one copy."
+        words = (
+            f"The chain of the ledger does not hold: {chain} New queries are refused. Stop the service and restore all "
+            "of the ledger from one copy."
+        )
         found.append(Advice(level="now", words=words))
     if left <= 0:
         words = "The budget is used up. Stored replies go on; for new queries a new run with new records is needed."

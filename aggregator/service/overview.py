@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.ledger import audit
 from aggregator.ledger.stores import Place
 from aggregator.service.analyst_routes import budget_json
 from aggregator.service.charged import costs_of
@@ -23,10 +22,10 @@ from aggregator.service.history import History
 from aggregator.service.metrics import ServiceMetrics
 from aggregator.service.outlook import advice, forecast
 from aggregator.service.questions import PublicPool
+from aggregator.service.verification import Verification
 from aggregator.service.writer import Writer
 from aggregator.session import sanitised_epsilon
 from fairpate.strict_json import strict
-from fairpate.types import UserError
 
 _MOST_CALLERS = 20
 
@@ -38,18 +37,17 @@ class Overview:
         self,
         writer: Writer,
         health: Health,
+        verification: Verification,
         pool: PublicPool,
         counters: ServiceMetrics,
         *,
         last_backup: Callable[[], float | None],
     ) -> None:
         self._writer, self._health, self._pool, self._counters = writer, health, pool, counters
-        self._last_backup = last_backup
+        self._verification, self._last_backup = verification, last_backup
         self._started_s = time.time()
         terms = writer.snapshot.terms
         self._history = History(num_groups=terms.num_groups, num_classes=terms.num_classes)
-        # A ledger is verified entry by entry when it is opened.
-        self._chain = {"at_s": self._started_s, "entries": writer.books.ledger.head.number, "fault": ""}
         snapshot = writer.snapshot
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
@@ -80,7 +78,7 @@ class Overview:
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
-            chain=str(self._chain["fault"]),
+            chain=self._verification.fault,
             num_open=history.num_open,
         )
         # In this order: costs are those of the charges that the price has just priced.
@@ -104,19 +102,9 @@ class Overview:
             "open_reservations": history.num_open,
             "latency": self._counters.latency(),
             "disk_free_bytes": _free_bytes(snapshot.books.ledger.place),
-            "chain": self._chain,
+            "chain": self._verification.chain,
             "last_backup_s": self._last_backup(),
         }
-
-    async def verify(self) -> dict[str, Any]:
-        """Verify every entry of the ledger now; a :class:`aggregator.service.operator_wire.Chain`."""
-        fault, entries = "", 0
-        try:
-            entries = (await asyncio.to_thread(audit.verify, self._writer.books.ledger.place)).entries
-        except UserError as error:
-            fault = str(error)
-        self._chain = {"at_s": time.time(), "entries": entries, "fault": fault}
-        return self._chain
 
     def _note(self) -> None:
         snapshot = self._writer.snapshot

@@ -172,7 +172,7 @@ class Health(Body):
     """Whether new queries are being answered, and what is missing if not."""
 
     status: Literal["ok", "failing"]
-    reasons: list[Literal["busy", "cluster", "disk", "ledger", "votes", "unknown"]]
+    reasons: list[Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]]
 
 
 class State(Body):

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from aggregator.ledger.budget import BudgetStatus, budget_status, queries_that_fit
 from aggregator.ledger.files import LedgerError
 from aggregator.ledger.ledger import Ledger
+from aggregator.ledger.slices import require_entry
 from aggregator.ledger.terms import LedgerTerms
 from aggregator.session import AggregatorSession
 from fairpate.privacy import accountant
@@ -202,5 +203,11 @@ class Writer:
             ledger, session = self._reopen()
         except UserError as error:  # a ledger that was removed, or lacks what was released, is not made again
             raise LedgerError(str(error)) from error
+        try:
+            # A copy that is older than the last answers is whole in itself, and would charge less than was spent.
+            require_entry(ledger, self.books.ledger.head)
+        except BaseException:
+            ledger.close()
+            raise
         self.books = Books(ledger=ledger, session=session)
         self.snapshot, self.failure = self.books.snapshot(), ""

@@ -37,6 +37,9 @@ def holds_all(place, *, create=False):
 
 def execute(place, statement, **values):
     """An edit by hand, past the ledger."""
+    tables = ("fairpate_entries", "fairpate_ledgers") if is_database(place) else ("entries", "chain")
+    is_of_ledgers = "{ledgers}" in statement
+    statement = statement.format(entries=tables[0], ledgers=tables[1])
     for name, value in values.items():
         statement = statement.replace(f":{name}", f"'{value}'")
     if is_database(place):
@@ -45,11 +48,10 @@ def execute(place, statement, **values):
         with psycopg.connect(place.partition("#")[0]) as connection:
             connection.execute("SET session_replication_role = replica")  # no foreign key hinders who owns the server
             condition = " AND " if "WHERE" in statement else " WHERE "
-            column = "name" if "{ledgers}" in statement else "ledger"
-            text = statement.format(entries="fairpate_entries", ledgers="fairpate_ledgers")
-            connection.execute(f"{text}{condition}{column} = '{place.partition('#')[2]}'")
+            column = "name" if is_of_ledgers else "ledger"
+            connection.execute(f"{statement}{condition}{column} = '{place.partition('#')[2]}'")
     else:
         connection = sqlite3.connect(place)
         with connection:
-            connection.execute(statement.format(entries="entries", ledgers="chain"))
+            connection.execute(statement)
         connection.close()

@@ -3,14 +3,12 @@
 import contextlib
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
-from local_postgres import Server, programs
 from serving import TERMS, ids, open_backend, running
 
 from aggregator.ledger.anchors import open_anchor
@@ -74,37 +72,25 @@ def test_an_anchor_that_is_brought_back_needs_no_restart(path):
         assert http.post("/v1/queries", json=ids([20])).status_code == 200
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A PostgreSQL server that a test may stop; each test leaves it running."""
-    pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-    if programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        with Server(Path(folder) / "server") as server:
-            yield server
-
-
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_a_database_that_stopped_is_seen_at_once_and_its_return_too(server, ends):
-    with served(server.url(f"stopped-{ends}"), interval_s=0.2) as http:
-        getattr(server, ends)()
+def test_a_database_that_stopped_is_seen_at_once_and_its_return_too(own_server, ends):
+    with served(own_server.url(f"stopped-{ends}"), interval_s=0.2) as http:
+        getattr(own_server, ends)()
         try:
             assert readiness(http)[:2] == (503, ["ledger"])
             assert http.post("/v1/queries", json=ids(range(10))).status_code == 200
         finally:
-            server.start()
+            own_server.start()
         until_ready(http)
         assert http.post("/v1/queries", json=ids([20])).status_code == 200
         assert http.get("/v1/budget").json()["queries_submitted"] == 11
 
 
 @pytest.mark.parametrize("query_hangs", [False, True])
-def test_a_database_that_hangs_is_seen_in_two_seconds_and_nothing_else_waits_for_it(server, query_hangs):
-    with served(server.url(f"paused-{query_hangs}"), interval_s=0.2) as http, contextlib.ExitStack() as ending:
-        server.pause()
-        ending.callback(server.resume)
+def test_a_database_that_hangs_is_seen_in_two_seconds_and_nothing_else_waits_for_it(own_server, query_hangs):
+    with served(own_server.url(f"paused-{query_hangs}"), interval_s=0.2) as http, contextlib.ExitStack() as ending:
+        own_server.pause()
+        ending.callback(own_server.resume)
         replies = []
         asking = threading.Thread(
             target=lambda: replies.append(httpx.post(f"{http.base_url}/v1/queries", json=ids([20]), timeout=60))
@@ -129,8 +115,8 @@ def test_a_database_that_hangs_is_seen_in_two_seconds_and_nothing_else_waits_for
         assert http.get("/v1/budget").json()["queries_submitted"] == 11
 
 
-def test_a_service_whose_ledger_another_took_over_is_not_ready(server):
-    place = server.url("deposed")
+def test_a_service_whose_ledger_another_took_over_is_not_ready(own_server):
+    place = own_server.url("deposed")
     with served(place) as http, Ledger(place, TERMS, create=False, take_over=True):
         assert readiness(http)[:2] == (503, ["ledger"])
 
