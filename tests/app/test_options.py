@@ -1,0 +1,158 @@
+"""No option is dropped in silence: each that a command declares is read, or refused where its mode does not read it."""
+
+import ast
+import inspect
+import textwrap
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from fairpate.app import cli
+from fairpate.app.cli.commands import Commands, Mode, in_modes
+from fairpate.types import UsageError
+
+Function = Any
+
+
+def commands(app: typer.Typer, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command, by its words, as Click has it."""
+
+    def walk(command: Any, words: tuple[str, ...]) -> dict[tuple[str, ...], Any]:
+        found = {}
+        for name, each in getattr(command, "commands", {}).items():
+            found |= walk(each, (*words, name))
+        return found or {words: command}
+
+    return walk(typer.main.get_command(app), above)
+
+
+def modes(command: Any) -> tuple[Mode, ...]:
+    """The modes of a command; one with a single function has one, which reads all of its parameters."""
+    return getattr(command.callback, "modes", None) or (Mode(function=inspect.unwrap(command.callback)),)
+
+
+def unread(function: Function) -> set[str]:
+    """Parameters whose value the function uses nowhere."""
+    return set(inspect.signature(function).parameters) - {name.id for name in names(tree(function))}
+
+
+def read_only_in_a_branch(function: Function) -> set[str]:
+    """Parameters that the function reads only behind a condition on another one: modes that were not declared."""
+    found = tree(function)
+    optional = list(branches(found))
+    parameters = set(inspect.signature(function).parameters)
+    always = {name.id for name in names(found) if not any(name in names(part) for part, _ in optional)}
+    return {
+        name
+        for name in parameters - always - unread(function)
+        if all(conditions & parameters - {name} for part, conditions in optional if name in {n.id for n in names(part)})
+    }
+
+
+def tree(function: Function) -> list[ast.AST]:
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(found, ast.FunctionDef)
+    return list(found.body)
+
+
+def names(parts: Any) -> list[ast.Name]:
+    parts = parts if isinstance(parts, list) else [parts]
+    return [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+
+
+def branches(parts: list[ast.AST]) -> Any:
+    """Everything that runs under a condition, with the names in the condition."""
+    for part in parts:
+        for node in ast.walk(part):
+            if isinstance(node, ast.If | ast.IfExp):
+                both = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
+                conditions = {name.id for name in names(node.test)}
+                # What both sides read is read whatever the condition says.
+                sides = (node.body, node.orelse)
+                shared = set.intersection(*({name.id for name in names(side)} for side in sides))
+                for each in both:
+                    if not {name.id for name in names(each)} <= shared:
+                        yield each, conditions
+
+
+COMMANDS = commands(cli.app)
+REFUSED = [
+    (words, mode, parameter)
+    for words, command in COMMANDS.items()
+    for mode in modes(command)
+    for parameter in command.params
+    if parameter.name not in mode.parameters.keys() | {"as_json"}
+    # Another mode's option chooses that mode, unless this one is chosen too.
+    and (mode.option is not None or parameter.name not in {each.option for each in modes(command)})
+]
+
+
+def written(parameter: Any) -> list[str]:
+    """The option on a command line, with a value that numbers, texts and paths take."""
+    return [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "parameter"),
+    REFUSED,
+    ids=[f"{' '.join(words)} {mode.option} {parameter.opts[0]}" for words, mode, parameter in REFUSED],
+)
+def test_an_option_that_a_mode_does_not_read_is_refused(fairpate, words, mode, parameter):
+    chosen = [word for each in COMMANDS[words].params if each.name == mode.option for word in written(each)]
+    arguments = [each.name for each in COMMANDS[words].params if each.param_type_name == "argument" and each.required]
+    code, output, errors = fairpate(*words, *arguments, *chosen, *written(parameter))
+    assert (code, output) == (2, "")
+    assert parameter.opts[0] in errors
+    assert "read" in errors  # not a fault of the value, nor of the folder, which is none
+
+
+def test_what_a_student_does_not_offer_is_among_them():
+    """The options that once were dropped: a student was served to anybody over plain HTTP."""
+    told = {parameter.opts[0] for words, mode, parameter in REFUSED if (words, mode.option) == (("serve",), "student")}
+    assert told >= {
+        *("--tls-cert", "--tls-key", "--analyst-token-file", "--operator-token-file", "--oidc", "--rate", "--quota"),
+        *("--log-file", "--traces", "--take-over", "--detach", "--data-dir", "--stop"),
+    }
+
+
+def test_an_option_of_the_environment_is_refused_too(monkeypatch):
+    app = Commands()
+    flag = typer.Option("--b")
+    option = Annotated[int, typer.Option(envvar="NUMBER_OF_A")]
+
+    def without(number: option = 1) -> None:
+        assert number
+
+    def with_b() -> None:
+        pass
+
+    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b", flag=flag)))
+    app.command("other")(lambda: None)
+    monkeypatch.setenv("NUMBER_OF_A", "4")
+    with pytest.raises(UsageError, match="--number"):
+        app(["both", "--b"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_is_read(words):
+    for mode in modes(COMMANDS[words]):
+        assert not unread(mode.function)
+        assert not read_only_in_a_branch(mode.function)
+
+
+def test_an_option_that_nobody_reads_is_found():
+    def both(folder: str, port: int, rate: float, student: bool) -> list[Any]:
+        return [folder, port] if student else [folder]
+
+    assert unread(both) == {"rate"}
+    assert read_only_in_a_branch(both) == {"port"}
+    with pytest.raises(AssertionError):  # two modes that declare one option differently
+
+        def one(port: int = 1) -> None:
+            assert port
+
+        def other(port: int = 2) -> None:
+            assert port
+
+        in_modes("name", "Help.", Mode(function=one), Mode(function=other, option="port"))
