@@ -169,6 +169,7 @@ def compare_losses(count: int, noise: float, rate: float, relation: Relation, re
 
     def untilted() -> float:
         total = poisson_gaussians(count, noise, sampling_rate=rate, relation=relation)
+        assert total is not None
         return max(untilted_epsilon(direction, 1e-5) for direction in total.directions)
 
     times = best_times({"theirs": theirs, "untilted": untilted, "ours": ours}, repeats)
