@@ -116,6 +116,21 @@ def test_what_a_student_does_not_offer_is_among_them():
     }
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aggregate votes.csv --unit hospital --classes a,b --label truth",
+        "figures results.parquet --columns 2 --width-mm 100",
+    ],
+)
+def test_an_option_that_another_one_leaves_without_effect_is_refused(fairpate, line):
+    *arguments, option, value = line.split()
+    code, output, errors = fairpate(*arguments, option, value)
+    assert (code, output) == (2, "")
+    assert option in errors
+    assert option not in fairpate(*arguments)[2]
+
+
 def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     app = Commands()
     flag = typer.Option("--b")

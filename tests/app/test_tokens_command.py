@@ -36,11 +36,22 @@ def test_a_token_is_printed_once_and_only_its_digest_is_kept(fairpate, run):
     assert stored.sha256 not in listed
 
 
+def test_a_quota_of_an_operator_who_has_none_is_refused(fairpate, run):
+    folder = str(run.root)
+    assert fairpate("tokens", "add", folder, "root", "--role", "operator", "--per-day", "5")[0] == 2
+    assert not run.tokens.exists()
+    assert fairpate("tokens", "add", folder, "root", "--role", "operator", "--queries", "9")[0] == 0
+    code, _, errors = fairpate("tokens", "limit", folder, "root", "--per-day", "5")
+    assert (code, "--per-day" in errors) == (2, True)
+    assert read_store(run.tokens).limits == {"root": OwnLimit(max_queries=9)}
+    assert fairpate("tokens", "revoke", folder, "root")[0] == 0
+
+
 def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, run):
     folder = str(run.root)
     first = fairpate("tokens", "add", folder, "root", "--role", "operator")[1]
-    assert fairpate("tokens", "limit", folder, "root", "--epsilon", "1.5", "--per-day", "20")[0] == 0
-    assert read_store(run.tokens).limits["root"] == OwnLimit(epsilon=1.5, per_day=20.0)
+    assert fairpate("tokens", "limit", folder, "root", "--epsilon", "1.5", "--queries", "20")[0] == 0
+    assert read_store(run.tokens).limits["root"] == OwnLimit(epsilon=1.5, max_queries=20)
     assert fairpate("tokens", "expire", folder, "root", "2027-01-31")[0] == 0
     assert read_store(run.tokens).tokens[0].expires_s == 1801353600  # date --utc --date=2027-01-31 +%s
     assert fairpate("tokens", "expire", folder, "root", "never")[0] == 0

@@ -24,6 +24,7 @@ from student.replicas import (
     serve_student,
     stop_student,
     student_app,
+    student_in_one_process,
 )
 
 RULE = GateRule(max_disparity=0.05, min_count=10)
@@ -45,22 +46,54 @@ def url(student, ray_session, tmp_path_factory):
     stop_student()
 
 
-@pytest.mark.slow
-def test_replicas_share_one_gate(url, student):
-    """Many small requests, spread over two replicas, are gated as one stream is."""
+def records_of_two_groups():
     generator = np.random.default_rng(0)
     x = generator.standard_normal((120, 4)).astype(np.float32)
     groups = generator.integers(0, 2, 120)
     x[groups == 1, 0] += 1.5
+    return x, groups
+
+
+def gated_as_one_stream(student):
+    """The answers to all records in one stream, None where IDP3 refuses."""
+    x, groups = records_of_two_groups()
     labels = student.predict(torch.from_numpy(x), groups).labels
     expected = filter_stream(labels, groups, rule=RULE, num_groups=2, num_classes=2)
-    shown = []
+    return [int(label) if ok else None for label, ok in zip(labels, expected, strict=True)]
+
+
+def in_requests_of_eight(student):
+    x, groups = records_of_two_groups()
     for start in range(0, 120, 8):
-        records = [
+        yield [
             {"features": x[i].tolist(), "group": student.card.group_names[groups[i]]} for i in range(start, start + 8)
         ]
+
+
+def test_one_process_gates_all_requests_as_one_stream(student, tmp_path):
+    save_student(student, tmp_path / "student.safetensors")
+    app = student_in_one_process(tmp_path / "student.safetensors")
+
+    async def asked():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://student") as client:
+            shown = []
+            for records in in_requests_of_eight(student):
+                shown += (await client.post("/v1/predictions", json={"records": records})).json()["labels"]
+            return shown
+
+    shown = asyncio.run(asked())
+    assert shown == gated_as_one_stream(student)
+    assert None in shown
+
+
+@pytest.mark.slow
+def test_replicas_share_one_gate(url, student):
+    """Many small requests, spread over two replicas, are gated as one stream is."""
+    expected = gated_as_one_stream(student)
+    shown = []
+    for records in in_requests_of_eight(student):
         shown += httpx.post(f"{url}/v1/predictions", json={"records": records}, timeout=120).json()["labels"]
-    assert shown == [int(label) if ok else None for label, ok in zip(labels, expected, strict=True)]
+    assert shown == expected
     assert None in shown
     assert httpx.get(f"{url}/v1/student").json()["group_names"] == ["red", "green"]
     bad = httpx.post(f"{url}/v1/predictions", json={"records": [{"features": [1, 2, 3], "group": "red"}]})

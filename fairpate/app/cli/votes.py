@@ -13,6 +13,7 @@ from fairpate.app.terminal.console import facts
 from fairpate.app.terminal.output import Output
 from fairpate.config import ConfigError
 from fairpate.meaning import delta_text
+from fairpate.types import UsageError
 
 if TYPE_CHECKING:
     from fairpate.app.rundir import RunDirectory
@@ -33,7 +34,9 @@ def aggregate(
     test: Annotated[
         Path | None, typer.Option(help="Test records that measure the student: the same columns, and true labels.")
     ] = None,
-    label: Annotated[str, typer.Option(help="Column of their true labels.")] = "label",
+    label: Annotated[
+        str | None, typer.Option(help="Column of the test records' true labels, with --test; none: label.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of the data set, in the odometer; none: the file's.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
     delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
@@ -47,11 +50,13 @@ def aggregate(
     from fairpate.app.aggregate import aggregate as run_aggregator
     from fairpate.app.terminal.progress import Reporter
 
+    if label is not None and test is None:
+        raise UsageError("--label: read only with --test; give that too, or leave --label out.")
     if not votes.is_file():
         raise ConfigError(f"{votes}: no such file; give the CSV or Parquet file of the votes.")
     columns = {"id": id_column, "group": group, "features": _listed(features), "name": name}
     told = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
-    tested = {"test": None if test is None else str(test), "label": label}
+    tested = {"test": None if test is None else str(test), "label": label or "label"}
     given = {"votes": told | columns | tested | {"are_counts": voters is not None}}
     target = {"target.epsilon": epsilon, "target.delta": delta, "out": None if out is None else str(out)}
     options = [f"{field}={json.dumps(value)}" for field, value in target.items() if value is not None]

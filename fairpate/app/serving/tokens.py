@@ -20,6 +20,7 @@ from fairpate.app.terminal.console import listing
 from fairpate.app.terminal.output import Output, say
 from fairpate.config import ConfigError
 from fairpate.methods.voting import VotingMethod
+from fairpate.types import UsageError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,6 +35,8 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
     """Make a token for a new name; returns it. It is kept nowhere. RunFolderError for a run that no service serves."""
+    if role == "operator":
+        _require_no_quota(limit)
     expires_s = None if expires is None else moment(expires)
     _, config = open_run_directory(root)
     if not (isinstance(config, VotingMethod) and config.keeps_teachers):
@@ -57,6 +60,11 @@ def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
     return stored_limits(place_of(run).ledger) if has_ledger(run) else {}
 
 
+def _require_no_quota(own: OwnLimit) -> None:
+    if own.per_day is not None:
+        raise UsageError("--per-day: an operator has no quota; leave it out, or limit --queries or --epsilon.")
+
+
 def rotate(root: Path, name: str, *, keep_old: str) -> str:
     """Make another token for a name; returns it. Those before end after ``keep_old``."""
     ends_s = moment(keep_old)
@@ -73,7 +81,13 @@ def expire(root: Path, name: str, when: str) -> None:
 
 def limit(root: Path, name: str, own: OwnLimit) -> None:
     """Give a name this limit instead of the one it has."""
-    _change(root, lambda store: token_store.limited(store, name, own))
+
+    def limited(store: TokenStore) -> TokenStore:
+        if any(token.name == name and token.role == "operator" for token in store.tokens):
+            _require_no_quota(own)
+        return token_store.limited(store, name, own)
+
+    _change(root, limited)
 
 
 def revoke(root: Path, name: str) -> None:
