@@ -58,7 +58,6 @@ def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fai
         ["run", "--out"],
         ["run", "--method", "dp_sgd", "--out"],
         ["compare", "sweep.yaml", "--out"],
-        ["data", "export", "color_digits"],
         ["run", "config.yaml"],
     ],
 )
