@@ -2,6 +2,7 @@
 
     apt-get install wrk
     python benchmarks/service.py [--rounds 9] [--seconds 3] [--soak 600] [--json FILE]
+    python benchmarks/service.py --verification 4000
 
 Two services, one with its ledger in a SQLite file and one in PostgreSQL, and a bare FastAPI handler of the same shape
 (body read and validated by the same types, a constant reply), each in a process of its own on loopback. In every round
@@ -13,6 +14,9 @@ ledger must have charged as many as were answered, and no more than were sent.
 ``--soak`` then sends a mixture (stored answers alone and 256 together, reads, two new queries in a hundred) from 64
 clients for so many seconds to each service, and notes its memory.
 
+``--verification`` asks so many new queries, one at a time and in turn, of two services: one verifies its ledger round
+after round, the other not at all. It prints p50 and p99 of both and their ratios.
+
 Votes are a table, so that nothing but service, mechanism and ledger is measured; replies wait for no step.
 """
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import multiprocessing
 import os
@@ -41,6 +46,7 @@ from local_postgres import Server
 
 from aggregator.ledger.ledger import Ledger
 from aggregator.ledger.stores import Place
+from aggregator.mechanism import Outcome
 from aggregator.service.actor import HttpServer
 from aggregator.service.api import Backend, ServiceSettings
 from aggregator.service.questions import PublicPool, Question
@@ -53,7 +59,8 @@ POOL_SIZE, NUM_PROFILES, BATCH, CLIENTS = 8192, 4096, 256, 64
 TOKENS = {"FAIRPATE_ANALYST_TOKEN": "a" * 32, "FAIRPATE_OPERATOR_TOKEN": "o" * 32}
 _HEADERS = {"Authorization": f"Bearer {TOKENS['FAIRPATE_ANALYST_TOKEN']}"}
 _SCRIPT = Path(__file__).with_name("load.lua")
-_START_LIMIT_S, _SAMPLE_EVERY_S = 60.0, 5.0
+_START_LIMIT_S, _SAMPLE_EVERY_S, _NEVER_S = 60.0, 5.0, 1e6
+_FILLED = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +129,15 @@ def open_backend(place: Place) -> Backend:
     return Backend(ledger=ledger, session=session, pool=pool, count_votes=count_votes)
 
 
-def serve(place: Place, port: int, answer_step_s: float) -> None:
+def serve(place: Place, port: int, answer_step_s: float, verification_interval_s: float = 60.0) -> None:
     """The process of a service."""
-    server = HttpServer(
-        open_backend(place), ServiceSettings(port=port, tokens=read_tokens(TOKENS), answer_step_s=answer_step_s)
+    settings = ServiceSettings(
+        port=port,
+        tokens=read_tokens(TOKENS),
+        answer_step_s=answer_step_s,
+        verification_interval_s=verification_interval_s,
     )
+    server = HttpServer(open_backend(place), settings)
     while server.is_alive:
         time.sleep(1)
 
@@ -261,6 +272,42 @@ def soak(hammer: Hammer, found: Target, seconds: int) -> dict[str, Any]:
         return {"sent": sent.get(), "samples": samples}
 
 
+def measure_verification(places: Mapping[str, tuple[Place, Place]], num_queries: int) -> Iterator[str]:
+    """p50 and p99 of a new query while the ledger is verified and while it is not, and their ratios."""
+    for name, (place, other) in places.items():
+        fill(place, _FILLED)
+        fill(other, _FILLED)
+        with target(name, serve, place, 0.0, 0.1) as verifying, target(name, serve, other, 0.0, _NEVER_S) as idle:
+            took_ms = {found.port: np.zeros(num_queries) for found in (verifying, idle)}
+            clients = {port: http.client.HTTPConnection("127.0.0.1", port, timeout=60) for port in took_ms}
+            for number in range(num_queries):
+                body = b'{"queries":[{"id":%d}]}' % number
+                # In turn, and who is first changes too: whatever else the machine does slows both.
+                for port in sorted(took_ms, reverse=bool(number % 2)):
+                    began_s = time.perf_counter()
+                    clients[port].request("POST", "/v1/queries", body, _HEADERS | {"Content-Type": "application/json"})
+                    assert clients[port].getresponse().read().startswith(b'{"replies"')
+                    took_ms[port][number] = 1e3 * (time.perf_counter() - began_s)
+            yield f"{name}: {num_queries} new queries, load average {os.getloadavg()[0]:.1f}"
+            own, without = took_ms[verifying.port], took_ms[idle.port]
+            drawn = np.random.default_rng(0).integers(0, num_queries, (500, num_queries))
+            for percent in (50, 99):
+                ratios = np.percentile(own[drawn], percent, axis=1) / np.percentile(without[drawn], percent, axis=1)
+                one, other_one = np.percentile(own, percent), np.percentile(without, percent)
+                low, high = np.percentile(ratios, [2.5, 97.5])
+                ratio = f"{one / other_one:.3f} ({low:.3f} to {high:.3f})"
+                yield f"  p{percent} {one:.2f} ms against {other_one:.2f}, ratio {ratio}"
+
+
+def fill(place: Place, num_answers: int) -> None:
+    """Make a ledger with so many answers, in as many transactions."""
+    votes, outcome = np.full((1, NUM_CLASSES), NUM_TEACHERS // NUM_CLASSES), Outcome(verdict="answer", label=0)
+    votes[0, 0] += NUM_TEACHERS - votes.sum()
+    with Ledger(place, TERMS) as ledger:
+        for number in range(num_answers):
+            ledger.commit(ledger.reserve([f"{number:064x}"], [0], votes), [outcome])
+
+
 def lines(told: Mapping[str, Any]) -> Iterator[str]:
     """What was measured: medians, and the least and the largest ratio of a round in brackets."""
     rounds = told["rounds"]
@@ -319,12 +366,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=int, default=3, help="of one kind of request in one round")
     parser.add_argument("--soak", type=int, default=0, help="seconds of the mixture for each service")
+    parser.add_argument("--verification", type=int, default=0, help="new queries of each service, nothing else")
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name, contextlib.ExitStack() as stack:
         folder, hammer = Path(name), Hammer()
         folder.chmod(0o755)
         server = stack.enter_context(Server(folder / "server"))
+        if arguments.verification:
+            pairs: dict[str, tuple[Place, Place]] = {
+                "SQLite": (folder / "verified.sqlite", folder / "idle.sqlite"),
+                "PostgreSQL": (server.url("verified"), server.url("idle")),
+            }
+            print("\n".join(measure_verification(pairs, min(arguments.verification, POOL_SIZE))))
+            return
         places: dict[str, Place] = {"SQLite": folder / "ledger.sqlite", "PostgreSQL": server.url("load")}
         targets = {k: stack.enter_context(target(k, serve, place, 0.0)) for k, place in places.items()}
         for found in targets.values():

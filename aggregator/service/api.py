@@ -127,6 +127,8 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
             raise ValueError(f"Expected 0 < port < 65536, got {self.port}.")
+        if not self.verification_interval_s > 0:
+            raise ValueError(f"Expected verification_interval_s > 0, got {self.verification_interval_s}.")
         if not 0 <= self.answer_step_s <= 1:
             raise ValueError(f"Expected 0 <= answer_step_s <= 1, got {self.answer_step_s}.")
 
