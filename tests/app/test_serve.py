@@ -271,6 +271,12 @@ def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, sma
         backend.close()
 
 
+def test_a_ledger_in_files_has_no_other_writer_to_end(fairpate, finished):
+    code, output, errors = fairpate("serve", finished[0].root, "--take-over")
+    assert (code, output) == (2, "")
+    assert "--take-over" in errors
+
+
 def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_config, tmp_path):
     run = run_method(
         small_config(tmp_path / "run", "dp_sgd.epochs=0.5", "target.accounting=rdp", method="dp_sgd"),
