@@ -20,6 +20,7 @@ from contour import (
     together,
     two_integers,
 )
+from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from fairpate.privacy import accountant, loss_distributions
@@ -140,6 +141,40 @@ def test_one_laplace_release_has_its_closed_form(scale: float) -> None:
         value = accountant.epsilon_pld([LaplaceReleases(count=1, epsilon=1 / scale)], target_delta=delta)
         truth = 1 / scale + 2 * math.log1p(-delta)
         assert truth * (1 - 1e-12) <= value <= truth * 1.001
+
+
+def laplace_masses(epsilon: float, half: int) -> np.ndarray:
+    """The losses of one release on ``2 half + 1`` points, the masses between them split, in forty digits.
+
+    Its divergence is 1 - exp((e - epsilon) / 2) between -epsilon and epsilon.
+    """
+    with mpmath.workdps(40):
+        points = [mpmath.mpf(epsilon) * i / half for i in range(-half - 1, half + 2)]
+        inside = [0, *(1 - mpmath.exp((e - epsilon) / 2) for e in points[1:-1]), 0]
+        inside[0] = -mpmath.expm1(points[0])
+        rise = [mpmath.exp(e) for e in points]
+        slopes = [(inside[i + 1] - inside[i]) / (rise[i + 1] - rise[i]) for i in range(len(points) - 1)]
+        return np.array([float((slopes[i] - slopes[i - 1]) * rise[i]) for i in range(1, len(points) - 1)])
+
+
+def test_a_sum_of_laplace_releases_is_what_direct_sums_of_products_give() -> None:
+    """Masses are summed without a transform. What a grid adds falls with the square of its interval."""
+    found = []
+    for half in (25, 50, 100):
+        masses = laplace_masses(0.1, half)
+        total = np.ones(1)
+        for _ in range(100):
+            total = np.convolve(total, masses)
+        losses = 0.1 / half * np.arange(-100 * half, 100 * half + 1)
+
+        def excess(e: float, losses: np.ndarray = losses, total: np.ndarray = total) -> float:
+            return float(np.dot(total[losses > e], -np.expm1(e - losses[losses > e]))) - 1e-12
+
+        found.append(brentq(excess, 1.0, 9.9, xtol=1e-12))
+    truth = found[2] - (found[1] - found[2]) / 3
+    assert truth == pytest.approx(found[1] - (found[0] - found[1]) / 3, rel=1e-6)
+    ours = accountant.epsilon_pld([LaplaceReleases(count=100, epsilon=0.1)], target_delta=1e-12)
+    assert truth * (1 - 1e-6) <= ours <= found[2]
 
 
 def test_counts_without_a_sample_are_sums_on_a_lattice() -> None:
