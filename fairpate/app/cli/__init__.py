@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from fairpate import __version__
 from fairpate.app.cli import bundles, choices, data, figures, ledger, machine, projects, runs, services, tokens, votes
 from fairpate.app.cli.commands import Commands
-from fairpate.app.cli.completion import join_words
 from fairpate.app.cli.endings import exit_with_code
 from fairpate.app.terminal.output import Output
 
@@ -48,5 +45,4 @@ app.add_typer(tokens.app, name="tokens")
 
 def main() -> None:
     """Entry point: a user's error ends in one message and exit code 2 (bad usage) or 1, a signal in 128 + number."""
-    join_words(os.environ)
     exit_with_code(app)

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from fairpate.app.cli.completion import data_sets
-from fairpate.app.cli.completion import methods as method_names
 from fairpate.app.cli.endings import checked_arguments
 from fairpate.app.cli.options import DataDir, data_config
 from fairpate.app.terminal.output import Output
@@ -19,7 +17,7 @@ from fairpate.app.terminal.progress import waiting
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Its fields, defaults and paper; none lists all.", autocompletion=method_names),
+        typer.Argument(help="Its fields, defaults and paper; none lists all."),
     ] = None,
 ) -> Output:
     """List every method with what it protects and its source, or one with all of its fields."""
@@ -33,7 +31,6 @@ def plan(
         str,
         typer.Option(
             help="A name from `fairpate data list`: its classes and its public pool.",
-            autocompletion=data_sets,
         ),
     ],
     epsilon: Annotated[float, typer.Option(min=0, help="Target.")],

@@ -7,14 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fairpate.app.cli.completion import data_sets, fields, methods, run_folders
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, parse_config
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.", autocompletion=fields)
-]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of the same configuration goes on.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
 Weights = Annotated[
@@ -25,13 +22,11 @@ AllowCode = Annotated[
     bool,
     typer.Option("--allow-code", help="Let code run that files name (method: module:Class, teachers.model.python)."),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=run_folders)]
-RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="FOLDER...", help="A run directory, or several.", autocompletion=run_folders)
-]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="A run directory, or several.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
-MethodOption = Annotated[str | None, typer.Option(help="Its name.", autocompletion=methods)]
-RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.", autocompletion=run_folders)]
+MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
+RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
 Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; an aggregator's beyond loopback only with tokens.")]
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
@@ -47,9 +42,7 @@ Rate = Annotated[float, typer.Option(help="Requests per second of one token; twi
 LogFile = Annotated[Path | None, typer.Option(help="Append the log to it as JSON lines, one for each request too.")]
 Traces = Annotated[bool, typer.Option("--traces", help="Send OpenTelemetry spans where OTEL_EXPORTER_OTLP_* say.")]
 Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
-DatasetName = Annotated[
-    str, typer.Argument(help="A name from `fairpate data list`, or a declaration.", autocompletion=data_sets)
-]
+DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]
 
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", ".arrow")

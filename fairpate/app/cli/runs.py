@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fairpate.app.cli.completion import data_sets, run_folders
 from fairpate.app.cli.options import (
     AllowCode,
     ConfigFile,
@@ -49,7 +48,7 @@ def run(
     method: MethodOption = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml).", autocompletion=data_sets),
+        typer.Option(help="A name from `fairpate data list`, or a declaration (.yaml)."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="To publish; the noise follows from it.")] = None,
     delta: Annotated[float | None, typer.Option(help="At which epsilon is stated.")] = None,
@@ -62,7 +61,6 @@ def run(
         Path | None,
         typer.Option(
             help="A run whose release this one goes on from, at no cost; also its configuration, if none is.",
-            autocompletion=run_folders,
         ),
     ] = None,
     allow_code: AllowCode = False,
