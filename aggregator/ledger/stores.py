@@ -108,7 +108,7 @@ class Reader(Protocol):
 
 
 def open_reader(place: Place) -> Reader:
-    """The ledger at ``place`` for reading, whoever writes it. Errors as :class:`Reader`."""
+    """Open the ledger at ``place`` for reading while any process may write to it. Errors as :class:`Reader`."""
     if is_database(place):
         from aggregator.ledger.postgres_store import DatabaseReader
 

@@ -1,4 +1,4 @@
-"""Readiness over a ledger that is gone, hangs or has another writer: seen by whoever asks, before any query fails."""
+"""Readiness over a ledger that is gone, hangs or has another writer: seen by a probe before any query fails."""
 
 import contextlib
 import subprocess
