@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ from fairpate.app.trained_on import as_trained
 from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config
-from fairpate.data import REGISTRY, load_data
+from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.load import configured
+from fairpate.types import READING_TELLS
 from teachers.shard import assign_teachers, shard_key
 
 REFUSING = (
@@ -172,13 +174,11 @@ def test_swapped_attributes_of_equals_and_a_reversed_file_change_labels_alone(tm
     assert labelled.record_ids == again.record_ids
     assert len(set(labelled.record_ids)) == len(labelled.record_ids) < len(rows)
     assert not [name for name in labelled.record_ids if name.count("-") > 1]  # no counter
-    known = ("statement.json", "config.yaml")
-    assert [path.name for path in sorted(first.public.iterdir())] == [
-        path.name for path in sorted(second.public.iterdir())
-    ]
-    for name in known:
-        if (first.public / name).exists():
-            assert (first.public / name).read_bytes() == (second.public / name).read_bytes()
+    named = sorted(path.name for path in first.public.iterdir())
+    assert named == sorted(path.name for path in second.public.iterdir())
+    assert {"labels.parquet", "record.json", "report.html", "statement.json"} <= set(named)
+    for name in set(named) - {"labels.parquet"}:
+        assert (first.public / name).read_bytes() == (second.public / name).read_bytes(), name
     private, turned = (load_data(tmp_path / folder / "clinic.yaml").private for folder in "ab")
     assert sorted(private.unit_id) == sorted(turned.unit_id)
     key = shard_key(0)
@@ -219,3 +219,60 @@ def test_the_order_among_equals_is_drawn_for_each_private_run(tmp_path: Path) ->
     assert torch.equal(first.x, second.x)
     assert not torch.equal(first.z, second.z)
     assert stat.S_IMODE((runs[0].private / "order.key").stat().st_mode) == 0o600
+
+
+WRITTEN = """name: clinic
+rows: 600
+files:
+  records: [{path: women.csv}, {path: men.csv}]
+features:
+  age: {bounds: [20, 60], unknown: [none, "0"]}
+  ward: {categories: [A, B], aliases: {a: A}, other: true}
+keep: [{column: pregnant, other_than: ["yes"]}]
+label: {column: ill, classes: {"no": {at_most: 3}, "yes": {above: 3}}}
+group: {column: sex, values: [f, m]}
+num_public: 50
+num_validation: 0
+num_test: 50
+"""
+
+
+def test_a_name_does_not_tell_how_a_file_writes_its_values(tmp_path: Path) -> None:
+    # One meaning in two ways: a program per file, an alias, two words that are no category, a clipped number.
+    ways = {
+        "f": (["30", "60", "none", "0"], ["A", "Mrs"], ["1", "5"], "no"),
+        "m": (["30.0", "75", "", "0.0"], ["a", "Mr"], ["3", "4.5"], ""),
+    }
+    head = "age,ward,pregnant,ill,sex\n"
+    draws = np.random.default_rng(0).integers([4, 2, 2], size=(300, 3)).tolist()
+    for name, sex in (("women", "f"), ("men", "m")):
+        ages, wards, ills, pregnant = ways[sex]
+        lines = (f"{ages[age]},{wards[ward]},{pregnant},{ills[ill]},{sex}\n" for age, ward, ill in draws)
+        (tmp_path / f"{name}.csv").write_text(head + "".join(lines), encoding="utf-8")
+    (tmp_path / "clinic.yaml").write_text(WRITTEN, encoding="utf-8")
+    private = load_data(tmp_path / "clinic.yaml").private
+    sexes_of, names_of = defaultdict(set), defaultdict(set)
+    for row, unit in enumerate(private.unit_id):
+        sexes_of[unit].add(int(private.z[row]))
+        names_of[private.x[row].numpy().tobytes(), int(private.y[row])].add(unit)
+    assert len(names_of) > 8
+    assert {len(names) for names in names_of.values()} == {1}
+    assert {len(sexes) for sexes in sexes_of.values()} == {2}
+
+
+@pytest.mark.parametrize("named", ["identity: {key: path}", "identity: {text: [path, name]}", "person: path"])
+def test_the_path_of_a_picture_in_a_folder_of_its_group_names_nothing(named: str, tmp_path: Path) -> None:
+    text = (
+        "name: pets\nkind: images\nrows: 9\nfiles: {records: pets}\npictures: {size: 8}\n"
+        "label: {column: level_1, classes: [cat, dog]}\ngroup: {column: level_2, values: [women, men]}\n"
+    )
+    (tmp_path / "pets.yaml").write_text(f"{text}{named}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"(identity|person): path may be the sensitive attribute, or tells it"):
+        load_data(tmp_path / "pets.yaml")
+
+
+def test_that_reading_tells_is_stated_of_frames_too(tmp_path: Path) -> None:
+    dataset = load_data(declared(tmp_path / "a", sorted_by_sex(), "FM"))
+    settings = ["method=randomised_response", "student.model.name=logistic", f"out={tmp_path / 'run'}"]
+    run = run_method(configured({}, settings), Reporter(quiet=True), dataset)
+    assert READING_TELLS in json.loads(run.statement.read_text(encoding="utf-8"))["remarks"]

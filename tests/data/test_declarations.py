@@ -216,6 +216,8 @@ def test_files_whose_rows_would_be_named_differently_are_refused(shop: Path) -> 
     changed(shop, "new.csv", "eve;50;8;f;3;no", "customer;age;again;sex;size;city;spent\neve;50;no;f;3;8")
     changed(shop, "new.csv", "eve;29;0;f;3;yes", "eve;29;yes;f;3;0")
     changed(shop, "shop.yaml", "  test: new.csv", "  test: new.csv\n  pooled: {together: true}")
+    assert read(shop)
+    changed(shop, "shop.yaml", "name: shop", "name: shop\nidentity: {as_written: true}")
     with pytest.raises(DataError, match=r"new\.csv: expected the columns of old\.csv, in their order"):
         read(shop)
 

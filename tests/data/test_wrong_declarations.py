@@ -120,7 +120,11 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
             "identity: {text: [age, w]}\ncomputed_from_group: [w]\nrows",
             r"identity: w may be the sensitive attribute",
         ),
-        ("rows", "identity: {text: [age], key: [city]}\nrows", r"identity: expected key or text, got both"),
+        (
+            "rows",
+            "identity: {text: [age], key: [city]}\nrows",
+            r"expected one of key, text and as_written, got key and text",
+        ),
         ("rows", "person: {column: sex}\nrows", r"person: sex may be the sensitive attribute"),
         ("rows", "header: [age, city, town, again, sx]\nrows", r"header: no column sex; did you mean sx\?"),
         (

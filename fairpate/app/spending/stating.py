@@ -14,7 +14,7 @@ from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement,
 from fairpate.app.spending.meter import Meter
 from fairpate.app.spending.odometer import Standing, standing_remarks
 from fairpate.app.terminal.progress import Reporter
-from fairpate.data import Dataset
+from fairpate.data import REGISTRY, Dataset
 from fairpate.methods.definition import Method
 from fairpate.methods.releasing import ReleasingMethod, shared_remarks
 from fairpate.methods.trained import Trained
@@ -118,7 +118,7 @@ def statement_of(
             *shared,
             *size_remarks(config, trained.events, cost.unit),
             *unit_remarks(config, cost.unit, records_alone=records_alone),
-            *((READING_TELLS,) if config.is_private and config.data.declaration is not None else ()),
+            *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),

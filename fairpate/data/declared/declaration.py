@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from fairpate.config import ConfigError, Count, CountOrZero, Section
 from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data.declared.columns import Feature, Group, Label, Texts
-from fairpate.data.declared.own_pictures import PicturesConfig
+from fairpate.data.declared.own_pictures import LEVEL, PicturesConfig
 from fairpate.data.declared.sections import Choice, Identity, Person, Rule, Trim
 from fairpate.data.declared.sources import Files
 from fairpate.data.entry import DataSettingsError, Option, as_text, holds
@@ -170,11 +170,12 @@ class Declaration(Section):
                 yield f"intersections.{name}: expected two groups or more, of a column each, got {', '.join(of)}"
 
     def _names(self) -> Iterator[str]:
-        told = (*(group.column for group in self.groups.values()), *self.computed_from_group)
+        told = self.told_by_groups
         # The text may hold another group's column: it is left out where that group is in force.
-        first = (*(group.column for group in itertools.islice(self.groups.values(), 1)), *self.computed_from_group)
+        first = {group.column for group in itertools.islice(self.groups.values(), 1)}
+        others = {group.column for group in self.groups.values()} - first - set(self.computed_from_group)
         named = [("identity", column, told) for column in self.identity.key]
-        named += [("identity", column, first) for column in self.identity.text]
+        named += [("identity", column, set(told) - others) for column in self.identity.text]
         named += [("person", self.person.column, told)] if self.person else []
         for field, column, kept_out in named:
             if column in kept_out:
@@ -235,18 +236,27 @@ class Declaration(Section):
     @property
     def told_by_groups(self) -> tuple[str, ...]:
         """Every column that may be the attribute, whichever is in force, or that was computed from one."""
-        return tuple(dict.fromkeys((*(group.column for group in self.groups.values()), *self.computed_from_group)))
+        groups = [group.column for group in self.groups.values()]
+        # A picture's path tells the folder in which its group lies.
+        paths = [self.pictures.column] if self.pictures and any(name.startswith(LEVEL) for name in groups) else []
+        return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def text_of_names(self, columns: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of ``columns`` whose text names a record: declared ones but groups', or `identity.text` without those
-        in force.
+        """Those of ``columns`` whose text names a record: of `identity.text` those of no group in force, or with
+        `as_written` all declared ones but groups'; none where features and label name it.
 
         What a column that nobody declared says is not known: it might tell the group, and so would the names.
         """
         in_force = {group.column for group in self.chosen_groups(options)}
-        declared = set(self.used()) - set(self.told_by_groups)
+        declared = set(self.used()) - set(self.told_by_groups) if self.identity.as_written else ()
         named = self.identity.text or [column for column in columns if column in declared]
         return tuple(column for column in named if column not in in_force)
+
+    def features_of_names(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
+        """The columns whose features name a record: what a model sees with ``options``, but for all groups'."""
+        return tuple(
+            (column, feature) for column, feature in self.visible(options) if column not in self.told_by_groups
+        )
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Every column that has a meaning with ``options``; null: with some."""

@@ -99,9 +99,10 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         faults.rows[rows.file] += len(rows.table)
         _see_features(seen, rows, table, request, faults)
         label = cells(rows.table, table.label.column, rows.file, faults)
-        seen.y.append(codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy())
+        codes_N = codes_of(label, table.label, "class", may_lack=rows.part == "public").numpy()
+        seen.y.append(codes_N)
         seen.z.append(_crossed_codes(groups, rows, faults))
-        names = Names.of(_units(table, rows, seen, persons, request).cast(pa.large_string()))
+        names = Names.of(_units(table, rows, codes_N, seen, persons, request).cast(pa.large_string()))
         seen.units.append(names.packed)
         seen.size_of[rows.part] += len(names)
         if persons:
@@ -169,33 +170,49 @@ def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tup
     return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
 
 
-def _units(table: Declaration, rows: Rows, seen: _Seen, persons: _Persons | None, request: Request) -> pa.Array:
+def _units(
+    table: Declaration, rows: Rows, codes_N: IntArray, seen: _Seen, persons: _Persons | None, request: Request
+) -> pa.Array:
     """What names each row, but for a counter.
 
     Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
-    others have.
+    others have. Without a key or text a name is a function of what a model sees and of the label: however a value is
+    written, rows of one meaning have one name.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
         return pc.binary_join_element_wise(prefix, *map(rows.text, identity.key), "-")
+    pool: Part = "records" if table.files.pooled else rows.part
     columns = table.text_of_names(rows.table.column_names, options)
+    if columns:
+        first, header = seen.header_of.setdefault(pool, (rows.file, columns))
+        if header != columns:
+            raise DataError(
+                f"{rows.file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
+                "what tells records apart (identity)."
+            )
     if persons and persons.person.column not in columns:
         columns = (*columns, persons.person.column)
     for column in columns:
         _require_no_list(rows, column)
-    pool: Part = "records" if table.files.pooled else rows.part
-    first, header = seen.header_of.setdefault(pool, (rows.file, columns))
-    if header != columns:
-        raise DataError(
-            f"{rows.file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
-            "what tells records apart (identity)."
-        )
-    named = prefix if pool == "records" else f"{prefix}-{pool}"
-    texts = {column: rows.text(column) for column in columns}
-    # A path may lie in a folder of its group: the picture itself names its record.
-    if table.pictures and not identity.text and table.pictures.column in texts:
-        texts[table.pictures.column] = _contents(texts[table.pictures.column], resolve_data_dir(request.data_dir))
-    return content_units(named, list(texts.values())).packed
+    texts = [rows.text(column) for column in columns]
+    if not (identity.text or identity.as_written):
+        texts += [_seen_values(table, rows, request), pa.array(map(str, codes_N.tolist()), pa.string())]
+    return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
+
+
+def _seen_values(table: Declaration, rows: Rows, request: Request) -> pa.Array:
+    """Of each row what a model sees, all groups' columns left out, as text: hexadecimal digits."""
+    if table.pictures:
+        # The picture itself: its path may lie in a folder of its group.
+        return _contents(rows.text(table.pictures.column), resolve_data_dir(request.data_dir))
+    features = table.features_of_names(request.options)
+    if not features:
+        return pa.array([""] * len(rows.table), pa.string())
+    # Its faults are told where the features themselves are made.
+    block, _ = encode(rows.table, features, rows.file, Faults())
+    block += 0.0  # no negative zero, which is equal to zero and has other digits
+    return pa.array((row.tobytes().hex() for row in block), pa.string())
 
 
 def _require_no_list(rows: Rows, column: str) -> None:

@@ -59,14 +59,13 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
         yield _trimmed_rows(table, part, folder_table(folder / file.path, folder), file.path, request)
         return
     choice, path = verified(file, request.data_dir)
-    named = bool(table.identity.key or table.identity.text)
     batches = read_batches(
         path,
         choice.path,
         columns=table.header or None,
         separator=table.separator,
         comment=table.comment,
-        wanted=table.used(request.options) if named else None,
+        wanted=None if table.identity.as_written else table.used(request.options),
     )
     vectors = [(column, feature.vector) for column, feature in table.visible(request.options) if feature.array]
     sizes = {column: size for column, size in vectors if size is not None}
@@ -80,7 +79,7 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
     _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if table.identity.key or table.identity.text:  # else every declared column is in its name
+    if not table.identity.as_written:  # with which columns of other options are in a name too
         rows = rows.select(used)
     for trim in table.trim:
         for column in trim.columns:

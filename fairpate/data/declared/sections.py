@@ -62,19 +62,26 @@ class Rule(Interval):
 
 
 class Identity(Section):
-    """What names a record: the publisher's own key, or a hash of its published text. Never the sensitive attribute."""
+    """What names a record: the publisher's own key, or a hash of its features and label, or of its published text.
+
+    Never the sensitive attribute. Where that alone is protected, names are public: a key may not count the rows of a
+    file that is sorted by group, and the text of a value may tell more than the feature that is made of it.
+    """
 
     prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
-    key: Texts = Field((), description="Columns that name a record together; empty: its text does.")
-    text: Texts = Field(
-        (),
-        description="Columns whose text is hashed; empty: all declared ones but groups' and those computed from them.",
+    key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
+    text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
+    as_written: bool = Field(
+        False,
+        description="Whether the text of all declared columns is hashed instead, without groups' and those computed "
+        "from them: `30` and `30.0` are then two records.",
     )
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> Identity:
-        if self.key and self.text:
-            raise ValueError("Expected key or text, got both")
+    def _is_one_of_them(self) -> Identity:
+        given = [name for name in ("key", "text", "as_written") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"Expected one of key, text and as_written, got {' and '.join(given)}")
         return self
 
 
