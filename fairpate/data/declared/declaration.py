@@ -174,8 +174,9 @@ class Declaration(Section):
         # The text may hold another group's column: it is left out where that group is in force.
         first = {group.column for group in itertools.islice(self.groups.values(), 1)}
         others = {group.column for group in self.groups.values()} - first - set(self.computed_from_group)
+        first_told = tuple(column for column in told if column not in others)
         named = [("identity", column, told) for column in self.identity.key]
-        named += [("identity", column, set(told) - others) for column in self.identity.text]
+        named += [("identity", column, first_told) for column in self.identity.text]
         named += [("person", self.person.column, told)] if self.person else []
         for field, column, kept_out in named:
             if column in kept_out:
