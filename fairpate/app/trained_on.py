@@ -111,7 +111,8 @@ def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """``dataset`` as the method reads it: where the attribute alone is protected, in an order that tells nothing of it.
+    """``dataset`` as the method reads it: where the attribute alone is protected, in an order and under names that tell
+    nothing of it.
 
     Drawn once per run and kept in ``private/``; of seeded noise it follows from the seed, as all else does.
     """

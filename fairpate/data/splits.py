@@ -8,6 +8,7 @@ record, records that nothing but the group tells apart, or all records of one pe
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.entry import ORIGINS, DataError, DatasetEntry, DataSettingsError, Origin, Records
 from fairpate.data.identity import keyed_hash
-from fairpate.data.record_names import as_names
+from fairpate.data.record_names import Names, as_names
 from fairpate.later import torch
 
 PERMITTED: dict[str, frozenset[Origin]] = {
@@ -105,18 +106,20 @@ def check_persons(splits: Mapping[str, Split]) -> None:
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """The same records by a keyed hash of their unit, those of one unit as a permutation from ``secret`` has them.
+    """The same records by a keyed hash of their unit, those of one unit as a permutation from ``secret`` has them, and
+    under names that are hashes of their own, keyed by ``secret``.
 
     For methods that protect the attribute alone: files are often sorted by it, so neither the place of a record nor
-    which of several equal ones has which name may follow the file.
+    which of several equal ones has which name may follow the file. Nor may a name be read: it may count the rows of
+    such a file, or tell a date on which one group was recorded.
     """
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
     # Stable: of one unit, the names in the order of the file beside the records in the order that was drawn.
     names = as_names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
-    is_keyed = split.unit_id is split.record_id
+    hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
     records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
-    return replace(records, record_id=names, unit_id=names if is_keyed else records.unit_id)
+    return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)
 
 
 def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:

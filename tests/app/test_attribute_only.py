@@ -24,6 +24,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config
 from fairpate.data import REGISTRY, DataError, load_data
+from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.load import configured
 from fairpate.types import READING_TELLS
@@ -192,12 +193,37 @@ def test_swapped_attributes_of_equals_and_a_reversed_file_change_labels_alone(tm
 def test_the_order_of_public_names_tells_no_group_of_a_sorted_file(tmp_path: Path) -> None:
     declaration = declared(tmp_path / "a", sorted_by_sex(), "FM")
     run = released(declaration, tmp_path / "run")
-    private = load_data(declaration).private
-    groups_of = defaultdict(list)
+    private = private_of(declaration, run)
+    groups_of, unit_of = defaultdict(list), dict(zip(private.record_id, private.unit_id, strict=True))
     for unit, group in zip(private.unit_id, private.z.tolist(), strict=True):
         groups_of[unit].append(group)
-    named = [groups_of[name] for name in read_labels(run.labels).record_ids]
+    named = [groups_of[unit_of[name]] for name in read_labels(run.labels).record_ids]
     places = [np.flatnonzero([groups == {group} for groups in map(set, named)]) for group in (0, 1)]
+    assert min(map(len, places)) > 100
+    assert stats.ks_2samp(*places).pvalue > 1e-3
+
+
+def private_of(declaration: Path, run: RunDirectory) -> Split:
+    """Private records as the run of :func:`released` had them."""
+    config = configured(
+        {"data": {"name": "clinic", "declaration": str(declaration)}}, ["method=sf_pate", "noise=seeded"]
+    )
+    return as_trained(run, config, load_data(declaration)).private
+
+
+def test_a_key_that_counts_the_rows_of_a_sorted_file_is_not_published(tmp_path: Path) -> None:
+    declaration = declared(tmp_path / "a", sorted_by_sex(), "FM")
+    header, *lines = (tmp_path / "a" / "clinic.csv").read_text(encoding="utf-8").splitlines()
+    numbered = [f"row,{header}", *(f"{row:03},{line}" for row, line in enumerate(lines))]
+    (tmp_path / "a" / "clinic.csv").write_text("\n".join(numbered) + "\n", encoding="utf-8")
+    declaration.write_text(f"{DECLARED}identity: {{key: row}}\n", encoding="utf-8")
+    run = released(declaration, tmp_path / "run")
+    names, private = read_labels(run.labels).record_ids, private_of(declaration, run)
+    assert private.unit_id[0].startswith("clinic-")
+    assert set(names).isdisjoint(private.unit_id)
+    group_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
+    groups = np.array([group_of[name] for name in sorted(names)])
+    places = [np.flatnonzero(groups == group) for group in (0, 1)]
     assert min(map(len, places)) > 100
     assert stats.ks_2samp(*places).pvalue > 1e-3
 
@@ -215,7 +241,9 @@ def test_the_order_among_equals_is_drawn_for_each_private_run(tmp_path: Path) ->
     runs = [RunDirectory(root=tmp_path / name) for name in ("one", "two")]
     first, again, second = (as_trained(run, config, dataset).private for run in (runs[0], runs[0], runs[1]))
     assert torch.equal(first.z, again.z)
-    assert first.record_id == again.record_id == second.record_id
+    assert first.record_id == again.record_id
+    assert first.unit_id == again.unit_id == second.unit_id
+    assert set(first.record_id).isdisjoint(second.record_id)
     assert torch.equal(first.x, second.x)
     assert not torch.equal(first.z, second.z)
     assert stat.S_IMODE((runs[0].private / "order.key").stat().st_mode) == 0o600

@@ -19,6 +19,7 @@ from fairpate.app.serving.settings import service_settings
 from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.app.tables import read_labels
 from fairpate.app.terminal.progress import Reporter
+from fairpate.app.trained_on import as_trained
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
@@ -73,7 +74,7 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
     """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
     monkeypatch.setattr(SfPate, "ask", identical_teachers)
     run = run_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
-    private = load_dataset(DATA).private
+    private = as_trained(run, configured(tmp_path / "run"), load_dataset(DATA)).private
     labelled = read_labels(run.labels)
     z_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
     assert len(labelled.labels) == 40

@@ -64,8 +64,7 @@ class Rule(Interval):
 class Identity(Section):
     """What names a record: the publisher's own key, or a hash of its features and label, or of its published text.
 
-    Never the sensitive attribute. Where that alone is protected, names are public: a key may not count the rows of a
-    file that is sorted by group, and the text of a value may tell more than the feature that is made of it.
+    Never the sensitive attribute. Names decide the part and the teacher of a record.
     """
 
     prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
