@@ -14,9 +14,10 @@ import pytest
 
 from fairpate.app.release import choose_queries
 from fairpate.app.run import run_method
-from fairpate.app.rundir import create_run_directory
+from fairpate.app.rundir import RunDirectory, create_run_directory
 from fairpate.app.tables import read_labels
 from fairpate.app.terminal.progress import Reporter
+from fairpate.app.trained_on import as_trained
 from fairpate.config import DataConfig
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
@@ -148,7 +149,8 @@ def knowing_teachers(config: SfPate, dataset: Dataset, queries: Split, training:
 def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker knows all but one sex, and lets the loader itself name the record under both."""
+    """The attacker knows all but one sex and the run's secret, and lets the run itself name the record under both."""
+    monkeypatch.setattr("fairpate.app.trained_on.secrets.token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(SfPate, "ask", knowing_teachers)
     monkeypatch.setattr(
         "fairpate.methods.pate.check_teachers", lambda *_: None
@@ -161,11 +163,13 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
         return read_labels(run.labels).record_ids, run.statement.read_text(encoding="utf-8")
 
     def named(candidates: list[list[str]]) -> set[str]:
-        return {name for split in load(folder, candidates).splits.values() for name in split.record_id}
+        run = RunDirectory(root=tmp_path / "attacker")
+        return set(as_trained(run, configured(folder, run.root), load(folder, candidates)).private.record_id)
 
     load(folder, rows)
     names, statement = published(tmp_path / "run")
     assert len(names) >= 10
+    assert set(names) <= named(rows)
     recovered = set()
     for place, row in itertools.islice(enumerate(rows), 0, None, 3):
         guesses = [named([*rows[:place], guess, *rows[place + 1 :]]) for guess in (row, with_other_sex(row))]
