@@ -197,3 +197,12 @@ def test_a_limit_below_what_was_released_says_so(fairpate, tmp_path, monkeypatch
     assert code == 0
     assert "above 0.5: every new release is refused" in errors
     assert "above" not in fairpate("ledger", "limit", "color_digits", "--epsilon", "50", "--delta", "1e-4")[2]
+    # Released before there was a limit, it is counted at the limit's order, though it cost less by itself.
+    (total,) = Odometer().totals(delta=1e-4)
+    limit = f"{total.epsilon * 1.001:.6f}"
+    assert (
+        "every new release is refused"
+        in fairpate("ledger", "limit", "color_digits", "--epsilon", limit, "--delta", "1e-4")[2]
+    )
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        train(tmp_path / "other", "dp_sgd", "noise=os_entropy", "dp_sgd.num_records=200", "target.epsilon=.01")
