@@ -281,8 +281,10 @@ def _counted_training(config: Method, training: Training, meter: Meter) -> Train
     try:
         return config.train(training)
     except SpentError as error:
-        meter.record(error.events, noise=error.noise, enforce=False)
-        raise
+        reason = error
+    # Outside of the handler: where a limit has no room for the release, its refusal must not carry that message.
+    meter.record_given_up(reason.events, noise=reason.noise)
+    raise reason
 
 
 def _private_population(

@@ -7,7 +7,7 @@ follow from the class. Names of sections are shared: ``dp_sgd`` means the same w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,6 +34,7 @@ from fairpate.data import Dataset, entry_for, option_showing_attribute
 from fairpate.later import torch
 from fairpate.methods.trained import Price, Trained, price, private_randomness
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.events import Event
 from fairpate.types import Unit
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class Training:
     reporter: Reporter
     seed: int
     meter: Meter | None = None
+
+    def admit(self, events: Sequence[Event], noise: str) -> None:
+        """Ask limits for room for all that will be released, before anything is drawn that may end the training.
+
+        LimitReachedError where there is none: asked afterwards, a refusal would tell how the draw turned out.
+        """
+        if self.meter is not None:
+            self.meter.admit(events, noise=noise)
 
     def generator(self, stream: Stream) -> torch.Generator:
         """A generator for one part of the run, apart from all others."""

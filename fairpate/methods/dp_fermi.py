@@ -291,6 +291,10 @@ class DpFermi(DpSgdFamily):
         cells = Cells.of(
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
+        planned = (steps.event, *share_events(settings, self.target.record_relation))
+        training.admit(
+            planned if person_N is None else [of_unit(event, "person") for event in planned], randomness.label
+        )
         shares = release_shares(
             cells,
             settings,

@@ -45,6 +45,7 @@ Shapes: N records, D features with a constant one, G groups, E events, R rounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -62,6 +63,7 @@ from fairpate.methods.trained import Progress, Trained
 from fairpate.nn.mixture import LINEAR, linear_rules
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.events import Event
 
 
 class DpOracleLearnerConfig(ParityConfig):
@@ -113,9 +115,12 @@ def train(
     target: PrivacyTarget,
     num_groups: int,
     source: NoiseSource,
+    admit: Callable[[Sequence[Event], str], None] = lambda *_: None,
     on_progress: Progress = lambda *_: None,
 ) -> OracleTrained:
     """Learn from public ``x`` (N, ...), bytes or floats, and binary ``y`` (N,), and private ``groups`` (N,).
+
+    ``admit`` is called with all events, and where noise comes from, before the first release.
 
     ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
     """
@@ -127,7 +132,10 @@ def train(
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
     by_group = config.rules == "by_group"
     build = as_in_paper if config.noise_rule == "as_in_paper" else of_groups if by_group else composed
-    sides = build(Setting(features=features, cells=cells, config=config, target=target, rules=rules, source=source))
+    setting = Setting(
+        features=features, cells=cells, config=config, target=target, rules=rules, source=source, admit=admit
+    )
+    sides = build(setting)
     played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
     answers = np.stack(played.answers)
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
@@ -241,5 +249,6 @@ class OracleLearner(AttributeMethod):
                 target=self.target,
                 num_groups=training.dataset.num_groups,
                 source=self.source,
+                admit=training.admit,
                 on_progress=advance,
             )

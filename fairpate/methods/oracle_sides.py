@@ -6,7 +6,7 @@ Shapes: N records, D features, G groups, E events, J = 2 things that the public 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from fairpate.methods.oracle_releases import GroupRules, Regression, Released, S
 from fairpate.methods.parity import Cells, FloatArray, require_shares
 from fairpate.methods.parity_game import GameRules, violations_of
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.events import spent
+from fairpate.privacy.events import Event, spent
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, release_epsilon_for
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Setting:
     target: PrivacyTarget
     rules: GameRules
     source: NoiseSource
+    admit: Callable[[Sequence[Event], str], None]
 
     @property
     def sizes(self) -> LaplaceReleases:
@@ -68,8 +69,12 @@ class Setting:
             accounting=self.target.accounting,
         )
 
-    def released_shares(self) -> FloatArray:
-        """Of all records, those of each cell: released once, before the game, so that its prices are public."""
+    def released_shares(self, events: Sequence[Event]) -> FloatArray:
+        """Of all records, those of each cell: released once, before the game, so that its prices are public.
+
+        ``events``: all that the game will release, these shares included.
+        """
+        self.admit(events, self.source.label)
         sizes_GE = self.released.table(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)
         with spent([self.sizes], noise=self.source.label):
@@ -97,7 +102,8 @@ def composed(setting: Setting) -> Sides:
     num_releases = setting.rules.num_rounds * (1 if once else 2)
     # Before anything is released: a target that leaves nothing for the rounds is refused unspent.
     round_epsilon = setting.round_epsilon(num_releases, fixed)
-    shares_GE = setting.released_shares()
+    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
+    shares_GE = setting.released_shares(events)
     if once:
         sums_GED = released.table(regression.components, norm=float(regression.norms_E.max()), epsilon=fixed[1].epsilon)
     else:
@@ -118,7 +124,6 @@ def composed(setting: Setting) -> Sides:
         positives_GE = released.table(is_positive_N, norm=1.0, epsilon=round_epsilon)
         return setting.noisy_violations(positives_GE, shares_GE)
 
-    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
     return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
@@ -130,7 +135,8 @@ def of_groups(setting: Setting) -> Sides:
     num_rounds = setting.rules.num_rounds
     # Before anything is released, as for linear rules.
     round_epsilon = setting.round_epsilon(num_rounds, (setting.sizes,), kinds=kinds)
-    shares_GE = setting.released_shares()
+    events = (setting.sizes, *(kind(count=num_rounds, epsilon=round_epsilon) for kind in kinds))
+    shares_GE = setting.released_shares(events)
 
     def violations(rule_GJ: FloatArray) -> FloatArray:
         return setting.noisy_violations(said.positives(rule_GJ, epsilon=round_epsilon, source=source), shares_GE)
@@ -139,7 +145,7 @@ def of_groups(setting: Setting) -> Sides:
         answer=lambda prices_GE: said.choose(prices_GE, epsilon=round_epsilon, source=source),
         violations=violations,
         shares_GE=shares_GE,
-        events=(setting.sizes, *(kind(count=num_rounds, epsilon=round_epsilon) for kind in kinds)),
+        events=events,
         round_epsilon=round_epsilon,
     )
 

@@ -269,6 +269,20 @@ def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, 
         meter("more").record([gaussians()], noise="os_entropy")
 
 
+def test_a_run_of_many_kinds_of_events_is_admitted_by_the_price_it_was_planned_at(odometer, meter):
+    events = [PoissonGaussians(count=100, noise_multiplier=1 + n / 10, sampling_rate=0.01) for n in range(9)]
+    odometer.set_limit("adult", "record", epsilon=epsilon_pld(events, target_delta=1e-5) * (1 + 1e-9), delta=1e-5)
+    meter().record(events, noise="os_entropy")
+    assert total(odometer).releases == 1
+
+
+def test_a_delta_below_what_distributions_prove_has_the_total_of_curves_or_none(odometer, meter):
+    meter("one").record([gaussians()], noise="os_entropy")
+    assert 0 < odometer.totals(delta=1e-30)[0].epsilon < math.inf
+    meter("replaced", "bank").record([dataclasses.replace(gaussians(), relation="replace one")], noise="os_entropy")
+    assert odometer.totals(delta=1e-30, data="bank")[0].epsilon == math.inf
+
+
 def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])

@@ -39,14 +39,18 @@ def test_a_model_that_would_pass_the_limit_is_not_released(tmp_path, monkeypatch
     assert not (tmp_path / "run/private/release.json").exists()
 
 
-@pytest.mark.parametrize(
+GIVING_UP = pytest.mark.parametrize(
     ("method", "given"),
     [
         ("dp_oracle_learner", ["dp_oracle_learner.min_share=.9"]),
+        ("dp_oracle_learner", ["dp_oracle_learner.min_share=.9", "dp_oracle_learner.rules=by_group"]),
         ("dp_postprocessing", ["dp_postprocessing.min_share=.9"]),
         ("randomised_response", ["randomised_response.form=two_step", "randomised_response.min_share=.9"]),
     ],
 )
+
+
+@GIVING_UP
 def test_a_release_that_makes_a_method_give_up_is_counted_each_time(tmp_path, monkeypatch, method, given):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     for number in (1, 2):
@@ -56,6 +60,39 @@ def test_a_release_that_makes_a_method_give_up_is_counted_each_time(tmp_path, mo
         assert (total.releases, total.unit) == (number, "sensitive attribute")
         assert 0 < total.epsilon <= 2 * number
     assert list((tmp_path / "run/public").iterdir()) == []
+
+
+@GIVING_UP
+def test_what_makes_a_method_give_up_is_not_shown_beyond_a_limit(tmp_path, monkeypatch, method, given):
+    """Refused alike whether it would give up or not: which of the two would tell what was drawn."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    # Room for the first release of the oracle learner, and for no whole run.
+    Odometer().set_limit("color_digits", "sensitive attribute", epsilon=0.5, delta=1e-4)
+    refusals = []
+    for options in (given, [option for option in given if "min_share" not in option]):
+        with pytest.raises(LimitReachedError, match="0 releases") as refused:
+            train(tmp_path / "run", method, "noise=os_entropy", *options)
+        assert refused.value.__context__ is None
+        refusals.append(str(refused.value))
+        assert Odometer().totals(delta=1e-4) == []
+        shutil.rmtree(tmp_path / "run")
+    assert refusals[0] == refusals[1]
+    # A run planned at the limit gives up once, and leaves no room for another one that may depend on why.
+    Odometer().set_limit("color_digits", "sensitive attribute", epsilon=2 * (1 + 1e-9), delta=1e-4)
+    with pytest.raises(ValueError, match="has been spent"):
+        train(tmp_path / "run", method, "noise=os_entropy", *given)
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        train(tmp_path / "run", method, "noise=os_entropy", *given)
+    (total,) = Odometer().totals(delta=1e-4)
+    assert total.releases == 1
+
+
+def test_a_training_that_empty_events_end_is_admitted_before_shares_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    Odometer().set_limit("color_digits", "record", epsilon=1.0, delta=1e-4)
+    monkeypatch.setattr("fairpate.methods.dp_fermi.release_shares", lambda *_, **__: pytest.fail("drawn"))
+    with pytest.raises(LimitReachedError, match="0 releases"):
+        train(tmp_path / "run", "dp_fermi", "noise=os_entropy")
 
 
 def test_a_released_model_is_not_trained_again(trained, tmp_path):
@@ -160,3 +197,12 @@ def test_a_limit_below_what_was_released_says_so(fairpate, tmp_path, monkeypatch
     assert code == 0
     assert "above 0.5: every new release is refused" in errors
     assert "above" not in fairpate("ledger", "limit", "color_digits", "--epsilon", "50", "--delta", "1e-4")[2]
+    # Released before there was a limit, it is counted at the limit's order, though it cost less by itself.
+    (total,) = Odometer().totals(delta=1e-4)
+    limit = f"{total.epsilon * 1.001:.6f}"
+    assert (
+        "every new release is refused"
+        in fairpate("ledger", "limit", "color_digits", "--epsilon", limit, "--delta", "1e-4")[2]
+    )
+    with pytest.raises(LimitReachedError, match="1 release cost"):
+        train(tmp_path / "other", "dp_sgd", "noise=os_entropy", "dp_sgd.num_records=200", "target.epsilon=.01")

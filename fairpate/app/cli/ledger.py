@@ -156,14 +156,10 @@ def limit_releases(
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
-    odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
+    spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
         say(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}")
-    spent = max(
-        (each.epsilon_adaptive for each in odometer.totals(delta=delta) if (each.data, each.unit) == (data, unit)),
-        default=0.0,
-    )
     if spent > epsilon:
         say(
             f"{data}, unit {unit}: earlier releases need a limit of {spent:.4g} where later ones may depend on them, "

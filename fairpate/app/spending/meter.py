@@ -43,6 +43,7 @@ class Meter:
     ) -> None:
         self._run, self._odometer = run, odometer
         self._data, self._method = data, method
+        self._admitted: tuple[Event, ...] | None = None
         receipt = read_receipt(run)
         self.id = release or (secrets.token_hex(16) if receipt is None else receipt.run)
         if receipt is None:
@@ -108,6 +109,20 @@ class Meter:
     def check(self, events: Sequence[Event], *, noise: str) -> None:
         """LimitReachedError if these events would pass the limit; nothing is stored."""
         self._odometer.check(self.release(events, noise=noise))
+
+    def admit(self, events: Sequence[Event], *, noise: str) -> None:
+        """:meth:`check` all that the run will release, for :meth:`record_given_up`; an earlier call holds no more."""
+        self.check(events, noise=noise)
+        self._admitted = tuple(events)
+
+    def record_given_up(self, events: Sequence[Event], *, noise: str) -> None:
+        """Count a release that ended its run, before the reason is shown, which tells what was released.
+
+        LimitReachedError, and then nothing may be shown, where a run that does not give up is refused too: limits are
+        asked for what :meth:`admit` was, or ``events``.
+        """
+        self.record(self._admitted or events, noise=noise)
+        self.record(events, noise=noise, enforce=False)
 
     def standing(self, *, delta: float) -> Standing | None:
         """As :meth:`Odometer.standing`."""

@@ -195,15 +195,18 @@ class Odometer:
         ]
         return [total for total in totals if total.releases or total.not_private]
 
-    def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> None:
+    def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
         """Refuse from now on what makes all releases on ``data`` cost more, each chosen in view of the earlier ones.
 
-        ValueError for values out of range.
+        Returns the least limit that would admit another release: 0 where there are none, above that of
+        :class:`Total` for one release, which counts there as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
+            charged = [row.charged for row in _rows(database, data=data) if row.is_private]
+        return least_adaptive_limit(summed_curve(_counted_by(unit, charged)), delta=delta)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -27,10 +27,11 @@ from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import Event
 from fairpate.privacy.filters import least_adaptive_limit
 from fairpate.privacy.laplace import pure_epsilon
+from fairpate.privacy.loss_distributions import LEAST_DELTA
 from fairpate.types import Relation, Unit, UserError
 
 FloatArray = npt.NDArray[np.float64]
-_MOST_DISTRIBUTIONS = 8  # of loss distributions composed at once; beyond, Renyi curves alone are added
+_MOST_DISTRIBUTIONS = 8  # of several releases, composed at once; beyond, Renyi curves alone are added
 
 
 class OdometerError(UserError):
@@ -119,7 +120,10 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     bounds = [pure_epsilon(events)]
     if np.isfinite(curve_A).any():
         bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
-    if events and len(events) <= _MOST_DISTRIBUTIONS and accountant.has_loss_distributions(events):
+    # One release alone is priced as its statement prices it, so that a limit admits a run planned at it.
+    is_quick = len(releases) == 1 or len(events) <= _MOST_DISTRIBUTIONS
+    # Below the least delta of loss distributions curves decide, and they may not be known.
+    if events and is_quick and delta >= LEAST_DELTA and accountant.has_loss_distributions(events):
         bounds.append(accountant.epsilon_pld(events, target_delta=delta))
     return min(bounds)
 
