@@ -2,15 +2,21 @@
 
 import json
 import math
+import shlex
 
 import pytest
 import torch
+from typer.main import get_command
 
+from fairpate.app.cli import app
+from fairpate.app.cli.options import data_config
+from fairpate.app.identity import config_digest
 from fairpate.app.planning.candidates import VOTERS, candidates, describe_candidates
 from fairpate.app.planning.plan import worth_of
+from fairpate.app.terminal.output import Output
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.fitted import fitted, method_for
+from fairpate.methods.fitted import fitted, method_for, resolved
 from fairpate.methods.load import configured
 
 
@@ -78,6 +84,42 @@ def test_every_kind_of_voters_has_a_candidate_whose_command_is_a_valid_one(
         # Of 50 to 100 teachers an epsilon of 1 leaves 300 labels to noise.
         assert (each["caution"] is not None) == (each["method"] == "fairpate")
         assert each["refused"] is None
+
+
+TABLE = """name: clinic
+rows: 900
+files: {records: [{path: clinic.csv}]}
+features: {age: {bounds: [20, 90]}}
+label: {column: ill, classes: ["no", "yes"]}
+group: {column: sex, values: [f, m]}
+"""
+
+
+def test_the_command_of_a_plan_runs_what_was_planned(tmp_path, monkeypatch) -> None:
+    """By a shell's rules, also where a folder has a space in its name and files lie elsewhere."""
+    folder = tmp_path / "own records"
+    folder.mkdir()
+    (folder / "clinic.yaml").write_text(TABLE, encoding="utf-8")
+    data = data_config(str(folder / "clinic.yaml"), None, folder).model_copy(update={"num_public": 300})
+    planned, run = {}, []
+    corners = pool_in_two_corners(300)
+    monkeypatch.setattr("fairpate.app.planning.candidates.load_dataset", lambda _: corners)
+    monkeypatch.setattr("fairpate.app.planning.candidates.public_size", lambda *_: 900)
+
+    def resolving(overrides, method):
+        planned[method] = resolved(overrides, method)
+        return planned[method]
+
+    monkeypatch.setattr("fairpate.app.planning.candidates.resolved", resolving)
+    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: run.append(config))
+    monkeypatch.setattr("fairpate.app.terminal.summary.outcome", lambda _: Output(facts={}, words=""))
+    command = get_command(app)
+    for each in candidates(data, str(folder / "clinic.yaml"), epsilon=0.7000000001, delta=3e-7):
+        words = [*shlex.split(each.command)[1:], "--set", "data.num_public=300"]
+        assert command.main(words, standalone_mode=False) == 0
+        assert config_digest(run[-1]) == config_digest(planned[each.method])
+        assert run[-1].data == planned[each.method].data
+    assert {config.method for config in run} == set(VOTERS)
 
 
 def test_what_cannot_vote_says_why_and_the_others_stand() -> None:

@@ -16,6 +16,7 @@ from fairpate.compare_config import SweepConfig
 from fairpate.config import ConfigError
 from fairpate.config_reader import parse_config
 from fairpate.methods import method_names
+from fairpate.methods.definition import Method
 from fairpate.methods.fitted import resolved
 from fairpate.methods.load import start_of
 
@@ -208,7 +209,7 @@ def test_a_row_and_its_command_are_one_configuration(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clinic.yaml").write_text(TABLE, encoding="utf-8")
     (tmp_path / "clinic.csv").write_text("age,ill,sex\n30,no,f\n", encoding="utf-8")
-    (tmp_path / "start.yaml").write_text("student: {model: {name: logistic}}\n", encoding="utf-8")
+    (tmp_path / "start.yaml").write_text(UNREAD, encoding="utf-8")
     own = {"data.name": "clinic", "data.declaration": "clinic.yaml", "data.num_public": 500}
     found = cells(
         tmp_path,
@@ -219,12 +220,21 @@ def test_a_row_and_its_command_are_one_configuration(
     )
     assert {cell.data for cell in found} == {"color_digits", "from_file", "own"}
     for cell in found:
-        words = shlex.split(cell.command)
-        again = resolved([*words[7::2], f"data.name={words[5]}"], words[3])
+        again = repeated(cell)
         assert again.seed == cell.config.seed
         assert config_digest(again) == config_digest(cell.config)
 
 
+def repeated(cell: Cell) -> Method:
+    """What the printed command of a cell means."""
+    words = shlex.split(cell.command)
+    assert (words[:3], words[4]) == (["fairpate", "run", "--method"], "--data")
+    return resolved([*words[7::2], f"data.name={words[5]}"], words[3])
+
+
+UNREAD = """student: {model: {name: logistic, hidden: [99]}, method: supervised, confidence: 0.5}
+teachers: {model: {name: logistic, hidden: [98]}}
+"""
 DIGITS = {"settings": {"data.name": "color_digits", "data.options.colour_as_feature": False}}
 
 
@@ -382,10 +392,26 @@ def test_overrides_reach_grids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_sweep_that_is_offered_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sweep_that_is_offered_is_valid_and_its_commands_repeat_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)
     found = cells_of(load_sweep(path), folder=path.parent)
     assert len({cell.digest for cell in found}) == len(found) > 5
+    one_of_each = {(cell.data, cell.method): cell for cell in found}.values()
+    assert all(config_digest(repeated(cell)) == config_digest(cell.config) for cell in one_of_each)
+
+
+def test_sizes_that_no_command_could_choose_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """The cell itself starts from a file; the command that repeats it starts from the number of records."""
+    (tmp_path / "clinic.yaml").write_text(TABLE.replace("rows: 3000\n", ""), encoding="utf-8")
+    (tmp_path / "clinic.csv").write_text("age,ill,sex\n30,no,f\n", encoding="utf-8")
+    (tmp_path / "start.yaml").write_text("data: {num_public: 500}\n", encoding="utf-8")
+    settings = {"data.name": "clinic", "data.declaration": str(tmp_path / "clinic.yaml")}
+    mine = {"mine": {"file": "start.yaml", "settings": settings}}
+    with pytest.raises(ConfigError, match=r"^data_sets\.mine: clinic: rows: missing; declare how many"):
+        cells(tmp_path, data_sets=mine)
+    assert cells(tmp_path, data_sets=mine, methods=["sgd"])[0].command  # whose sizes follow from no number
 
 
 def test_a_configuration_of_a_run_is_no_sweep_and_is_not_shown(fairpate, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def declare_data(
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
-    words = f"{output}: {counted(questions, 'question')} to answer; then fairpate data check {output}"
+    words = f"{output}: {counted(questions, 'question')} to answer; then fairpate data check {shlex.quote(str(output))}"
     return Output(facts=facts | {"questions": questions}, words=words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,8 +53,8 @@ def data_named(data: str | None) -> dict[str, Any]:
     """The fields that name a data set; a declaration of one's own is known by its ending."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
-            f"{data}: records, and no declaration of them; draft one with `fairpate data declare {data} --public "
-            "PUBLIC -o NAME.yaml` and give that."
+            f"{data}: records, and no declaration of them; draft one with `fairpate data declare "
+            f"{shlex.quote(data)} --public PUBLIC -o NAME.yaml` and give that."
         )
     if data is None or not data.endswith((".yaml", ".yml")):
         return {"data.name": data}

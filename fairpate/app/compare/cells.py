@@ -235,7 +235,7 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
-    values = beneath = merge(start_of(schema), read_of(schema, begun))
+    values = merge(start_of(schema), read_of(schema, begun))
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
@@ -243,10 +243,12 @@ def _config(
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
-        if (kept := _without_unread(config, values, beneath)) is not values:
+        # Where the command of the cell starts, whatever file the cell itself started from.
+        kept = _without_unread(config, values, _start(method, config.data.model_dump_json()).model_dump())
+        if kept is not values:
             config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         found.append(error)
     read = None
     with suppress(ValidationError):  # a section that is no section was reported with the rest of the configuration

@@ -8,7 +8,9 @@ shards, or records that lie near, agree that often is what no public fact says.
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -98,11 +100,14 @@ def _candidate(
     spread: float,
 ) -> Candidate:
     at = "" if delta == PrivacyTarget.model_fields["delta"].default else f" --delta {exact_text(delta)}"
-    command = f"fairpate run --data {said} --epsilon {exact_text(epsilon)}{at} --method {method}"
+    files = "" if data.data_dir is None else f" --data-dir {shlex.quote(str(data.data_dir))}"
+    command = f"fairpate run --data {shlex.quote(said)} --epsilon {exact_text(epsilon)}{at} --method {method}{files}"
     known: dict[str, Any] = {"method": method, "voters": VOTERS[method], "command": command}
     try:
-        named = data.model_dump_json(exclude_unset=True)
-        config = resolved([f"data={named}", f"target.epsilon={epsilon}", f"target.delta={delta}"], method)
+        # Field by field: a whole section would take the place of the embedding that a run chooses.
+        named = data.model_dump(mode="json", exclude_unset=True)
+        fields = [f"data.{field}={json.dumps(value)}" for field, value in named.items()]
+        config = resolved([*fields, f"target.epsilon={epsilon}", f"target.delta={delta}"], method)
         config.require_trainable()
         dataset = load(config.data.embedding)
         voting = config.voting(dataset, public_size(data, dataset))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import signal
 import socket
 import time
@@ -152,7 +153,7 @@ def serve_aggregators(
             _announce(run, config, urls[name], say)
         started([{"run": run.root, "url": urls[name], "detached": detach} for name, (run, _) in runs.items()])
         if detach:
-            say(f"It stays on the cluster; end it with `fairpate serve {' '.join(map(str, roots))} --stop`.")
+            say(f"It stays on the cluster; end it with `fairpate serve {shlex.join(map(str, roots))} --stop`.")
             return
         _watch(services)
 
@@ -209,7 +210,8 @@ def _opened(runs: Runs) -> Runs:
 
 def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[str], None]) -> None:
     say(f"{run.root} is served at {url} (documentation: {url}/docs)")
-    say(f"Its answers enter {run.statement} with `fairpate report {run.root}`: give it before you publish.")
+    write = f"fairpate report {shlex.quote(str(run.root))}"
+    say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
     if not config.leaves_room:
         say(SPENT)
 
