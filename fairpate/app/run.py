@@ -100,8 +100,10 @@ def _report(
     """Metrics, records and pages of a model that was released."""
     assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
     write_json(run.metrics, assessment.to_json())
-    baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N, seed=config.seed)
-    if baseline is not None:
+    baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
+    if baseline is None:
+        run.without_privacy.unlink(missing_ok=True)  # an earlier version had one of fewer records
+    else:
         write_json(run.without_privacy, asdict(baseline), private=True)
     population = _private_population(config, run, dataset, student)
     statement = read_statement(run)

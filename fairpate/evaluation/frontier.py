@@ -7,7 +7,8 @@ worse than and somewhere better than; the Pareto set is what nothing dominates. 
 hundredths, as it is guaranteed: noise that is calibrated to 1 costs a little less, by method, and that is no merit.
 
 Points are compared only within a panel: one data set, one unit of privacy, one relation, one delta. An undefined
-objective (NaN) leaves a point out of every set that uses the objective, and such points are returned, not dropped.
+objective (NaN) leaves a point out of every set that uses the objective, and such points are returned, not dropped. So
+are gaps that leave out a group which another point of the panel measures.
 
 Shapes: N points, O objectives, S seeds.
 """
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.evaluation.degenerate import GroupsTold
-from fairpate.fairness.notions import DEFAULT, NAMES, NotionName
+from fairpate.fairness.notions import DEFAULT, NAMES, NOTIONS, NotionName
 from fairpate.types import STOPPED_BY_VOTES, Relation, RunRecord, Unit
 
 FloatArray = npt.NDArray[np.float64]
@@ -179,7 +180,25 @@ def points_of(
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
         repetition = _text([record.seed, dict(_leaves(record.config, only=_SEEDS))])
         runs.setdefault(key, {})[repetition] = (record, command)
-    return [_point(list(repetitions.values())).seen_by(notion) for repetitions in runs.values()]
+    points = [_point(list(repetitions.values())) for repetitions in runs.values()]
+    left_out = {panel: _left_out_by_all(of_panel) for panel, of_panel in by_panel(points).items()}
+    return [
+        (point if point.groups.unmeasured.keys() <= left_out[point.panel] else _without_gaps(point)).seen_by(notion)
+        for point in points
+    ]
+
+
+def _left_out_by_all(points: Sequence[Point]) -> frozenset[str]:
+    """The groups that no point of a panel measures in every seed."""
+    return frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in points))
+
+
+def _without_gaps(point: Point) -> Point:
+    """Without gaps, which leave out a group that others measure: a gap among fewer groups is smaller for that alone."""
+    values_SO = point.values_SO.copy()
+    values_SO[:, OBJECTIVES.index("disparity")] = math.nan
+    rates = {name: value_S for name, value_S in point.fairness_S.items() if NOTIONS[name].bounds_rate}
+    return replace(point, values_SO=values_SO, fairness_S=rates)
 
 
 def notions_of(points: Sequence[Point]) -> tuple[NotionName, ...]:

@@ -66,7 +66,7 @@ def findings(points: Sequence[Point]) -> Findings:
             for number in _some(len(levels), first=middle_level(told))
         ),
         left_out=tuple(_left_out(points)),
-        unsaid=tuple(_underserving(told)),
+        unsaid=(*_underserving(told), *_unmeasured(told)),
     )
 
 
@@ -262,6 +262,12 @@ def _underserving(points: Sequence[Point]) -> list[str]:
     )
     several = counted(len(found), "configuration")
     return [f"{several} of {methods} with a group that is served worse than by a constant in some seed: {groups}."]
+
+
+def _unmeasured(points: Sequence[Point]) -> list[str]:
+    """The groups that no gap of ``points`` compares."""
+    names = list(dict.fromkeys(name for point in points for name in point.groups.unmeasured))
+    return [f"Not known for {_listed(names)}: too few answered test records in some seed, so no gap."] if names else []
 
 
 def _reason(point: Point) -> str:

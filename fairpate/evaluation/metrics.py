@@ -260,8 +260,11 @@ def evaluate(
     }
     joint_GYC = rates.joint_table(np.asarray(predictions)[kept], **records)
     drawn: dict[str, Any] = {"generator": generator}
+    drawn_of: dict[str, rates.FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
+        if not shown.by_label:
+            drawn_of = _drawn_apart(np.asarray(predictions)[kept], records, drawn, num_replicates)
         joint_RGYC = rates.resampled_tables(
             np.asarray(predictions)[kept], **records, **drawn, num_replicates=num_replicates
         )
@@ -279,7 +282,10 @@ def evaluate(
         group_names=tuple(group_names),
         class_names=tuple(class_names),
         groups=_by_group(joint_GYC, groups[kept], answered[kept], group_names),
-        gaps={n: _measure(m, joint_GYC, joint_RGYC, level, group_names, class_names) for n, m in GAPS.items()},
+        gaps={
+            name: _measure(metric, joint_GYC, drawn_of.get(name, joint_RGYC), level, group_names, class_names)
+            for name, metric in GAPS.items()
+        },
         ermi=gaps.ermi(joint_GYC),
         ermi_given_label=gaps.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
@@ -287,7 +293,43 @@ def evaluate(
         least_cell=least_cell,
     )
     rarely = hardly_answered(groups, answered, group_names, of_G=shown.small_G.tolist())
-    return _without_small_cells(_with_words(measured), shown, joint_GYC, rarely)
+    published = [joint_GYC]
+    if apart_N is not None:
+        alone = kept & answered & np.asarray(apart_N, np.bool_)
+        of_alone = {"labels_N": labels[alone], "groups_N": groups[alone], **sizes}
+        published.append(rates.joint_table(np.asarray(predictions)[alone], **of_alone))
+    return _without_small_cells(_with_words(measured), shown, published, rarely)
+
+
+def _drawn_apart(
+    predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
+) -> dict[str, rates.FloatArray]:
+    """Replicates for each gap from the counts alone that are shown where those by group and true label are not.
+
+    A seed may be public: of the few tables that give the counts that are shown, the ends of an interval that was drawn
+    from the whole table would tell which it is.
+    """
+    if predictions_N.ndim != 1:
+        right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
+        right = np.concatenate([1 - right_NC, right_NC], axis=1).clip(0, 1)
+    else:
+        right = (predictions_N == records["labels_N"]).astype(np.int64)
+    ones, zeros = np.ones_like(records["labels_N"]), np.zeros_like(records["groups_N"])
+    seed = drawn["generator"].integers(2**63)
+
+    def resampled(predicted: npt.NDArray[Any], **changes: Any) -> rates.FloatArray:
+        generator = np.random.default_rng(seed)
+        return rates.resampled_tables(
+            predicted, **{**records, **drawn, "generator": generator, **changes}, num_replicates=num_replicates
+        )
+
+    predicted = resampled(predictions_N, labels_N=None)
+    of_all = resampled(predictions_N, groups_N=zeros)
+    return {
+        **{name: predicted for name in GAPS if name not in _RATES | _GIVEN_LABEL | {"accuracy_parity"}},
+        **dict.fromkeys(_RATES, of_all),
+        "accuracy_parity": resampled(right, labels_N=ones, num_classes=2),
+    }
 
 
 def _with_words(measured: Evaluation) -> Evaluation:
@@ -311,13 +353,17 @@ def _with_words(measured: Evaluation) -> Evaluation:
 
 
 def _without_small_cells(
-    measured: Evaluation, shown: Shown, joint_GYC: rates.FloatArray, rarely: Sequence[str]
+    measured: Evaluation, shown: Shown, published: Sequence[rates.FloatArray], rarely: Sequence[str]
 ) -> Evaluation:
-    """Without the numbers from which the size of a small cell follows."""
-    hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < measured.least_cell}
+    """Without the numbers from which the size of a small cell follows; ``published``: the tables that they are of."""
+    least = measured.least_cell
+    hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
     tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
-    rates_GC, groups = list(measured.rates_GC), list(measured.groups)
-    majority, accuracy = (measured.majority_class, measured.majority_accuracy), measured.accuracy
+    groups, majority, accuracy = (
+        list(measured.groups),
+        (measured.majority_class, measured.majority_accuracy),
+        measured.accuracy,
+    )
     if not shown.by_label:
         hidden |= _GIVEN_LABEL
         tables = [None] * len(tables)
@@ -327,17 +373,15 @@ def _without_small_cells(
             f"is right about {name} less often than always predicting its most common class would be"
             for name in measured.underserved_groups
         )
-        if _labels_follow(joint_GYC).any():
-            hidden.add("accuracy_parity")
-            groups = [replace(group, accuracy=math.nan) for group in groups]
-        if measured.accuracy in (0, 1):
-            rates_GC = [(math.nan,) * len(row) for row in rates_GC]
-    is_of_one_group = sum(joint_GYC.sum(axis=(1, 2)) > 0) == 1
-    if not shown.totals_by_label or (is_of_one_group and not shown.by_label):
-        hidden |= _RATES
-        majority = (None, math.nan)
-        # Where one class is predicted for everybody, the accuracy is the share of that class.
-        if joint_GYC.sum(axis=(0, 1)).max() == joint_GYC.sum():
+        unshown = _hidden_accuracies(published, least, shown.totals_by_label)
+        hidden |= {"accuracy_parity"} if unshown else set()
+        groups = [replace(group, accuracy=math.nan) if z in unshown else group for z, group in enumerate(groups)]
+        with_totals = shown.totals_by_label and not any(_labels_follow_from_totals(each, least) for each in published)
+        if not with_totals:
+            hidden |= _RATES
+            majority = (None, math.nan)
+        if any(_labels_follow_from_accuracy(table, least, with_totals) for table in published):
+            hidden |= _RATES
             accuracy = math.nan
     for z in np.flatnonzero(shown.small_G):
         tables[z] = None
@@ -354,7 +398,6 @@ def _without_small_cells(
             name: replace(too_few, level=gap.level) if name in hidden else gap for name, gap in measured.gaps.items()
         },
         ermi_given_label=measured.ermi_given_label if shown.by_label else math.nan,
-        rates_GC=tuple(rates_GC),
         confusion_GYC=tuple(tables),
         majority_class=majority[0],
         majority_accuracy=majority[1],
@@ -363,12 +406,58 @@ def _without_small_cells(
     )
 
 
-def _labels_follow(joint_GYC: rates.FloatArray) -> npt.NDArray[np.bool_]:
-    """The groups whose counts of true labels follow from predictions and accuracy: of one class, all right or wrong."""
-    size_G, right_G = joint_GYC.sum(axis=(1, 2)), np.trace(joint_GYC, axis1=1, axis2=2)
-    one_class_G = joint_GYC.sum(axis=1).max(axis=1) == size_G
-    follow_G: npt.NDArray[np.bool_] = (size_G > 0) & (one_class_G | (right_G == 0) | (right_G == size_G))
-    return follow_G
+def _hidden_accuracies(published: Sequence[rates.FloatArray], least: int, with_totals: bool) -> list[int]:
+    """The smallest groups whose accuracy has to be hidden; never one alone, whose accuracy follows from that of all."""
+    size_G = published[0].sum(axis=(1, 2))
+    by_size = [z for z in size_G.argsort(kind="stable").tolist() if size_G[z] > 0]
+    for number in (0, *range(2, len(by_size))):
+        hidden = by_size[:number]
+        if not any(_labels_follow(table, hidden, least, with_totals) for table in published):
+            return hidden
+    return by_size
+
+
+def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
+    """Whether predictions by group and accuracies of all groups but ``hidden`` narrow the size of some class down.
+
+    They do where it may lie in a range of less than half of ``least``. One record more of each kind of error, and one
+    less of each kind of right predictions, changes the size of a class by 2.
+    """
+    together_HYC = joint_GYC[list(hidden)]
+    known_GYC = np.delete(joint_GYC, hidden, axis=0)
+    known_GYC = np.concatenate([known_GYC, together_HYC.sum(axis=0, keepdims=True)]) if hidden else known_GYC
+    size_G, right_G = known_GYC.sum(axis=(1, 2)), np.trace(known_GYC, axis1=1, axis2=2)
+    other_G = size_G - known_GYC.sum(axis=1).max(axis=1)
+    moves_G = np.minimum(np.minimum(right_G, size_G - right_G), other_G)
+    if joint_GYC.shape[-1] == 2 and with_totals:
+        found_G, predicted_G = known_GYC[:, 1, 1], known_GYC[:, :, 1].sum(axis=1)
+        fewest_G = np.maximum(0, predicted_G + right_G - size_G)
+        moves_G = _moves(found_G - fewest_G, np.minimum(predicted_G, right_G) - fewest_G)
+    is_narrow = bool((4 * moves_G < least)[size_G > 0].any())
+    return is_narrow or (bool(hidden) and _labels_follow_from_totals(together_HYC, least))
+
+
+def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
+    """The same for predictions by group, and accuracy and the most common class of all; of two classes."""
+    if joint_GYC.shape[-1] != 2:
+        return False
+    moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
+    return bool((2 * moves_G < least)[joint_GYC.sum(axis=(1, 2)) > 0].any())
+
+
+def _labels_follow_from_accuracy(joint_GYC: rates.FloatArray, least: int, with_totals: bool) -> bool:
+    """The same for predictions by group and the accuracy of all: of few errors, of few that are right, of one class."""
+    size, right = joint_GYC.sum(), np.trace(joint_GYC, axis1=1, axis2=2).sum()
+    other = size if with_totals else size - joint_GYC.sum(axis=(0, 1)).max()
+    return bool(size > 0 and 2 * min(right, size - right, other) < least)
+
+
+def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatArray:
+    """How far each of ``count_G``, at most ``most_G``, may move up and down while their sum stays."""
+    up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
+    room_G = most_G - count_G
+    moves_G: rates.FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
+    return moves_G
 
 
 def describe_cell(cell: gaps.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:

@@ -3,10 +3,10 @@
 A cell is a group, or the records of a group with one true label; its size is its number of records, or of persons where
 the data set names them. A cell of at least 1 and fewer than ``least`` is small.
 
-A group whose answered records are a small cell is left out of everything: of gaps, of totals, and of the records that
-other groups are compared with. The number of test records may be public (``data.num_test``), so that what is left out
-holds at least ``least``: where small groups hold fewer, the largest group gives its last ones. Every published number
-is then a function of records outside of small groups, and how many are left out says nothing of one.
+A small group is left out of everything: of gaps, of totals, and of the records that other groups are compared with.
+The number of test records may be public (``data.num_test``), so that every small group leaves out exactly ``least``:
+its own and the last ones of the largest group. How many are left out then says nothing of any, also where two are
+small. A group that is large, but of which few records are answered, is left out whole.
 
 Counts by true label (confusion matrices, gaps given the true label) are shown of all groups or of none: shown of some,
 those of the others would follow from totals. Two published evaluations of the same records show their difference too,
@@ -61,27 +61,30 @@ def shown_records(
         found: BoolArray = np.any([(size > 0) & (size < least) for size in sizes], axis=0)
         return found
 
-    def small_groups(kept_N: BoolArray) -> BoolArray:
-        return small(groups_N, num_groups, [kept_N, *(kept_N & part for part in published)])
-
-    small_G = small_groups(np.ones(len(groups_N), dtype=np.bool_))
+    # By all records: what is left out is then the same for every model that is measured on them.
+    small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
     kept_N = ~small_G[groups_N]
-    while kept_N.any() and 0 < len(left_out := np.unique(units_N[~kept_N])) < least:
+    while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
         largest = np.bincount(groups_N[kept_N]).argmax()
-        last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[len(left_out) - least :]
+        last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
-        became_small_G = small_groups(fewer_N)
+        became_small_G = small(groups_N, num_groups, [fewer_N])
+        became_small_G[largest] |= not fewer_N[groups_N == largest].any()
         if not became_small_G.any():
             kept_N = fewer_N
             break
         small_G = small_G | became_small_G
         kept_N = ~small_G[groups_N]
+    small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
+    kept_N &= ~small_G[groups_N]
     kept = [kept_N & part for part in published]
+    # What one evaluation hides the other may not show.
+    by_label = kept if apart_N is None else [*kept, kept_N & answered_N & ~apart_N]
     num_labels = int(labels_N.max(initial=0)) + 1
     return Shown(
         kept_N=kept_N,
         small_G=small_G,
-        by_label=not small(groups_N * num_labels + labels_N, num_groups * num_labels, kept).any(),
+        by_label=not small(groups_N * num_labels + labels_N, num_groups * num_labels, by_label).any(),
         totals_by_label=not small(labels_N, num_labels, kept).any(),
     )
 

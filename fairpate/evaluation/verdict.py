@@ -239,7 +239,7 @@ def _accuracy_word(measured: Evaluation, without_privacy: WithoutPrivacy | None)
         if measured.majority_class is None:
             return f"{percent(measured.accuracy)} accuracy"
         return _apart(measured.accuracy, measured.majority_accuracy, "the most common class")
-    # It may have learned from fewer records than the model.
+    # The model had public records too.
     is_surpassed = measured.accuracy > without_privacy.accuracy
     learned = f" that learned from {counted(without_privacy.num_records, 'private record')}" if is_surpassed else ""
     return _apart(measured.accuracy, without_privacy.accuracy, f"a logistic model without privacy{learned}")

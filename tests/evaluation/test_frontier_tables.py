@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from run_records import run_record
 
+from fairpate.evaluation.dominance import dominance
 from fairpate.evaluation.frontier import points_of
 from fairpate.evaluation.frontier_tables import baseline_words, baselines, choices, left_out_words
 from fairpate.evaluation.selection import SelectionRule
+from fairpate.fairness.notions import NAMES
 
 
 @pytest.fixture
@@ -55,6 +58,26 @@ def test_groups_that_a_constant_would_serve_better_are_counted_by_seeds():
     (alone,) = points_of([run_record(**levelled, unmeasured_groups=("children",))])
     left_out = "In no gap for lack of answered test records: children."
     assert alone.remarks == ("Served worse than by a constant: men, women.", left_out)
+
+
+def test_a_gap_that_leaves_out_a_group_beats_none_that_has_it(shown):
+    """Without the children any gap is smaller; where no model measures them, gaps among the others are compared."""
+    lacking = {"unmeasured_groups": ("children",), "fairness": notions(0.0)}
+    short, whole = run_record("pate", disparity=0.0, **lacking), run_record("dp_sgd", accuracy=0.79)
+    caption, (fair, _, _) = shown(short, whole)
+    assert fair == ["dp_sgd"]
+    assert "pate (" in caption
+    point, other = points_of([short, whole])
+    assert (point.num_undefined, other.num_undefined) == (1, 0)
+    assert math.isnan(point.fairness("equalized_odds"))
+    assert point.fairness("false_negative_rate") == 0
+    assert {(each.winner, each.num_dominated) for each in dominance([point, other])} == set()
+    _, (fair, _, _) = shown(short, replace(whole, unmeasured_groups=("children",)))
+    assert fair == ["pate", "dp_sgd"]
+
+
+def notions(value):
+    return {name: {"value": value, "low": value, "high": value} for name in NAMES}
 
 
 def test_who_is_in_no_setting_is_named_with_the_threshold(shown):

@@ -154,6 +154,12 @@ def test_degenerate_models_win_nothing_and_are_counted():
     assert nobody == ([], ["1 configuration of pate: degenerate"])
 
 
+def test_groups_that_no_gap_compares_are_named():
+    runs = configuration("pate", (0.8, 0.8), (0.1, 0.1), unmeasured_groups=("children",))
+    words = "Not known for children: too few answered test records in some seed, so no gap."
+    assert findings(points_of(runs)).unsaid == (words,)
+
+
 def test_configurations_that_serve_a_group_worse_than_a_constant_are_named_beside_the_sentences():
     runs = [
         *configuration("pate", (0.8, 0.82), (0.0, 0.0), underserved_groups=("men",)),

@@ -1,24 +1,28 @@
 """No public number rests on a cell of fewer records than the least size, and none of them shows the size of one.
 
 The attacker of these tests knows how many test records there are and everything that is published of them, as linear
-equations over counts that are not negative. A cell is safe if its size has more than one solution.
+equations over whole counts, that a group without a number has 1 to 9 records, and the seed of what was drawn. A cell is
+safe if its size has at least ``FEWEST`` solutions.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from report_pages import GUARANTEE
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.evaluation.metrics import Evaluation, evaluate
 from fairpate.evaluation.small_cells import shown_records
 from fairpate.evaluation.verdict import fairness_of, verdict
 
 LEAST = 10
+FEWEST = 4
 GROUPS = ("women", "men", "children")
 
 
@@ -84,6 +88,54 @@ def test_what_is_left_out_holds_the_least_size_at_least() -> None:
     assert verdict(few, GUARANTEE).line.endswith("is unknown: no group has enough test records.")
 
 
+def test_two_small_groups_do_not_follow_from_what_they_leave_out_together() -> None:
+    """Two groups of nine leave out 20 records, as two of one do: 18 would say nine and nine."""
+    large = [[[80, 20], [20, 80]]]
+    nines, ones = ([*large, [[size, 0], [0, 0]], [[size, 0], [0, 0]]] for size in (9, 1))
+    assert evaluation(nines).num_records == 218 - 2 * LEAST
+    assert evaluation(ones).num_records == 202 - 2 * LEAST
+
+
+def test_a_group_that_one_of_two_evaluations_leaves_out_does_not_uncover_another() -> None:
+    """Of 90 women 5 are answered and of 4 children all: that 90 women are there is published without refusals."""
+    groups = np.repeat([0, 1, 2], [200, 90, 4])
+    labels = np.arange(len(groups)) % 2
+    answered = (groups != 1) | (np.cumsum(groups == 1) <= 5)
+
+    def kept(of: Any, apart: Any = None) -> Any:
+        return shown_records(groups, labels, of, least=LEAST, num_groups=3, apart_N=apart).kept_N
+
+    with_refusals, without = kept(answered), kept(np.ones(294, dtype=np.bool_), ~answered)
+    assert (with_refusals.sum(), without.sum()) == (294 - 90 - LEAST, 294 - LEAST)
+
+
+def test_no_interval_tells_which_of_the_tables_that_fit_it_is() -> None:
+    """Women have 7 of class 1; tables with 1, 3, 5 and 9 have the same numbers, and the same seed."""
+    plain = evaluation([[[150, 20], [4, 3]], [[80, 30], [20, 70]]]).to_json()
+    assert plain["confusion_GYC"] == [None, None]
+    for moved in (-3, -2, -1, 1):
+        table = [
+            [[150 - moved, 20 - moved], [4 + moved, 3 + moved]],
+            [[80 + moved, 30 + moved], [20 - moved, 70 - moved]],
+        ]
+        assert evaluation(table).to_json() == plain
+
+
+def test_a_model_without_false_negatives_shows_no_accuracy_by_group() -> None:
+    """Then who is of class 1 follows: women have 4."""
+    found = evaluation([[[80, 20], [0, 4]], [[70, 20], [0, 90]]])
+    assert np.isnan([group.accuracy for group in found.groups]).all()
+    assert np.isnan(found.gaps["accuracy_parity"].value)
+    assert found.accuracy == pytest.approx(244 / 284)
+
+
+def test_a_model_of_few_errors_shows_no_accuracy_where_a_class_is_small() -> None:
+    """A model that is always right predicts each group's labels."""
+    found = evaluation([[[80, 0], [0, 4]], [[70, 0], [0, 90]]])
+    assert np.isnan([found.accuracy, found.majority_accuracy, found.gaps["false_negative_rate"].value]).all()
+    assert found.disparity == pytest.approx(90 / 160 - 4 / 84)
+
+
 def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:
     found = evaluation([[[80, 20], [20, 80]], [[190, 6], [1, 3]]])
     assert found.not_measured == ()
@@ -142,13 +194,20 @@ def tables() -> list[Any]:
             random.choice([1, 4, 15, 60], size=(num_groups, num_classes, 1)), (num_groups, num_classes, num_classes)
         )
         rows = table.sum(axis=2)
-        if case % 4 == 1:  # everybody is predicted the first class
-            table = np.zeros_like(table)
-            table[:, :, 0] = rows
-        elif case % 4 == 2:  # everybody is predicted rightly
+        if case % 6 == 4:  # nobody of the last class is missed
+            table[:, -1, -1] += table[:, -1, :-1].sum(axis=1)
+            table[:, -1, :-1] = 0
+        elif case % 6 == 5:  # there are two errors
             table = np.zeros_like(table)
             table[:, range(num_classes), range(num_classes)] = rows
-        elif case % 4 == 3:  # one group is
+            table[0, 0, :2] += [-min(2, rows[0, 0]), min(2, rows[0, 0])]
+        elif case % 6 == 1:  # everybody is predicted the first class
+            table = np.zeros_like(table)
+            table[:, :, 0] = rows
+        elif case % 6 == 2:  # everybody is predicted rightly
+            table = np.zeros_like(table)
+            table[:, range(num_classes), range(num_classes)] = rows
+        elif case % 6 == 3:  # one group is
             table[0] = np.diag(rows[0])
         found.append(table)
     return [table for table in found if table.sum() >= LEAST]  # of fewer records the number itself is public
@@ -161,42 +220,63 @@ def test_no_small_cell_follows_from_what_is_published(case: int) -> None:
     small = [(z, None) for z in range(len(table)) if 0 < table[z].sum() < LEAST]
     small += [(z, y) for z in range(len(table)) for y in range(table.shape[1]) if 0 < table[z, y].sum() < LEAST]
     for z, y in small:
-        low, high = attacked(plain, table.shape, num_test=int(table.sum()), z=z, y=y)
-        assert high - low > 0.5, (z, y, low, high)
+        possible = attacked(plain, table.shape, num_test=int(table.sum()), z=z, y=y)
+        assert possible, "an attack that the truth does not fit"
+        # All classes of a small group may be one record.
+        assert len(possible) >= (2 if y is not None and table[z].sum() < LEAST else FEWEST), (z, y, possible)
 
 
-def attacked(plain: Any, shape: tuple[int, ...], *, num_test: int, z: int, y: int | None) -> tuple[float, float]:
-    """The least and greatest size that the cell may have: published counts first, then those that are left out."""
+def attacked(plain: Any, shape: tuple[int, ...], *, num_test: int, z: int, y: int | None) -> list[int]:
+    """The first sizes that the cell may have: published counts come before those that are left out."""
     published, left_out = np.indices((2, *shape))[0] == 0, np.indices((2, *shape))[0] == 1
     _, group, true, predicted = np.indices((2, *shape))
-    rows, values = [], []
+    rows, lows, highs = [], [], []
 
-    def known(of: Any, value: float | None) -> None:
+    def known(of: Any, value: float | None, high: float | None = None) -> None:
         if value is not None:
             rows.append(of.astype(float).ravel())
-            values.append(value)
+            lows.append(round(value, 6))
+            highs.append(round(value if high is None else high, 6))
 
     known(published | left_out, num_test)
     known(published, plain["num_records"])
-    if plain["accuracy"] is not None:
-        known(published & (true == predicted), plain["accuracy"] * plain["num_records"])
+    known(published & (true == predicted), times(plain["accuracy"], plain["num_records"]))
     for each, of in enumerate(plain["groups"]):
         here, size = published & (group == each), of["num_records"] or 0
         known(here, size)
-        known(here & (true == predicted), None if of["accuracy"] is None else of["accuracy"] * size)
+        if of["num_records"] is None and plain["num_records"]:
+            known(left_out & (group == each), 1, LEAST - 1)
+        known(here & (true == predicted), times(of["accuracy"], size))
         for k, rate in enumerate(plain["rates_GC"][each]):
-            known(here & (predicted == k), None if rate is None else rate * size)
+            known(here & (predicted == k), times(rate, size))
         for place, number in np.ndenumerate(plain["confusion_GYC"][each] or []):
             known(here & (true == place[0]) & (predicted == place[1]), number)
     if plain["majority_class"] is not None:
         common = published & (true == plain["class_names"].index(plain["majority_class"]))
         known(common, plain["majority_accuracy"] * plain["num_records"])
-    if shape[1] == 2 and (missed := plain["gaps"]["false_negative_rate"])["value"] is not None:
-        known(published & (true == 1), missed["min_cell_size"])
-        known(published & (true == 1) & (predicted == 0), missed["value"] * missed["min_cell_size"])
+    for name, of_error in ERRORS.items():
+        rate = plain["gaps"][name]
+        if shape[1] == 2:
+            among, is_error = of_error(true, predicted)
+            known(published & among, rate["min_cell_size"] or None)
+            known(published & is_error, times(rate["value"], rate["min_cell_size"]))
     cell = ((group == z) & (True if y is None else true == y)).astype(float).ravel()
-    ends = [
-        linprog(sign * cell, A_eq=np.array(rows), b_eq=values, bounds=(0, None), method="highs") for sign in (1, -1)
-    ]
-    assert all(end.status == 0 for end in ends), [end.message for end in ends]
-    return ends[0].fun, -ends[1].fun
+    possible = (size for size in range(3 * LEAST) if has_solution([*rows, cell], [*lows, size], [*highs, size]))
+    return list(itertools.islice(possible, FEWEST))
+
+
+def times(share: float | None, size: int) -> float | None:
+    return None if share is None else share * size
+
+
+def has_solution(rows: list[Any], lows: list[float], highs: list[float]) -> bool:
+    constraints, size = LinearConstraint(np.array(rows), lows, highs), rows[0].size
+    return bool(milp(np.zeros(size), constraints=constraints, integrality=np.ones(size), bounds=Bounds(0)).success)
+
+
+ERRORS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "false_negative_rate": lambda true, predicted: (true == 1, (true == 1) & (predicted == 0)),
+    "false_positive_rate": lambda true, predicted: (true == 0, (true == 0) & (predicted == 1)),
+    "false_discovery_rate": lambda true, predicted: (predicted == 1, (true == 0) & (predicted == 1)),
+}
+"""Of two classes: what a rate is of, and what it counts."""
