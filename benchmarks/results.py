@@ -89,12 +89,13 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
     metrics = read_json(run.metrics)
     unrefused, statement = metrics.get("without_refusals", metrics), read_statement(run)
     costs = read_json(run.costs) if run.costs.exists() else {}
-    return {
+    gaps = metrics["gaps"]
+    found: dict[str, float | None] = {
         "epsilon": math.inf if statement.epsilon is None else statement.epsilon,
         "accuracy": metrics["accuracy"],
-        "disparity": metrics["gaps"]["dp_one_vs_rest"]["value"],
+        "disparity": gaps["dp_one_vs_rest"]["value"],
         "coverage": metrics["coverage"],
-        "fnr": _missed(metrics["confusion_GYC"]),
+        "fnr": gaps["false_negative_rate"]["value"] if len(metrics["class_names"]) == 2 else None,
         "unrefused_accuracy": unrefused["accuracy"],
         "unrefused_disparity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
         "label_accuracy": _label_accuracy(run, config) if run.labels.exists() else math.nan,
@@ -102,12 +103,8 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
         "epsilon_data_dependent": costs.get("epsilon_data_dependent", math.nan),
         "epsilon_as_in_paper": costs.get("epsilon_as_in_paper", math.nan),
     }
-
-
-def _missed(confusion_GYC: list[list[list[int]]]) -> float:
-    """Share of the answered records of class 1 that class 0 is predicted for; NaN for more classes than two."""
-    positives_C = [sum(counts) for counts in zip(*(counts_YC[1] for counts_YC in confusion_GYC), strict=True)]
-    return positives_C[0] / sum(positives_C) if len(positives_C) == 2 else math.nan
+    # Null where too few test records stand behind it.
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _label_accuracy(run: RunDirectory, config: Method) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ import numpy as np
 import pytest
 
 from fairpate.app.rundir import open_run_directory, read_json
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import results  # noqa: E402
 
 CHILDREN = 4
 DECLARATION = """
@@ -109,3 +115,19 @@ def test_a_finished_run_is_measured_again_under_another_least_size(clinic, tmp_p
     (children,) = told(read_json(run.metrics))
     assert (children["num_records"], children["num_answered"]) == (4, 4)
     assert open_run_directory(out)[1].evaluation.least_cell == 4
+
+
+@pytest.mark.parametrize("hidden", [[], ["dp_one_vs_rest", "false_negative_rate"]])
+def test_a_table_of_results_is_made_of_runs_that_hide_cells(clinic, tmp_path, fairpate, hidden):
+    out = tmp_path / "run"
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    assert fairpate(*asked, "--out", str(out))[0] == 0
+    run, config = open_run_directory(out)
+    metrics = read_json(run.metrics)
+    for name in hidden:
+        metrics["gaps"][name]["value"] = None
+    run.metrics.write_text(json.dumps(metrics), encoding="utf-8")
+    run.labels.unlink(missing_ok=True)
+    found = results._numbers(run, config)
+    assert None in metrics["confusion_GYC"]
+    assert [math.isnan(found[name]) for name in ("disparity", "fnr", "accuracy")] == [bool(hidden), bool(hidden), False]
