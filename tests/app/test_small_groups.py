@@ -16,7 +16,7 @@ from fairpate.app.rundir import open_run_directory, read_json
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import results  # noqa: E402
+import results
 
 CHILDREN = 4
 DECLARATION = """
