@@ -11,17 +11,18 @@ records, M public ones, D components, E eigenvectors, K prototypes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairpate.config import ConfigError, EmbeddingConfig
 from fairpate.data.embedding import Components
 from fairpate.data.neighbour_graph import Embed, Floats, Graph, Nearness, largest_norm
-from fairpate.later import sklearn
+from fairpate.later import sklearn, torch
 from fairpate.types import IntArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EmbeddingName = Literal["components", "graph"]
 _AT_ONCE = 1024
