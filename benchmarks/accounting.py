@@ -27,8 +27,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import erfc, log_ndtr
 
 from fairpate.privacy import gnmax
-from fairpate.privacy.divergences import poisson_gaussians
-from fairpate.privacy.loss_distributions import Sum, epsilon_at
+from fairpate.privacy.loss_distributions import Sum, epsilon_at, poisson_gaussians
 from fairpate.types import Relation
 
 FloatArray = npt.NDArray[np.float64]

@@ -30,14 +30,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from aggregator.gnmax import ConfidentGnmax
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.accountant import epsilon, noise_multiplier_for
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
-from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
 

@@ -26,20 +26,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aggregator.neighbours import NearestCounts
+from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods.record_votes import noisy_votes
-from fairpate.methods.votes_of_records import UNITS, with_noise
-from fairpate.methods.weighted_votes import Ballot
-from fairpate.privacy.accountant import epsilon_of
+from fairpate.methods.record_votes import UNITS, Ballot, noisy_votes, with_noise
+from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
-from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.events import Event
-from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
+from fairpate.privacy.mechanism_events import NeighbourVotes, VoteSums, VoteTables
 from fairpate.types import GateRule, IntArray
-from teachers.neighbourhood import LocalNeighbourhood
 from teachers.neighbours import Sampler, Voters, blocks_of
+from teachers.ray_pool import LocalNeighbourhood
 
 DELTA, BROKEN = 1e-5, 0.5
 _PROTOTYPES, _ROWS, _ASKED, _OTHERS = 100_000, 2_000, 10_000, 40

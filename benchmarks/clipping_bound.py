@@ -24,12 +24,11 @@ import numpy as np
 import papers
 import torch
 
-from fairpate.app.model import initial_model
 from fairpate.config_reader import merge, read_yaml
 from fairpate.data import load_dataset
-from fairpate.methods.f_ld import parity_of, train_f_ld
-from fairpate.methods.load import configured
-from fairpate.methods.pf_ld import calibrated_noise
+from fairpate.methods.base import configured
+from fairpate.methods.f_ld import calibrated_noise, parity_of, train_f_ld
+from fairpate.run.run import initial_model
 
 FILE = Path(__file__).parents[1] / "configs" / "train" / "bank.yaml"
 CLIP_NORMS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

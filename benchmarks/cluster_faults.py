@@ -44,7 +44,7 @@ aggregator:
 noise: seeded
 student: {fit: {epochs: 3}}
 """
-FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")
+FAIRPATE = (sys.executable, "-c", "from fairpate.cli import main; main()")
 LOST = "Blocks lost with their worker, computed again: "
 
 
@@ -348,13 +348,10 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     """A driver whose private records are many times an object store: prints a digest of its votes and bytes spilled."""
     import torch
 
-    from fairpate.config import FitConfig, ModelConfig, RayConfig
+    from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
     from fairpate.data.dataset import Split
-    from fairpate.votes_config import TeachersConfig
-    from teachers.cluster import start_ray
-    from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.pool import InProcessPool
-    from teachers.ray_pool import RayPool
+    from teachers.ensemble import InProcessPool, collect_votes, train_ensemble
+    from teachers.ray_pool import RayPool, start_ray
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 20 * STORE_BYTES // 4 // 4 // 320, generator=generator)

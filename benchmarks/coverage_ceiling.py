@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 
 from fairpate.data import Split, load_dataset
-from fairpate.methods.load import load_method
+from fairpate.methods.base import load_method
 
 FloatArray = npt.NDArray[np.float64]
 GRID = np.linspace(0.01, 1, 100)

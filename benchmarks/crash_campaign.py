@@ -45,19 +45,24 @@ import numpy as np
 import psycopg
 from local_postgres import Server
 
+from aggregator import audit, postgres
+from aggregator.chain import (
+    FileAnchor,
+    Head,
+    Header,
+    LedgerError,
+    Place,
+    Row,
+    Stored,
+    ledger_files,
+    reading,
+    write_store,
+)
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger import audit, postgres_store
-from aggregator.ledger.anchors import FileAnchor
-from aggregator.ledger.chain import Head, Header, Row
-from aggregator.ledger.files import LedgerError, ledger_files
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.stores import Place, Stored, reading, write_store
-from aggregator.ledger.terms import LedgerTerms
-from aggregator.service.actor import HttpServer
-from aggregator.service.api import Backend, ServiceSettings
-from aggregator.service.questions import PublicPool, Question
-from aggregator.service.wire import Reply
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.mechanism import ConfidentGnmax
+from aggregator.service.server import Backend, HttpServer, ServiceSettings
+from aggregator.service.wire import PublicPool, Question, Reply
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
@@ -292,8 +297,8 @@ def serve(
 ) -> None:
     """The service, in a process that is going to be killed; ``epoch_alone``: the connection of the other is left."""
     if epoch_alone:
-        postgres_store._TAKE_OVER_S = 0.1
-        postgres_store._end_holder = lambda *_: None
+        postgres._TAKE_OVER_S = 0.1
+        postgres._end_holder = lambda *_: None
     _arrange(folder / "witness", die_at)
     ledger = Ledger(place, TERMS, create=may_create, anchor=anchor, take_over=True)
     backend = Backend(
@@ -494,5 +499,5 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    _PROCESSES.set_forkserver_preload(["aggregator.service.actor", "aggregator.ledger.audit", "aggregator.client"])
+    _PROCESSES.set_forkserver_preload(["aggregator.service.server", "aggregator.audit", "aggregator.client"])
     main()

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import FairClassifier
-from fairpate.methods import find_method
+from fairpate.methods.base import find_method
 
 
 def main() -> None:

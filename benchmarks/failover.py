@@ -22,8 +22,8 @@ import psycopg
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 
 

@@ -31,16 +31,14 @@ import ray
 import torch
 from ray.util.actor_pool import ActorPool
 
-from fairpate.app.model import initial_model
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, load_dataset
-from fairpate.fairness.gaps import dp_one_vs_rest, dp_pairwise
-from fairpate.fairness.rates import joint_table
-from fairpate.methods.definition import Method, Training
-from fairpate.methods.load import configured
-from fairpate.nn.predict import predict_probabilities
+from fairpate.fairness.rates import dp_one_vs_rest, dp_pairwise, joint_table
+from fairpate.methods.base import Method, Training, configured
+from fairpate.nn.fit import predict_probabilities
+from fairpate.run.folder import RunDirectory
+from fairpate.run.run import initial_model
+from fairpate.terminal import Reporter
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1)
 EPSILONS = (0.5, 1.0, 3.0, 9.0)

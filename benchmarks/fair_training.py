@@ -21,12 +21,10 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
-from fairpate.methods.noisy_histogram import HistogramSteps
-from fairpate.methods.raco_dp import RacoDpConfig
-from fairpate.nn.fermi import FermiTraining, MatrixGame, default_radius, watched_targets
+from fairpate.methods.dp_fermi import FermiTraining, MatrixGame, default_radius, watched_targets
+from fairpate.methods.raco_dp import HistogramSteps, PricedTraining, RacoDpConfig, SoftPrediction
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.priced_fit import PricedTraining, SoftPrediction
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
 
 NUM_FEATURES, NUM_CLASSES, NUM_GROUPS, BATCHES_PER_EPOCH = 102, 2, 2, 40

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
-from fairpate.evaluation.rows import Row
-from fairpate.methods import method_names
+from fairpate.methods.base import method_names
+from fairpate.report.frontier import Row
+from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.types import RunRecord
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

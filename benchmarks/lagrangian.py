@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import FitConfig, ModelConfig
-from fairpate.methods import f_ld, pf_ld
-from fairpate.methods.f_ld import FldConfig
-from fairpate.methods.mean_parity import MeanParity
-from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise
+from fairpate.methods import f_ld
+from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise
+from fairpate.methods.parity import MeanParity
 from fairpate.nn.fit import fit
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness
@@ -60,7 +59,7 @@ def pf_ld_epoch(
 ) -> None:
     """On a public partition, or on secret samples."""
     config = PfLdConfig(warmup_epochs=0, epochs=1, batch_size=batch_size, batches=batches)
-    pf_ld.train_pf_ld(model, *records, config, NOISE, randomness=OsRandomness(), **_shared())
+    f_ld.train_pf_ld(model, *records, config, NOISE, randomness=OsRandomness(), **_shared())
 
 
 Epoch = Callable[[nn.Module, Records, int], None]

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import AggregatorSession, Query
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import OsEntropy

@@ -20,12 +20,11 @@ import papers
 import torch
 from torch.nn import functional
 
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.reading import load_sweep
-from fairpate.app.model import initial_model
 from fairpate.data import Dataset, load_dataset
-from fairpate.evaluation.metrics import evaluate
 from fairpate.methods.f_ld import parity_of, train_f_ld
+from fairpate.report.metrics import evaluate
+from fairpate.run.run import initial_model
+from fairpate.run.sweep import Cell, cells_of, load_sweep
 
 SWEEP = Path(__file__).parents[1] / "configs" / "paper" / "mean_parity.yaml"
 CAPS = (0.0, 0.03, 0.1, 0.3, 0.5, 5.0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fairpate.files import write_atomically
-from fairpate.strict_json import strict
+from fairpate.types import strict
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 QUOTE = re.compile(r"\[([^\]]*)\]\((results/[\w.-]+\.json)#([^):]+):(\w+)\)")

@@ -30,8 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.models import build_model
-from teachers.teacher import Shard, TeacherSpec
-from teachers.train import Engine, train_teachers
+from teachers.teacher import Engine, Shard, TeacherSpec, train_teachers
 
 INPUT_SHAPE, NUM_CLASSES = (3, 64, 64), 2
 MATMUL_SIDE = {"cpu": 1536, "cuda": 8192}

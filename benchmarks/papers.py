@@ -19,19 +19,23 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.reading import load_sweep
-from fairpate.app.compare.run import run_cell
-from fairpate.app.compare.votes import ballot
-from fairpate.app.finished import UnprotectedRun
-from fairpate.app.identity import determining_values, flat_values
-from fairpate.app.release import choose_queries
-from fairpate.app.rundir import RunDirectory, checkpoint_folder, read_json, read_statement
-from fairpate.app.tables import read_labels, read_votes, write_votes
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.votes import collect_vote_batch
 from fairpate.config import RayConfig
+from fairpate.config_reader import determining_values, flat_values
 from fairpate.data import load_dataset
+from fairpate.run.compare import ballot, run_cell
+from fairpate.run.folder import (
+    RunDirectory,
+    checkpoint_folder,
+    read_json,
+    read_labels,
+    read_statement,
+    read_votes,
+    write_votes,
+)
+from fairpate.run.label_queries import choose_queries, collect_vote_batch
+from fairpate.run.run import UnprotectedRun
+from fairpate.run.sweep import Cell, cells_of, load_sweep
+from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch
 
 GAPS = {

@@ -28,19 +28,16 @@ import torch
 
 from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import Dataset, Split, load_dataset
-from fairpate.evaluation.metrics import evaluate
-from fairpate.methods import dp_oracle_learner, dp_postprocessing, randomised_response, sgd
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
+from fairpate.methods import dp_oracle_learner, dp_postprocessing, dp_sgd, randomised_response
+from fairpate.methods.base import price
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, guarantee, nu_before_play
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
-from fairpate.methods.game_regret import nu_before_play
-from fairpate.methods.oracle_releases import GroupRules
 from fairpate.methods.parity import Cells
-from fairpate.methods.parity_game import GameRules, guarantee
 from fairpate.methods.randomised_response import RandomisedResponseConfig
-from fairpate.methods.trained import price
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.report.metrics import evaluate
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
 EPSILONS = (1.0, 3.0, 10.0, math.inf)
@@ -133,7 +130,7 @@ def logistic_regression(dataset: Dataset, seed: int) -> torch.nn.Module:
     shape = tuple(dataset.private.x.shape[1:])
     model = build_model(ModelConfig(name="logistic"), input_shape=shape, num_classes=2, generator_seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    return sgd.train(model, dataset.private.x, dataset.private.y, FIT, generator=generator).model
+    return dp_sgd.train_sgd(model, dataset.private.x, dataset.private.y, FIT, generator=generator).model
 
 
 def postprocessed(

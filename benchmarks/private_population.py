@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import read_json
-from fairpate.app.students import read_student
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config_reader import read_yaml
 from fairpate.data import Dataset, load_dataset
-from fairpate.evaluation.metrics import GAPS
-from fairpate.evaluation.private_population import PrivatePopulation
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import Estimate
 from fairpate.fairness.rates import FloatArray
-from fairpate.methods.load import configured
-from student.predict import Student
+from fairpate.methods.base import configured
+from fairpate.report.metrics import GAPS
+from fairpate.report.records import PrivatePopulation
+from fairpate.run.folder import read_json
+from fairpate.run.learn import read_student
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import Student
 
 
 def main() -> None:

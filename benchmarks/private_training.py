@@ -24,9 +24,9 @@ from torch.nn import functional
 from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
-from fairpate.methods.fair_dp_sgd import FairDpSgdConfig, regulariser_gradient
-from fairpate.methods.trained import PublicPool
-from fairpate.nn.dense_chain import DenseChain
+from fairpate.methods.base import PublicPool
+from fairpate.methods.dp_sgd import FairDpSgdConfig, regulariser_gradient
+from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, PrivateSteps, PrivateTraining, PublicGradient

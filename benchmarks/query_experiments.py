@@ -19,19 +19,16 @@ import measured
 import numpy as np
 import papers
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.mechanism import NOT_CONFIDENT
-from fairpate.app.compare.cells import Cell
-from fairpate.app.identity import config_digest
+from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
 from fairpate.config import RayConfig
-from fairpate.config_reader import merge, read_yaml
-from fairpate.fairness.gaps import dp_one_vs_rest
+from fairpate.config_reader import config_digest, merge, read_yaml
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods.load import configured
+from fairpate.fairness.rates import dp_one_vs_rest
+from fairpate.methods.base import configured
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS
+from fairpate.privacy.accountant import DEFAULT_ORDERS, RenyiFilter
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.filters import RenyiFilter
+from fairpate.run.sweep import Cell
 from fairpate.types import GateRule, VoteBatch
 
 FOLDER = Path(__file__).parents[1] / "configs"

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_dataset
-from fairpate.methods.weighted_votes import Ballot
+from fairpate.methods.record_votes import Ballot
 
 NUM_PUBLIC, ROWS_PER_PERSON, _PART, _SECONDS_BETWEEN = 10_000, 10, 100_000, 0.02
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fairpate.app.rundir import open_run_directory, read_statement
 from fairpate.data import load_dataset
-from fairpate.evaluation.metrics import evaluate
 from fairpate.fairness.gate import filter_stream
+from fairpate.report.metrics import evaluate
+from fairpate.run.folder import open_run_directory, read_statement
 from fairpate.types import GapDefinition, GateRule
-from student.predict import load_student
+from student.student import load_student
 
 MARGINS = (0.0025, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 GAPS: tuple[GapDefinition, ...] = ("one_vs_rest", "overall")

@@ -20,17 +20,13 @@ from typing import Any
 
 from rich.console import Console
 
-from fairpate.app.identity import config_digest
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
-from fairpate.config_reader import apply_override, merge, read_yaml
+from fairpate.config_reader import apply_override, config_digest, merge, read_yaml
 from fairpate.data import load_dataset
-from fairpate.evaluation.page import epsilon_text
-from fairpate.methods import DEFAULT
-from fairpate.methods.definition import Method
-from fairpate.methods.load import configured
+from fairpate.methods.base import DEFAULT, Method, configured
+from fairpate.report.page import epsilon_text
+from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 COLUMNS = {
     "epsilon": "epsilon",

@@ -20,12 +20,12 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.app.run import run_method
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig, RayConfig
 from fairpate.config_reader import merge, read_yaml
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 FOLDER = Path(__file__).parents[1] / "configs"
 BUDGET = {"budget": {"kind": "data_dependent", "epsilon": 4.0, "accept_leak": True}, "num_queries": 1500}

@@ -32,14 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
-from fairpate.storage import open_storage
-from fairpate.votes_config import TeachersConfig
-from teachers.cluster import start_ray
-from teachers.ensemble import Ensemble, collect_votes, train_ensemble
-from teachers.ray_pool import RayPool
-from teachers.shard import assign_teachers, shard_key, shard_rows
+from fairpate.files import open_storage
+from teachers.ensemble import Ensemble, assign_teachers, collect_votes, shard_key, shard_rows, train_ensemble
+from teachers.ray_pool import RayPool, start_ray
 
 NUM_FEATURES, NUM_CLASSES, RECORDS_PER_TEACHER = 16, 2, 8
 QUANTITIES = {"seconds": 1.0, "CPU seconds": 1.0, "driver MiB": 2.0**-20, "object store MiB": 2.0**-20}

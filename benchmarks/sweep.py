@@ -19,15 +19,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.folder import open_sweep_folder
-from fairpate.app.compare.records_table import Row
-from fairpate.app.compare.run import Handed, compare
-from fairpate.compare_config import SweepConfig
-from fairpate.config import RayConfig
+from fairpate.config import RayConfig, SweepConfig
 from fairpate.config_reader import parse_config
+from fairpate.report.frontier import Row
+from fairpate.run.compare import Handed, compare
+from fairpate.run.sweep import Cell, cells_of, open_sweep_folder
 from fairpate.types import RunRecord
-from teachers.cluster import start_ray
+from teachers.ray_pool import start_ray
 
 QUIET = Console(quiet=True)
 

@@ -25,17 +25,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_model
-from fairpate.votes_config import TeachersConfig
-from teachers.cluster import start_ray
-from teachers.ensemble import train_ensemble
-from teachers.ray_pool import RayPool
-from teachers.shard import assign_teachers, shard_key, shard_rows
-from teachers.teacher import Shard, TeacherSpec
-from teachers.train import train_teachers
-from teachers.vote import predict_votes
+from teachers.ensemble import assign_teachers, predict_votes, shard_key, shard_rows, train_ensemble
+from teachers.ray_pool import RayPool, start_ray
+from teachers.teacher import Shard, TeacherSpec, train_teachers
 
 NUM_FEATURES = 102
 HALF_CPU = 0.5  # pool and tasks each take half of every core: both can use all cores, in turns

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fairpate.methods.prototypes import Prototypes
+from fairpate.data.embedding import Prototypes
 from fairpate.types import IntArray
 
 NUM_FEATURES, NUM_PUBLIC, NUM_CLASSES = 100, 10_000, 2

@@ -16,9 +16,9 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from fairpate.app.terminal.catalogue import as_yaml, fields_of
-from fairpate.compare_config import SweepConfig
-from fairpate.methods import all_methods, find_method
+from fairpate.cli.summaries import as_yaml, fields_of
+from fairpate.config import SweepConfig
+from fairpate.methods.base import all_methods, find_method
 
 _ROUTING = ", ".join(f"set_{name}_request" for name in ("fit", "predict", "predict_proba", "score"))
 _MEMBERS = ["   :members:", f"   :exclude-members: {_ROUTING}"]  # scikit-learn documents those
@@ -26,17 +26,17 @@ _MISTAKES = (2**31 - 1, 2**63 - 1, 1e12)  # ends of ranges that only catch mista
 _LINK = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.(?:md|ipynb)\)", re.MULTILINE)
 MODULES = {
     "python": "fairpate fairpate.comparing fairpate.estimators",
-    "methods": "fairpate.types fairpate.methods.definition fairpate.methods.trained",
-    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.calibration "
-    "fairpate.privacy.filters fairpate.privacy.gnmax fairpate.privacy.record_votes fairpate.privacy.laplace "
-    "fairpate.privacy.discrete_gaussian fairpate.privacy.discrete_gaussian_tails fairpate.privacy.ledger_as_in_paper "
-    "fairpate.privacy.independent fairpate.privacy.audit",
-    "fairness": "fairpate.fairness.rates fairpate.fairness.gaps fairpate.fairness.notions fairpate.fairness.gate "
-    "fairpate.fairness.rate_constraints fairpate.fairness.named_constraints fairpate.fairness.private_population",
-    "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.predict student.train "
+    "methods": "fairpate.types fairpate.methods.base fairpate.methods.base",
+    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.accountant "
+    "fairpate.privacy.accountant fairpate.privacy.gnmax fairpate.privacy.mechanism_events fairpate.privacy.laplace "
+    "fairpate.privacy.discrete_gaussian fairpate.privacy.discrete_gaussian fairpate.privacy.mechanism_events "
+    "fairpate.privacy.second_accountant fairpate.privacy.audit",
+    "fairness": "fairpate.fairness.rates fairpate.fairness.rates fairpate.fairness.rates fairpate.fairness.gate "
+    "fairpate.fairness.constraints fairpate.fairness.constraints fairpate.fairness.private_population",
+    "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.fit student.train "
     "student.card student.predict",
-    "aggregator": "aggregator.mechanism aggregator.session aggregator.labelling aggregator.ledger.ledger "
-    "aggregator.ledger.budget aggregator.client",
+    "aggregator": "aggregator.mechanism aggregator.session aggregator.labelling aggregator.ledger "
+    "aggregator.budgets aggregator.client",
 }
 """Page of the Python reference, and the modules on it."""
 
@@ -54,7 +54,7 @@ def _contents(part: str) -> str:
 
 def commands() -> str:
     """Every command with its arguments and options, as Typer writes it."""
-    from fairpate.app.cli import app
+    from fairpate.cli import app
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fairpate")

@@ -18,13 +18,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.privacy.accountant import DEFAULT_ORDERS
-from fairpate.privacy.calibration import least_noise
-from fairpate.privacy.conversion import epsilon_of_curve
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, least_noise
 from fairpate.privacy.gnmax import gnmax_rdp, gnmax_rdp_data_independent, log_q
-from fairpate.privacy.record_votes import VoteSums
+from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.types import GateRule
-from teachers.shard import assign_teachers, shard_key
+from teachers.ensemble import assign_teachers, shard_key
 
 FOLDER = Path(__file__).parent / "img"
 DELTA = 1e-5

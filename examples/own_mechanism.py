@@ -19,14 +19,12 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
-from aggregator.mechanism import Mechanism, Outcome, gated
-from aggregator.mechanisms import register
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.mechanism import Mechanism, Outcome, gated, register
 from aggregator.session import AggregatorSession, Query
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy.accountant import NoisyArgmaxes
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
+from fairpate.privacy.events import NoisyArgmaxes
 from fairpate.types import Budget, GateRule, IntArray
 
 

@@ -18,8 +18,7 @@ from pydantic import Field
 from torch.nn import functional
 
 from fairpate.config import ConfigError, Positive, Section
-from fairpate.methods.definition import PrivateMethod, Training
-from fairpate.methods.trained import Trained
+from fairpate.methods.base import PrivateMethod, Trained, Training
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 
 

@@ -11,19 +11,25 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairpate.app.compare.records_table import read_rows
-    from fairpate.app.compare.report import compare_methods
-    from fairpate.app.compare.specify import specify_guarantees
-    from fairpate.app.publication.card import write_card
-    from fairpate.app.run import run_method
-    from fairpate.app.rundir import RunDirectory, open_run_directory, read_statement
-    from fairpate.app.terminal.progress import Reporter
     from fairpate.data import Dataset, load_data, load_dataset
     from fairpate.estimators import FairClassifier
-    from fairpate.methods import find_method, method_names
-    from fairpate.methods.definition import Method, PrivateMethod, Training
-    from fairpate.methods.load import configured, load_method
-    from fairpate.methods.trained import Trained
+    from fairpate.methods.base import (
+        Method,
+        PrivateMethod,
+        Trained,
+        Training,
+        configured,
+        find_method,
+        load_method,
+        method_names,
+    )
+    from fairpate.run.compare import compare_methods
+    from fairpate.run.folder import RunDirectory, open_run_directory, read_statement
+    from fairpate.run.publication import write_card
+    from fairpate.run.run import run_method
+    from fairpate.run.specify import specify_guarantees
+    from fairpate.run.sweep import read_rows
+    from fairpate.terminal import Reporter
 
 try:
     __version__ = version("fairpate")
@@ -31,19 +37,18 @@ except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
 _PLACES = {
-    "fairpate.app.publication.card": ("write_card",),
-    "fairpate.app.compare.report": ("compare_methods",),
-    "fairpate.app.terminal.progress": ("Reporter",),
-    "fairpate.app.compare.records_table": ("read_rows",),
-    "fairpate.app.run": ("run_method",),
-    "fairpate.app.rundir": ("RunDirectory", "open_run_directory", "read_statement"),
-    "fairpate.app.compare.specify": ("specify_guarantees",),
+    "fairpate.run.publication": ("write_card",),
+    "fairpate.run.compare": ("compare_methods",),
+    "fairpate.terminal": ("Reporter",),
+    "fairpate.run.sweep": ("read_rows",),
+    "fairpate.run.run": ("run_method",),
+    "fairpate.run.folder": ("RunDirectory", "open_run_directory", "read_statement"),
+    "fairpate.run.specify": ("specify_guarantees",),
     "fairpate.data": ("Dataset", "load_data", "load_dataset"),
     "fairpate.estimators": ("FairClassifier",),
-    "fairpate.methods": ("find_method", "method_names"),
-    "fairpate.methods.definition": ("Method", "PrivateMethod", "Training"),
-    "fairpate.methods.load": ("configured", "load_method"),
-    "fairpate.methods.trained": ("Trained",),
+    "fairpate.methods.base": (
+        *("Method", "PrivateMethod", "Trained", "Training", "configured", "find_method", "load_method", "method_names"),
+    ),
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [

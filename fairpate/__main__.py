@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Load the commands, which takes a moment in which Ctrl-C is as good as later, and run the one that was given."""
     try:
-        from fairpate.app import cli
+        from fairpate import cli
     except KeyboardInterrupt:
         sys.stderr.write("error Interrupted.\n")
         sys.exit(_INTERRUPTED)

@@ -1,18 +1,135 @@
-"""The sections of a configuration: one schema for YAML, the command line and Python.
+"""Every section of a configuration: shared by all methods, of methods whose voters answer queries, and of sweeps.
+
+Which name was meant: the one helper behind every "did you mean".
+
+Code of the user's own, named as ``module:attribute``, and whether a file that names it is trusted to.
+
+What a command or Python names runs: it was typed. What a *file* names (a configuration, a sweep, the folder of a run or
+of an estimator) may come from anybody, and runs only where the user allowed it, or where it runs in this process
+already.
+
+The sections of a configuration: one schema for YAML, the command line and Python.
 
 Every field documents its unit, range and sentinel; an unknown or impossible value is refused here, before any work
 starts. A configuration is frozen: what ran is what is written beside the results.
+
+Sections of methods that ask voters: teachers, what is asked and what that may cost, and how answers are drawn.
+
+What `fairpate compare` adds to the schema of :mod:`fairpate.config`: methods, data sets, seeds and grids.
+
+A sweep names no setting of its own: everything in ``settings`` and ``grid`` is a field of some method, checked there.
+For one cell they are laid over each other in this order: the configuration that `fairpate run` starts from, the
+sweep's, the data set's and the method's; what the cell's method does not read is left out.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from fairpate.types import GateRule, Relation, UsageError
+from fairpate.types import (
+    DEFAULT_NOTION,
+    MAX_THRESHOLD_VOTES,
+    Budget,
+    BudgetKind,
+    GateRule,
+    MechanismParameters,
+    NotionName,
+    Relation,
+    ReleaseKind,
+    UsageError,
+)
+
+
+def nearest(value: object, known: Iterable[object]) -> str:
+    """A remedy that completes a message: the nearest known name, and all of them."""
+    names = [str(name) for name in known]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ";"
+    return f"{guess} known: {', '.join(names) or 'none'}"
+
+
+PLACE = re.compile(r"[\w.]+:[\w.]+")
+ALLOWED = "FAIRPATE_ALLOW_CODE"
+REMEDY = f"if you trust it, give --allow-code where a command has it, or {ALLOWED}=1 in the environment of any"
+_INSTALLED = ("fairpate", "teachers", "aggregator", "student")
+_imported: set[str] = set()
+
+
+@contextmanager
+def allowing(allow: bool) -> Iterator[None]:
+    """What files name may run meanwhile, if ``allow``, in this process and in those that it starts."""
+    before = os.environ.get(ALLOWED)
+    if allow:
+        os.environ[ALLOWED] = "1"
+    try:
+        yield
+    finally:
+        if allow and before is None:
+            del os.environ[ALLOWED]
+        elif allow and before is not None:
+            os.environ[ALLOWED] = before
+
+
+def is_allowed() -> bool:
+    """Whether files may name any code."""
+    return os.environ.get(ALLOWED) == "1"
+
+
+def may_run(place: str) -> bool:
+    """Whether a file may name ``place``."""
+    return place in _imported or is_allowed()
+
+
+def named_object(place: str) -> Any:
+    """What ``place`` names, looked for where Python looks and then in the working directory.
+
+    Whatever its module raises goes on to the caller.
+    """
+    module, _, attribute = place.partition(":")
+    found = getattr(_import(module), attribute)
+    # Its code has run in this process, so that a file that names it changes nothing.
+    _imported.add(place)
+    return found
+
+
+def is_own_file(module: ModuleType) -> bool:
+    """Whether the module lies in the working directory, where another machine would not find it."""
+    file, name = getattr(module, "__file__", None), module.__name__.partition(".")[0]
+    if file is None or name in _INSTALLED:
+        return False
+    place = Path(file).resolve()
+    return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
+
+
+def _import(module: str) -> ModuleType:
+    """A command does not search the working directory by itself."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        # Its package is there, and something else is missing: to look elsewhere would hide what.
+        if error.name != module.partition(".")[0]:
+            raise
+    here = str(Path.cwd())
+    # Behind all other places: no file in the working directory stands in for a library.
+    sys.path.append(here)
+    try:
+        return import_module(module)
+    finally:
+        sys.path.remove(here)
+
 
 LARGEST = 1e12
 """No real setting is as large; what is would overflow far from the field that caused it."""
@@ -351,3 +468,263 @@ def _sha256_of(path: Path, remedy: str) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+
+
+class TeacherModelConfig(ModelConfig):
+    """The architecture of teachers, or any model of one's own with scikit-learn's `fit` and `predict`."""
+
+    python: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="module:factory, which makes a new one for every teacher; runs with --allow-code only. Then no "
+        "other field of `model`, nor `fit`, `standardize` or `engine`, is read.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_architecture(cls, values: Any) -> Any:
+        return dict(values) if isinstance(values, ModelConfig) else values
+
+
+class TeachersConfig(Section):
+    """The ensemble that votes."""
+
+    num_teachers: Count = Field(100, ge=2)
+    model: TeacherModelConfig = TeacherModelConfig()
+    fit: FitConfig = FitConfig()
+    standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
+    max_shard_size: Count | None = Field(
+        None, description="Most records of a teacher; of a larger shard a keyed choice stays. null: all stay."
+    )
+    engine: Literal["auto", "loop", "stacked"] = "auto"
+    block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
+
+    @model_validator(mode="after")
+    def _scales_once(self) -> TeachersConfig:
+        if self.standardize and self.model.weights is not None:
+            raise ValueError("Expected standardize: false with model.weights, got true: the file brings its own scale.")
+        if self.model.trainable == "head" and (self.model.dropout or not self.fit.augment.is_identity):
+            raise ValueError(
+                "Expected neither model.dropout nor fit.augment with model.trainable: head: features are computed once."
+            )
+        return self
+
+
+class BudgetConfig(Section):
+    """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
+
+    kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
+    epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
+    max_queries: Count | None = Field(None, description="Limit of query_count.")
+    accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
+
+    @model_validator(mode="after")
+    def _is_a_budget(self) -> BudgetConfig:
+        # Any delta would do: the other fields are checked.
+        self.at(0.5)
+        if self.kind == "data_dependent" and not self.accept_leak:
+            raise ValueError(
+                "Expected accept_leak: true with kind data_dependent, got false: it stops where private votes say so, "
+                "which leaks; set it, or use data_independent."
+            )
+        return self
+
+    def at(self, target_delta: float) -> Budget:
+        """The budget, with the delta that its epsilon belongs to."""
+        return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
+
+
+class PublicationConfig(Section):
+    """How the data-dependent privacy cost is published, by smooth sensitivity; fixed before any vote."""
+
+    order: float = Field(gt=1, le=LARGEST, description="Renyi order of the published price.")
+    beta: Positive = Field(description="Discount per record; order < 1 / (2 beta).")
+    noise_stddev: Positive = Field(description="Noise in multiples of the smooth sensitivity.")
+    scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
+
+
+class AdmissionConfig(Section):
+    """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
+
+    rounds: Count = Field(10, ge=2, description="The first one takes public records in their order.")
+    uncertain_first: bool = Field(False, description="Of those admitted, submit those the student doubts most first.")
+    fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
+
+
+class QueriesConfig(Section):
+    """Which public records are asked about, and what that may cost."""
+
+    num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
+    budget: BudgetConfig | None = Field(
+        None,
+        description="null: the target; without one data_independent, room for the run's queries and for one block that "
+        "a crash may waste.",
+    )
+    admission: AdmissionConfig | None = Field(
+        None, description="null: Algorithm 1, public records in their order. Needs num_queries."
+    )
+    release: ReleaseKind = Field(
+        "label",
+        description="`counts`: every answer comes with all noisy counts, which say how sure the voters were, and the "
+        "student learns from them. At the same price, as long as no price depends on votes.",
+    )
+
+    @model_validator(mode="after")
+    def _admission_chooses(self) -> QueriesConfig:
+        if self.admission is not None and self.num_queries is None:
+            raise ValueError("Expected num_queries with admission, got null: it chooses that many of the public split.")
+        return self
+
+
+class AggregatorConfig(QueriesConfig):
+    """Confident-GNMax and what it may cost."""
+
+    mechanism: MechanismParameters = Field(
+        MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
+        description="With a target, both noises are multiplied by the factor at which the queries fit.",
+    )
+    publication: PublicationConfig | None = Field(
+        None, description="null: the data-dependent privacy cost stays private."
+    )
+
+    @model_validator(mode="after")
+    def _counts_have_one_price(self) -> AggregatorConfig:
+        depends = self.budget is not None and self.budget.kind == "data_dependent"
+        if self.release == "counts" and (depends or self.publication is not None):
+            expected = "another budget.kind" if depends else "no publication"
+            found = "data_dependent" if depends else "one"
+            raise ValueError(
+                f"Expected {expected} with release: counts, got {found}: the price that depends on votes is that of "
+                "the label alone; leave it out, or set release: label."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_is_positive(self) -> AggregatorConfig:
+        for field in ("threshold_stddev_votes", "noise_stddev_votes"):
+            value = getattr(self.mechanism, field)
+            if not 0 < value <= MAX_THRESHOLD_VOTES:
+                raise ValueError(f"Expected 0 < mechanism.{field} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {value}.")
+        return self
+
+
+class GatedAggregatorConfig(AggregatorConfig):
+    """Confident&Fair-GNMax: a demographic-parity gate beside it."""
+
+    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+
+
+class GatedQueriesConfig(QueriesConfig):
+    """With a demographic-parity gate before an answer leaves."""
+
+    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+
+
+class QueriesTarget(Terms):
+    """What released labels may cost together: one record added or removed."""
+
+    epsilon: Positive | None = Field(None, description="To publish. null: the noise is as configured.")
+
+
+Settings = dict[str, Any]
+
+
+def flat_grid(values: Any, prefix: str = "") -> Any:
+    """Dotted names for nested ones; what stands later wins."""
+    if not isinstance(values, dict):
+        return values
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        flat.update(flat_grid(value, path) if isinstance(value, dict) else {path: value})
+    return flat
+
+
+def axis_fields(axis: str) -> list[str]:
+    """The fields that move together along one axis."""
+    return [field.strip() for field in axis.split(",")]
+
+
+def overlapping(one: str, other: str) -> bool:
+    """Whether two axes, or two fields, set the same field or a part of it."""
+    pairs = itertools.product(axis_fields(one), axis_fields(other))
+    return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
+
+
+def _apart(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    for one, other in itertools.combinations(grid, 2):
+        if overlapping(one, other):
+            raise ValueError(f"Expected axes that share no field, got {one!r} and {other!r}; leave one out.")
+    return grid
+
+
+Grid = Annotated[
+    dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(flat_grid), AfterValidator(_apart)
+]
+"""Dotted fields, each with the values that it takes; a cell for every combination. ``first, second`` move together."""
+
+
+class SweepPart(Section):
+    """What one method or one data set adds."""
+
+    settings: Settings = Field(default_factory=dict, description="Sections, or dotted fields, with one value.")
+    grid: Grid = Field(default_factory=dict, description="Dotted fields with a list of values each.")
+
+
+class DataSetPart(SweepPart):
+    """What one data set adds; its name is that of the data set unless ``settings`` name another."""
+
+    file: Path | None = Field(
+        None,
+        description="Configuration to start from, seen from the sweep's file; null: what fits the data set, as in "
+        "`fairpate run` without a configuration.",
+    )
+
+
+class MethodPart(SweepPart):
+    """What one method adds, and where it runs."""
+
+    data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
+
+
+class TasksConfig(Section):
+    """What one cell reserves of a node. Where no node has that, ``ray.wait_for_nodes_s`` says how long to wait."""
+
+    num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
+    num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
+    max_retries: CountOrZero = Field(2, description="Times a cell is tried again whose worker died.")
+    max_minutes: Positive | None = Field(None, description="After which a cell counts as failed; null: never.")
+    torch_threads: Count = Field(1, description="Threads of one cell.")
+
+
+class SweepConfig(Section):
+    """Methods x data sets x seeds x grids.
+
+    Where several grids name the same field, the method's is taken, then the data set's. A field of the sweep or of a
+    data set varies for the methods that read it.
+    """
+
+    out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1)
+    split_by_seed: bool = Field(True, description="Divide the records anew for each seed; false: as data.seed says.")
+    settings: Settings = Field(default_factory=dict, description="For every cell.")
+    grid: Grid = Field(default_factory=dict, description="For every cell.")
+    data_sets: dict[str, DataSetPart] = Field(min_length=1, description="By the name that results carry.")
+    methods: dict[str, MethodPart] = Field(min_length=1, description="By name; a list where none has settings.")
+    notion: NotionName = Field(
+        DEFAULT_NOTION, description="Of fairness: what page, figures and tables show first; every cell records all."
+    )
+    ray: RayConfig = Field(RayConfig(), description="The cluster that the sweep runs on.")
+    tasks: TasksConfig = TasksConfig()
+    publish_unprotected: bool = Field(
+        False, description="Count results of methods without privacy as public: right for public benchmark data only."
+    )
+
+    @field_validator("data_sets", "methods", mode="before")
+    @classmethod
+    def _names_alone(cls, value: Any) -> Any:
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return {name: {} for name in value}
+        if isinstance(value, dict):
+            return {name: {} if part is None else part for name, part in value.items()}
+        return value

@@ -1,18 +1,94 @@
-"""From YAML, `--set` and Python to a checked section of a configuration; a message for every fault in them."""
+"""From YAML and ``section.field=value`` to values; errors in the user's words; the digest of the settings that count.
+
+What pydantic found wrong with a value, in this project's words: what was expected, which is the remedy too.
+
+From YAML, `--set` and Python to a checked section of a configuration; a message for every fault in them.
+
+What a configuration computes, whatever the places where that happens: its values, their digest, a folder's name.
+
+Which settings of a configuration its run read, and what left the others unread.
+
+Sections mean the same in every method. Left out are what is switched off (nothing is given), and what another setting
+makes irrelevant: widths of an architecture that is not used, momentum of another optimiser, weights of unlabelled
+records where none are learned from. What a method's own settings leave unread it says itself (``Method.unread``).
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 
-from fairpate.config import ConfigError, Section
-from fairpate.faults import expected
-from fairpate.names import nearest
+from fairpate.config import ConfigError, DataConfig, EvaluationConfig, Section, nearest
+from fairpate.words import exact_text
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "dataclass": "a mapping",
+}
+_BOUNDS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+_FORMS = {
+    "^[a-z][a-z0-9_]*$": "a name of lower-case letters (a to z), digits and underscores that begins with a letter",
+    "^[a-z][a-z ]{0,39}$": "at most 40 lower-case letters (a to z) and spaces that begin with a letter",
+    "^[0-9a-f]{64}$": "a sha256 of 64 digits 0 to 9 and a to f",
+    r"^[\w.]+:[\w.]+$": "module:name",
+    r"^(pixels|oriented_gradients|[\w.]+:[\w.]+)$": "'pixels', 'oriented_gradients' or module:function",
+}
+
+
+def expected(fault: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors asks for, such as ``expected > 0``; another kind of error in pydantic's words."""
+    kind, context = str(fault["type"]), fault.get("ctx", {})
+    if kind == "value_error":  # ours, which says what was wrong
+        said = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
+        # Behind the field's name: by itself it is a sentence.
+        return said.replace("Expected", "expected", 1) if said.startswith("Expected ") else said
+    if kind in _BOUNDS:
+        sign, name = _BOUNDS[kind]
+        return f"expected {sign} {exact_text(context[name])}"
+    if kind in ("too_short", "string_too_short"):
+        return f"expected at least {_counted(context['min_length'], kind)}"
+    if kind in ("too_long", "string_too_long"):
+        return f"expected at most {_counted(context['max_length'], kind)}"
+    if kind in ("literal_error", "enum"):
+        return f"expected {context['expected']}"
+    if kind == "string_pattern_mismatch":
+        return f"expected {_FORMS.get(context['pattern'], 'text of the form ' + context['pattern'])}"
+    # `int_type`, `int_parsing`, `int_from_float` and the like.
+    known = next((words for name, words in _KINDS.items() if kind == name or kind.startswith(f"{name}_")), None)
+    if known is not None:
+        return f"expected {known}"
+    message = str(fault["msg"])
+    return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
+
+
+def _counted(number: int, kind: str) -> str:
+    noun = "character" if kind.startswith("string") else "item"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
 
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000
@@ -168,3 +244,172 @@ def _section_in(annotation: Any) -> Any:
     """The section that may also be left out, or what stands there."""
     parts = [part for part in get_args(annotation) if part is not type(None)]
     return parts[0] if len(parts) == 1 and type(None) in get_args(annotation) else annotation
+
+
+# Where a run happens, and what its pages name, does not change what it computes; a file of weights is known by its
+# checksum.
+_PLACES = (
+    "out",
+    "names_earlier",
+    "storage",
+    "ray",
+    "data.data_dir",
+    "data.declaration.path",
+    "teachers.engine",
+    "teachers.block_size",
+    "teachers.model.weights.path",
+    "votes.path",
+    "votes.test",
+    "votes.label",
+    "student.model.weights.path",
+    "public_data.self_label.model.weights.path",
+)
+
+
+class Configuration(Protocol):
+    """A method's configuration, as far as its digest needs it (:class:`fairpate.methods.base.Method`)."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def data(self) -> DataConfig: ...
+    @property
+    def unread(self) -> Mapping[str, str]: ...
+    def model_dump(self, *, mode: str = ...) -> dict[str, Any]: ...
+
+
+def config_digest(config: Configuration) -> str:
+    """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
+    return values_digest(determining_values(config))
+
+
+def determining_values(config: Configuration) -> dict[str, Any]:
+    """What ``config`` computes, as plain values: without the places where it happens, and what it does not read."""
+    return determining(config.model_dump(mode="json"), config)
+
+
+def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
+    """``values`` of the method of ``config`` without what decides nothing there."""
+    kept = _without(values, (*_PLACES, *config.unread))
+    # At its default it is left out: digests of runs from before it could be set stay.
+    if kept.get("evaluation") == EvaluationConfig().model_dump():
+        del kept["evaluation"]
+    return kept
+
+
+def placeless_values(config: Configuration) -> dict[str, Any]:
+    """All that ``config`` says but places, what it does not read too: as settings to start from elsewhere."""
+    return _without(config.model_dump(mode="json"), _PLACES)
+
+
+def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    kept = copy.deepcopy(values)
+    for place in fields:
+        *parents, field = place.split(".")
+        section: Any = kept
+        for name in parents:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(field, None)
+    return kept
+
+
+def values_digest(values: dict[str, Any]) -> str:
+    """The digest of :func:`determining_values`."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def default_folder(config: Configuration) -> Path:
+    """``runs/METHOD-DATA-DIGEST``."""
+    words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
+    return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
+
+
+def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted paths of the leaves; an empty section is a leaf."""
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        path: leaf
+        for name, value in values.items()
+        for path, leaf in flattened(value, f"{prefix}.{name}" if prefix else name).items()
+    }
+
+
+def flat_values(values: Any) -> dict[str, Any]:
+    """The same without empty sections, which earlier versions may not have written down."""
+    return {path: leaf for path, leaf in flattened(values).items() if leaf != {}}
+
+
+Settings = Mapping[str, Any]
+"""Values by dotted names."""
+_UNREAD_BY_LEARNING: Mapping[Any, tuple[str, ...]] = {
+    "supervised": ("confidence", "unlabelled_weight", "unlabelled_ratio", "rounds", "strong_augment"),
+    "fixmatch": ("rounds",),
+    "pseudo_label": ("unlabelled_ratio", "strong_augment"),
+}
+_NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
+_UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "momentum": ("optimizer", ("adam",)),
+    "max_temperature": ("maximum", ("hardmax",)),
+    "sharpness": ("constraint", ("accuracy_parity",)),
+    "positive_label": ("constraint", _NOT_OF_A_LABEL),
+    "label": ("constraint", _NOT_OF_A_LABEL),
+    "threshold_stddev_votes": ("threshold", (None,)),
+    "failure_probability": ("slack", (False,)),
+}
+"""A field, the one beside it, and the values of that under which nothing reads the first."""
+
+
+def settings_read(settings: Settings) -> dict[str, Any]:
+    """Those of dotted names that were read."""
+    return {name: value for name, value in settings.items() if not _is_unread(name, value, settings)}
+
+
+def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
+    """Settings that all have in common."""
+    first, *others = of_points
+    return {name: first[name] for name in first if all(name in o and o[name] == first[name] for o in others)}
+
+
+def unread_because_of(name: str, settings: Settings) -> str | None:
+    """The field for whose value nothing reads ``name``; None where something may."""
+    section, _, field = name.rpartition(".")
+    if section.endswith("model") and (cause := _of_architecture(section, field, settings)):
+        return cause
+    other, values = _UNREAD_BESIDE.get(field, ("", ()))
+    if settings.get(beside := f"{section}.{other}", ...) in values:
+        return beside
+    rounds = "dp_oracle_learner.num_rounds"  # of which the probability is only the paper's choice
+    if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
+        return rounds
+    unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
+    if name.startswith(tuple(f"student.{part}" for part in unread)):
+        return "student.method"
+    return _of_own_teachers(name, settings)
+
+
+def _is_unread(name: str, value: Any, settings: Settings) -> bool:
+    is_off = value is None or value == {} or ("augment." in name and not value)
+    return is_off or unread_because_of(name, settings) is not None
+
+
+def _of_architecture(section: str, field: str, settings: Settings) -> str | None:
+    architecture = settings.get(f"{section}.name")
+    if (
+        (field == "hidden" and architecture != "mlp")
+        or (field == "width" and architecture != "cnn")
+        or (field == "dropout" and architecture in ("logistic", "hog_logistic"))
+    ):
+        return f"{section}.name"
+    has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
+    return f"{section}.weights" if field in ("norm", "trainable") and not has_weights else None
+
+
+def _of_own_teachers(name: str, settings: Settings) -> str | None:
+    """A model of one's own stands for architecture, fit and scale."""
+    own = "teachers.model.python"
+    if settings.get(own) is None or name == own:
+        return None
+    reads_not = name.startswith(("teachers.model.", "teachers.fit.")) or name == "teachers.standardize"
+    return own if reads_not else None

@@ -20,7 +20,6 @@ from fairpate.later import functional, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 NUM_CELLS = 10
 NUM_DIRECTIONS = 9
 NUM_VALUES = NUM_DIRECTIONS * NUM_CELLS**2

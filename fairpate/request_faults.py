@@ -13,7 +13,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-from fairpate.faults import expected
+from fairpate.config_reader import expected
 
 _MAX_VALUE_CHARACTERS = 80
 _MAX_BODY_BYTES = 2 * 2**20

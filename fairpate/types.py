@@ -1,15 +1,24 @@
-"""Frozen records that cross from one stage to the next.
+"""Frozen records that pass from one stage to the next, errors of users, strict JSON values and the progress hook.
+
+Frozen records that cross from one stage to the next.
 
 They carry results and parameters, never behaviour: what a value means, its unit and its range stand here once,
 and every package may import this module. Shapes: Q queries, C classes, G groups.
+
+Values that strict JSON can hold.
+
+How far long work is: loops report it here, and a command that listens shows it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import PurePath
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +53,7 @@ NotionName = Literal[
     "false_positive_rate",
     "false_discovery_rate",
 ]
-"""Notions of fairness; `fairpate.fairness.notions` says what they are."""
+"""Notions of fairness; `fairpate.fairness.rates` says what they are."""
 DEFAULT_NOTION: NotionName = "demographic_parity"
 Relation = Literal["add or remove one", "replace one"]
 
@@ -324,7 +333,7 @@ class RunRecord:
     ``epsilon`` belongs to ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent`` marks a number that
     must not be published. Metrics that are undefined are null.
 
-    ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.notions`) by its name,
+    ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.rates`) by its name,
     over answered test records; one that is null, or not there as in files of earlier versions, is undefined.
     ``disparity`` is the value of demographic parity.
     ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
@@ -354,3 +363,48 @@ class RunRecord:
     fairness: dict[str, dict[str, float | None]] = field(default_factory=dict)
     answered: int | None = None
     answered_by_group: tuple[int, ...] | None = None
+
+
+def strict(value: Any) -> Any:
+    """A copy of nested values that strict JSON can hold: no number is undefined or infinite, None stands there.
+
+    Tuples and iterators are lists, records (dataclasses) are mappings, paths and keys are text.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | Iterator):
+        return [strict(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: strict(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, PurePath):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Advance = Callable[[int, int], None]
+ItemT = TypeVar("ItemT")
+_listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
+
+
+def tell(done: int, total: int) -> None:
+    """So many steps of all are done."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(done, total)
+
+
+def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
+    """The items, of which each is told when the next one is asked for."""
+    for number, item in enumerate(items, 1):
+        yield item
+        tell(number, len(items))
+
+
+@contextmanager
+def heard_by(advance: Advance) -> Iterator[None]:
+    """Inside, ``advance(done, total)`` is told every step."""
+    token = _listener.set(advance)
+    try:
+        yield
+    finally:
+        _listener.reset(token)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.mixture import Mixture
+from fairpate.nn.fit import Mixture
 from fairpate.types import UserError
 from student.card import StudentCard
-from student.predict import Student
+from student.student import Student
 
 FORMAT = "fairpate.portable/1"
 OPSET = 18

@@ -29,7 +29,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.data.persons import whole_persons
+from fairpate.data.dataset import whole_persons
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import IntArray
 

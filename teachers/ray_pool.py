@@ -1,4 +1,6 @@
-"""A bounded pool of Ray actors, each with a block of teachers at a time.
+"""Ray as a shell: clusters, pools of actors that train blocks, teachers and neighbours that stay and answer.
+
+A bounded pool of Ray actors, each with a block of teachers at a time.
 
 An item travels to the one worker that computes it, and at most two per worker are under way. A worker that is lost is
 replaced, wherever there is room, and its items are computed again, which changes nothing because the function is pure.
@@ -7,22 +9,71 @@ What is added up stays on the workers until each gives its total.
 Ray's own retries do not take the place of this. A restarted actor keeps its tasks, which wait for a place while others
 are idle. A task is not bound to one node; its caller hears of a node that fell silent only from gRPC, which pings every
 five minutes, where that of an actor is told by the head at once; and on GPUs each task starts a process of its own.
+
+The Ray that work runs on: the one there is, a cluster's, or one of this machine for as long as it is needed.
+
+One of this machine is for the process that starts it: it listens on loopback alone, and asks for a token that is made
+for it and stays in memory.
+
+When the head of a cluster dies Ray ends this process after a minute or so, without a word; a thread that watches the
+head says it before.
+
+Teachers that stay: Ray actors that keep their blocks of weights and vote whenever they are asked.
+
+One call per actor carries a whole batch of queries; there is never a call per teacher. An actor that dies is started
+again, reads its teachers and votes again, which changes nothing because a vote is a pure function. So is one that
+hangs: every actor is asked for signs of life, which it gives beside its work, and is ended when none comes. A vote
+without all teachers is never returned.
+
+Where the private records are that vote themselves: in this process, or in blocks on Ray actors.
+
+Each actor samples its own records and returns its nearest; the nearest of all parts are the nearest of all.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import math
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, cast
+from typing import Any, Generic, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from fairpate.config import RayConfig
 from fairpate.later import torch
-from teachers.pool import Counts, ItemT, PoolError, ResultT, SharedT, added, at_least_one
+from teachers.ensemble import (
+    ArrayWeights,
+    Counts,
+    Ensemble,
+    InProcessPool,
+    ItemT,
+    Pool,
+    PoolError,
+    ResultT,
+    SharedT,
+    VoteArray,
+    added,
+    at_least_one,
+    count_block,
+    load_block,
+)
+from teachers.neighbours import Coordinates, Nearest, Sampler, Voters, merged, nearest_of_samples
+from teachers.teacher import TeacherSpec
 
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
@@ -86,7 +137,7 @@ class _Queue(Generic[ItemT]):
 
 
 class RayPool:
-    """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.cluster.start_ray`.
+    """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.ray_pool.start_ray`.
 
     Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
     bounds the time in which nothing happens at all. PoolError where the cluster is too small and does not grow.
@@ -328,3 +379,450 @@ def _raised_by_function(error: Exception) -> BaseException | None:
         return None
     lost = isinstance(error.cause, ray.exceptions.RayError)
     return None if lost else error.cause or error
+
+
+_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
+_WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
+
+
+@contextmanager
+def open_pool(config: RayConfig) -> Iterator[Pool]:
+    """The pool that ``config`` asks for: this process where ``num_actors`` is 0, which imports no Ray; else actors.
+
+    Work that runs in a Ray task itself takes 0: it would wait for CPUs that it holds.
+    """
+    if config.num_actors == 0:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(config.torch_threads)
+        try:
+            yield InProcessPool("cuda" if config.num_gpus else "cpu")
+        finally:
+            torch.set_num_threads(threads)
+        return
+    with start_ray(config), RayPool(config) as pool:
+        yield pool
+
+
+@contextmanager
+def start_ray(config: RayConfig) -> Iterator[None]:
+    """Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one here, shut down afterwards.
+
+    Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
+    """
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    with ExitStack() as stack:
+        if os.environ.get("RAY_ADDRESS"):
+            with _own_sigterm():
+                _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
+            stack.callback(ray.shutdown)
+            stack.enter_context(HeadWatch(ray.get_runtime_context().gcs_address))
+        else:
+            stack.enter_context(_private_to_this_process())
+            stack.callback(ray.shutdown)
+            with _own_sigterm():
+                _start_here(**quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+        yield
+
+
+@contextmanager
+def _private_to_this_process() -> Iterator[None]:
+    """A Ray started inside the block is reached from this machine only, and only with a token of its own.
+
+    Ray binds to loopback where it is told that there are no clusters, as on macOS; `_node_ip_address` does not do it.
+    A mode of authentication or a token that the user chose in the environment stays. Ray would write its token into a
+    file that everybody may read.
+    """
+    from ray._private import ray_constants
+
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    chosen = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": mode}
+    if mode == "token" and os.environ.keys().isdisjoint({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
+        chosen["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray puts the working directory on a worker's path, where any folder named as a package would be taken for it.
+    root = str(Path(_own_packages()[0]).parent)
+    if root not in sys.path:  # an editable installation
+        chosen["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    before = {name: os.environ.get(name) for name in chosen}
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(chosen)
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the variable is read when Ray is imported
+    _read_authentication_again()
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        _read_authentication_again()
+
+
+def _read_authentication_again() -> None:
+    from ray import _raylet
+
+    compiled: Any = _raylet
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM: Ray puts its own there, which ends in a stack of C++ on the terminal."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit as ending:
+        if ending.code == signal.SIGTERM:  # it came while Ray's handler was there
+            handler(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _start_here(**options: Any) -> None:
+    """PoolError where Ray does not come up on this machine, in two tries, each of half a minute at most."""
+    import ray
+
+    try:
+        try:
+            ray.init("local", **options)
+        except Exception:  # noqa: BLE001 - Ray raises bare ones
+            # Where a machine is busy Ray gives up on a process of its own after 15 seconds; then its files are cached.
+            ray.init("local", **options)
+    except Exception as error:
+        said = f"{error}".strip().splitlines() or [type(error).__name__]
+        raise PoolError(
+            f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of "
+            "space in /tmp, wait until it is not and give the same command again; what is stored is found."
+        ) from error
+
+
+def _join_cluster(**options: Any) -> None:
+    """PoolError where no cluster answers at RAY_ADDRESS, or not to somebody without its token."""
+    import ray
+
+    try:
+        ray.init(**options)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        raise PoolError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
+            "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
+        ) from error
+
+
+class HeadWatch:
+    """Warns, once, when nobody answers at the address of a cluster's head; says so when it answers again."""
+
+    def __init__(self, address: str, *, interval_s: float = _WATCH_INTERVAL_S):
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="head watch")
+
+    def __enter__(self) -> HeadWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        missed = 0
+        while not self._ended.wait(self._interval_s):
+            answers = self._answers()
+            if answers and missed >= _MOST_MISSED:
+                _log.warning("The head of the Ray cluster answers again.")
+            missed = 0 if answers else missed + 1
+            if missed == _MOST_MISSED:
+                _log.warning(
+                    "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
+                    "it again once there is a cluster. What is stored is found, and what was charged stays charged.",
+                    *self._place,
+                )
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self._place, timeout=_ANSWER_LIMIT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def _own_packages() -> list[str]:
+    """The folders of this project's packages, which travel together: a worker may run any of them."""
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
+
+
+_VOTE_TIMEOUT_S = 60.0
+# -1: restarted without end, since voters serve for as long as the service does.
+_MAX_RESTARTS, _MAX_RETRIES = -1, 3
+_PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
+BESIDE_WORK = "signs of life"
+
+
+class Voter:
+    """The actor: some blocks of teachers, loaded once."""
+
+    def __init__(self, spec: TeacherSpec, torch_threads: int, device: str, *sources: str | ArrayWeights) -> None:
+        torch.set_num_threads(torch_threads)
+        self._spec, self._device = spec, device
+        loaded = (load_block(source) if isinstance(source, str) else source for source in sources)
+        self._blocks = [{name: torch.tensor(value) for name, value in block.items()} for block in loaded]
+
+    def counts(self, queries: npt.NDArray[np.generic]) -> VoteArray:
+        """How many of this actor's teachers chose each class, (Q, C)."""
+        counts = np.zeros((len(queries), self._spec.num_classes), dtype=np.int64)
+        for block in self._blocks:
+            counts += count_block(block, self._spec, queries, device=self._device)
+        return counts
+
+    def ping(self) -> None:
+        """Give a sign of life."""
+
+
+class ServingTeachers:
+    """All teachers of an ensemble on a bounded number of actors; use inside :func:`teachers.ray_pool.start_ray`.
+
+    PoolError where the cluster is too small.
+    """
+
+    def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
+        import ray
+
+        options: dict[str, Any] = {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "max_restarts": _MAX_RESTARTS,
+            "max_task_retries": _MAX_RETRIES,
+            # A thread beside the one that votes: a voter that is busy still answers pings.
+            "concurrency_groups": {BESIDE_WORK: 1},
+        }
+        actor_class: Any = ray.remote(**options)(Voter)
+        self._num_teachers = ensemble.num_teachers
+        # References, kept here, so that an actor that is started again, maybe on another node, finds its teachers.
+        self._sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
+        num_actors = min(number_of_actors(config), len(self._sources))
+        device = "cuda" if config.num_gpus else "cpu"
+        self.actors = [
+            actor_class.remote(ensemble.spec, config.torch_threads, device, *self._sources[i::num_actors])
+            for i in range(num_actors)
+        ]
+        self._watch = VoterWatch(self.actors)
+
+    def are_answering(self) -> bool:
+        """Whether every actor gave a sign of life lately; known without waiting."""
+        return self._watch.all_answer
+
+    def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
+        """``votes_QC`` of every teacher on features (Q, ...). PoolError unless all of them voted in time."""
+        import ray
+
+        reference = ray.put(queries)
+        try:
+            counts = ray.get([actor.counts.remote(reference) for actor in self.actors], timeout=_VOTE_TIMEOUT_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise PoolError(f"Not all teachers voted within {_VOTE_TIMEOUT_S:g} s: {error}") from error
+        votes_QC: VoteArray = np.sum(counts, axis=0)
+        if not (votes_QC.sum(axis=1) == self._num_teachers).all():
+            raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
+        return votes_QC
+
+    def close(self) -> None:
+        """End the actors."""
+        import ray
+
+        self._watch.close()
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors, self._sources = [], []
+
+
+class VoterWatch:
+    """A thread that asks voters for signs of life and starts again those that hang; :meth:`close` ends it.
+
+    A voter that has not answered yet since it was started is starting, however long that takes, and does not hang.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._voters = [_WatchedVoter(actor) for actor in actors]
+        self._looked_s = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
+        self._thread.start()
+
+    @property
+    def all_answer(self) -> bool:
+        """Whether every voter answers, as far as the watch itself goes on: what it saw long ago says nothing."""
+        is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
+        return is_fresh and all(voter.answers for voter in self._voters)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_PING_INTERVAL_S):
+            try:
+                for voter in self._voters:
+                    voter.look()
+                self._looked_s = time.monotonic()
+            except Exception:  # noqa: BLE001 - the watch goes on, and counts as without an answer meanwhile
+                _log.exception("The voters could not be looked at.")
+
+
+class _WatchedVoter:
+    def __init__(self, actor: Any) -> None:
+        self.answers = False
+        self._actor = actor
+        self._ping: Any = None
+        self._asked_s = 0.0
+
+    def look(self) -> None:
+        """Take in the last sign of life, ask for another, end the voter if it hangs."""
+        import ray
+
+        if self._ping is None:
+            # Not retried: the call fails while the actor is started again, and that is no sign of hanging.
+            self._ping = self._actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0).remote()
+            self._asked_s = time.monotonic()
+        if ray.wait([self._ping], timeout=0)[0]:
+            self.answers, self._ping = _succeeded(self._ping), None
+        elif self.answers and time.monotonic() > self._asked_s + _HANG_TIMEOUT_S:
+            _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
+            self.answers, self._ping = False, None
+            ray.kill(self._actor, no_restart=False)
+
+
+def _succeeded(reference: Any) -> bool:
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+_TIMEOUT_S = 300.0
+
+
+class Neighbourhood(Protocol):
+    """All private records, ready to be asked."""
+
+    def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
+        """The nearest of fresh samples. PoolError unless every record was there to be sampled."""
+        ...
+
+    def are_answering(self) -> bool:
+        """Whether they are all there; known without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Forget them."""
+        ...
+
+
+class LocalNeighbourhood:
+    """All of them in this process."""
+
+    def __init__(self, blocks: Sequence[Voters], *, count: int, sampler: Sampler) -> None:
+        self._blocks, self._count, self._sampler = blocks, count, sampler
+
+    def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
+        """As :meth:`Neighbourhood.nearest`."""
+        return nearest_of_samples(self._blocks, queries_QD, names, count=self._count, sampler=self._sampler)
+
+    def are_answering(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Forget the records."""
+        self._blocks = []
+
+    def ping(self) -> None:
+        """Give a sign of life."""
+
+
+class RayNeighbourhood:
+    """Blocks of records on a bounded number of actors; use inside :func:`teachers.ray_pool.start_ray`.
+
+    Each samples its own records. An actor that is started again draws new samples, of which nothing was released.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Voters],
+        *,
+        count: int,
+        sampling_rate: float,
+        seed: int | None,
+        config: RayConfig,
+    ) -> None:
+        import ray
+
+        options: dict[str, Any] = {
+            "num_cpus": config.num_cpus,
+            "max_restarts": -1,
+            "max_task_retries": 3,
+            # A thread beside the one that searches, so that a long search is not taken for a hang.
+            "concurrency_groups": {BESIDE_WORK: 1},
+        }
+        actor_class: Any = ray.remote(**options)(_Part)
+        # Kept here, so that an actor that is started again finds its records.
+        self._sources = [ray.put(block) for block in blocks]
+        num_actors = max(1, min(number_of_actors(config), len(blocks)))
+        self.actors = [
+            actor_class.remote(count, sampling_rate, seed, config.torch_threads, *self._sources[i::num_actors])
+            for i in range(num_actors)
+        ]
+        self._watch = VoterWatch(self.actors)
+
+    def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
+        """As :meth:`Neighbourhood.nearest`."""
+        import ray
+
+        reference = ray.put(queries_QD)
+        try:
+            parts = ray.get([actor.nearest.remote(reference, names) for actor in self.actors], timeout=_TIMEOUT_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise PoolError(f"Not all records could be asked within {_TIMEOUT_S:g} s: {error}") from error
+        return merged(parts)
+
+    def are_answering(self) -> bool:
+        """Whether every actor gave a sign of life lately."""
+        return self._watch.all_answer
+
+    def close(self) -> None:
+        """End the actors."""
+        import ray
+
+        self._watch.close()
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors, self._sources = [], []
+
+
+class _Part(LocalNeighbourhood):
+    """The actor: some blocks, and samples of its own."""
+
+    def __init__(self, count: int, sampling_rate: float, seed: int | None, torch_threads: int, *blocks: Voters) -> None:
+        import torch
+
+        torch.set_num_threads(torch_threads)
+        super().__init__(blocks, count=count, sampler=Sampler(sampling_rate, seed))

@@ -52,7 +52,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def ray_session() -> Iterator[None]:
     """Ray, started by the first test that asks for it and shut down with the session."""
     from fairpate.config import RayConfig
-    from teachers.cluster import start_ray
+    from teachers.ray_pool import start_ray
 
     with start_ray(RayConfig()):
         yield
@@ -64,7 +64,7 @@ def _no_graphs() -> Iterator[None]:
     import student.portable
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.publication.portable.missing_packages", lambda: student.portable.PACKAGES)
+        patched.setattr("fairpate.run.publication.missing_packages", lambda: student.portable.PACKAGES)
         yield
 
 
@@ -74,7 +74,7 @@ def with_graphs(quick_graphs: None) -> Iterator[None]:
     import student.portable
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.publication.portable.missing_packages", student.portable.missing_packages)
+        patched.setattr("fairpate.run.publication.missing_packages", student.portable.missing_packages)
         yield
 
 
@@ -83,13 +83,17 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Pages leave out their charts, half of the time of a report, but within this; see ``with_drawings``."""
     from markupsafe import Markup
 
-    from fairpate.app.publication import reporting
-    from fairpate.evaluation import charts
+    from fairpate.report import run_page
+    from fairpate.run import publication
 
     def undrawn(*_: Any, title: str, **__: Any) -> Markup:
         return Markup('<p class="note">{}</p>').format(title)
 
-    without = {(charts, "curves"): undrawn, (charts, "histogram"): undrawn, (reporting, "_MAX_COMPOSED_POINTS"): 1}
+    without = {
+        (run_page, "curves"): undrawn,
+        (run_page, "histogram"): undrawn,
+        (publication, "_MAX_COMPOSED_POINTS"): 1,
+    }
     real = {place: getattr(*place) for place in without}
 
     @contextmanager

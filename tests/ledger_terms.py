@@ -1,7 +1,7 @@
 """The terms of a small ledger, which tests change where that is their subject."""
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.terms import LedgerTerms
+from aggregator.ledger import LedgerTerms
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.types import Budget, GateRule
 
 MECHANISM = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from fairpate.nn.torchvision_compat import prepare_torchvision
+from fairpate.nn.models import prepare_torchvision
 
 BACKBONES = ("resnet18", "resnet50", "densenet121")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods.trained import Price, price
+from fairpate.methods.base import Price, price
 from fairpate.privacy.events import Event
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import ledger_terms
 import numpy as np
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.ledger import Ledger
-from aggregator.service.actor import HttpServer
-from aggregator.service.api import Backend, ServiceSettings
-from aggregator.service.questions import PublicPool
-from aggregator.service.tokens import read_tokens
+from aggregator.ledger import Ledger
+from aggregator.mechanism import ConfidentGnmax
+from aggregator.service.auth import read_tokens
+from aggregator.service.server import Backend, HttpServer, ServiceSettings
+from aggregator.service.wire import PublicPool
 from aggregator.session import AggregatorSession
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget
 
 NUM_TEACHERS = 60

@@ -1,192 +1,93 @@
-"""Imports point one way: each package may use what stands left of it in design order, and nothing else of ours.
-
-Methods and the application share the top floor: each may use everything, and nothing below uses either.
-"""
+"""Imports point one way: a floor may use the floors below it, and on its own floor only its own package."""
 
 import ast
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BASE = {
-    "fairpate",
-    "fairpate.types",
-    "fairpate.names",
-    "fairpate.faults",
-    "fairpate.request_faults",
-    "fairpate.named_code",
-    "fairpate.config",
-    "fairpate.votes_config",
-    "fairpate.config_reader",
-    "fairpate.compare_config",
-    "fairpate.files",
-    "fairpate.storage",
-    "fairpate.steps",
-    "fairpate.later",
-    "fairpate.strict_json",
-    "fairpate.glossary",
-    "fairpate.meaning",
-    "fairpate.query_costs",
-    "fairpate.pages",
-    "fairpate.api_page",
-    "fairpate.oriented_gradients",
-}
-LIBRARY = BASE | {"fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"}
-ALLOWED = {
-    "fairpate.types": set(),
-    "fairpate.names": set(),
-    "fairpate.named_code": set(),
-    "fairpate.files": {"fairpate.types"},
-    "fairpate.steps": set(),
-    "fairpate.later": set(),
-    "fairpate.strict_json": set(),
-    "fairpate.glossary": set(),
-    "fairpate.meaning": {"fairpate.types"},
-    "fairpate.query_costs": set(),
-    "fairpate.pages": {"fairpate.glossary"},
-    "fairpate.oriented_gradients": {"fairpate.later"},
-    "fairpate.api_page": {"fairpate.pages"},
-    "fairpate.storage": {"fairpate.types", "fairpate.files"},
-    "fairpate.config": {"fairpate.types", "fairpate.names"},
-    "fairpate.votes_config": {"fairpate.types", "fairpate.config"},
-    "fairpate.faults": {"fairpate.meaning"},
-    "fairpate.request_faults": {"fairpate.faults"},
-    "fairpate.config_reader": {"fairpate.config", "fairpate.names", "fairpate.faults"},
-    "fairpate.compare_config": {"fairpate.types", "fairpate.config"},
-    "fairpate.privacy": BASE,
-    "fairpate.fairness": BASE,
-    "fairpate.data": BASE,
-    "fairpate.nn": BASE,
-    "teachers": LIBRARY,
-    "aggregator": LIBRARY,
-    "aggregator.mechanism": LIBRARY,
-    "aggregator.ledger": LIBRARY | {"aggregator.mechanism", "aggregator.mechanisms", "aggregator.gnmax"},
-    "aggregator.session": LIBRARY | {"aggregator.mechanism", "aggregator.ledger"},
-    "aggregator.labelling": LIBRARY | {"aggregator.mechanism", "aggregator.ledger", "aggregator.session"},
-    "student": LIBRARY,
-    "fairpate.evaluation": {
-        "fairpate",
-        "fairpate.types",
-        "fairpate.fairness",
-        "fairpate.strict_json",
-        "fairpate.glossary",
-        "fairpate.meaning",
-        "fairpate.query_costs",
-        "fairpate.pages",
-        "fairpate.later",
+sys.path.append(str(ROOT / "benchmarks"))
+
+import structure  # noqa: E402
+
+FLOORS = (
+    ("fairpate.types", "fairpate.later"),
+    ("fairpate.config", "fairpate.files", "fairpate.words", "fairpate.oriented_gradients"),
+    ("fairpate.config_reader", "fairpate.pages"),
+    ("fairpate.request_faults", "fairpate.terminal"),
+    ("fairpate.privacy", "fairpate.fairness", "fairpate.data", "fairpate.nn"),
+    ("teachers", "aggregator", "student"),
+    ("fairpate.report", "fairpate.estimator_records"),
+    ("fairpate.methods", "fairpate.run"),  # they share a floor
+    ("fairpate.comparing", "fairpate.estimators", "fairpate.cli"),
+    ("fairpate.__main__",),
+)
+SHARED = {"fairpate.methods", "fairpate.run"}
+TIED = (  # within one package or shared floor, and only while a function runs
+    {"aggregator.chain", "aggregator.sqlite", "aggregator.postgres"},
+    {
+        *("fairpate.methods.base", "fairpate.run.folder", "fairpate.run.publication"),
+        *("fairpate.run.learn", "fairpate.run.release_log"),
     },
-}
+)
 HEAVY = {"torch", "torchvision", "ray"}
 WITHOUT_HEAVY = (
-    "fairpate.types",
-    "fairpate.files",
-    "fairpate.storage",
-    "fairpate.strict_json",
-    "fairpate.config",
-    "fairpate.votes_config",
-    "fairpate.config_reader",
-    "fairpate.compare_config",
-    "fairpate.privacy",
-    "fairpate.fairness",
+    *("fairpate.types", "fairpate.files", "fairpate.config", "fairpate.config_reader"),
+    *("fairpate.privacy", "fairpate.fairness"),
 )
-OURS = ("fairpate", "teachers", "aggregator", "student")
-
-
-def files_of(package):
-    path = ROOT / package.replace(".", "/")
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-
-
-@cache
-def imported_modules(path):
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            modules.add(node.module)
-            if node.module == "fairpate.later":  # libraries, put off
-                modules.update(alias.name for alias in node.names)
-    return frozenset(modules)
-
-
-def imported_first(path):
-    """What a module imports before anything of it can be used: at its top level, and not for type checkers alone."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+MODULES = structure.read_modules(ROOT)
+EDGES = structure.edges(MODULES)
 
 
 def is_within(module, package):
     return module == package or module.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("package", ALLOWED)
-def test_a_package_imports_only_what_stands_before_it(package):
-    for path in files_of(package):
-        for module in imported_modules(path):
-            if module.split(".")[0] not in OURS or is_within(module, package):
-                continue
-            exact = module in ALLOWED[package] & {"fairpate"}
-            inside = any(is_within(module, allowed) for allowed in ALLOWED[package] - {"fairpate"})
-            assert exact or inside, f"{path.relative_to(ROOT)} imports {module}"
+def place_of(module):
+    """(floor, package) of a module. ``fairpate`` itself is on no floor: it imports each name when it is asked for."""
+    return next((floor, package) for floor, row in enumerate(FLOORS) for package in row if is_within(module, package))
 
 
-def test_every_module_below_the_top_floor_is_listed():
-    """All but what users import: ``fairpate.app``, ``fairpate.methods`` and the public modules that stand on them."""
-    top_floor = {"__init__", "__main__", "app", "methods", "comparing", "estimators"}
-    names = {path.stem for path in (ROOT / "fairpate").iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
-    assert {f"fairpate.{name}" for name in names - top_floor} <= set(ALLOWED)
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"fairpate"}))
+def test_a_module_imports_only_what_stands_below_it(module):
+    floor, package = place_of(module)
+    for other in set(EDGES[module]) - {"fairpate"}:
+        other_floor, other_package = place_of(other)
+        together = other_package == package or {package, other_package} <= SHARED
+        assert other_floor < floor or together, f"{module} imports {other}"
 
 
-def test_every_module_of_the_top_floor_can_be_imported_first():
-    """Imports at module level form no circle, wherever one begins."""
-    floor = {}
-    for path in [*files_of("fairpate.app"), *files_of("fairpate.methods")]:
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        floor[name] = path
-    leads_to = {name: {m for m in imported_first(path) if m in floor} - {name} for name, path in floor.items()}
-    try:
-        TopologicalSorter(leads_to).prepare()
-    except CycleError as error:
-        pytest.fail(f"imports in a circle: {' -> '.join(error.args[1])}")
+def test_no_import_runs_in_a_circle():
+    assert structure.circles(EDGES, kinds={"first"}) == []
+
+
+def test_imports_of_functions_make_no_circle_but_the_known():
+    for circle in structure.circles(EDGES, kinds={"first", "later"}):
+        assert any(set(circle) <= tied for tied in TIED), " -> ".join(circle)
 
 
 @pytest.mark.parametrize("package", WITHOUT_HEAVY)
 def test_the_mathematics_needs_neither_torch_nor_ray(package):
-    for path in files_of(package):
-        heavy = {module.split(".")[0] for module in imported_modules(path)} & HEAVY
-        assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+    for name, module in MODULES.items():
+        if is_within(name, package):
+            imported = {top.split(".")[0] for _, top, _ in module.imports()}
+            put_off = {part for _, top, part in module.imports() if top == "fairpate.later"}
+            assert not (imported | put_off) & HEAVY, name
 
 
 def test_ray_is_imported_by_the_shell_only():
-    shells = {
-        path.relative_to(ROOT).as_posix()
-        for package in OURS
-        for path in files_of(package)
-        if any(is_within(module, "ray") for module in imported_modules(path))
-    }
+    shells = {name for name, module in MODULES.items() if any(is_within(top, "ray") for _, top, _ in module.imports())}
     assert shells <= {
-        "aggregator/service/actor.py",
-        "fairpate/app/compare/releases.py",
-        "fairpate/app/compare/run.py",
-        "fairpate/app/serving/serve.py",
-        "student/replicas.py",
-        "teachers/cluster.py",
-        "teachers/neighbourhood.py",
-        "teachers/ray_pool.py",
-        "teachers/voters.py",
+        "aggregator.service.server",
+        "fairpate.run.compare",
+        "fairpate.run.serve",
+        "student.server",
+        "teachers.ray_pool",
     }
 
 
-def test_no_package_of_ours_uses_pickle():
-    for package in OURS:
-        for path in files_of(package):
-            assert not {"pickle", "cloudpickle", "joblib"} & imported_modules(path), path
+def test_nothing_of_ours_uses_pickle_or_relative_imports():
+    for name, module in MODULES.items():
+        assert not {"pickle", "cloudpickle", "joblib"} & {top for _, top, _ in module.imports()}, name
+        assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(module.tree)), name

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from aggregator import gnmax
-from aggregator.gnmax import ConfidentGnmax
+from aggregator import mechanism
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.nn import private_fit
 from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.accountant import epsilon, noise_multiplier_for
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
-from fairpate.privacy.calibration import noise_multiplier_for
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
@@ -91,6 +90,8 @@ def test_voting_stays_below_its_claim_and_gives_something_away() -> None:
 
 
 def test_voting_with_a_tenth_of_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = gnmax.discrete_gaussians
-    monkeypatch.setattr(gnmax, "discrete_gaussians", lambda stddev, words, source: honest(0.1 * stddev, words, source))
+    honest = mechanism.discrete_gaussians
+    monkeypatch.setattr(
+        mechanism, "discrete_gaussians", lambda stddev, words, source: honest(0.1 * stddev, words, source)
+    )
     assert min(bounds(vote)) > VOTING_CLAIM

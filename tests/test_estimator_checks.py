@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
-from fairpate.estimators import FairClassifier
-from fairpate.estimators.checks import expected_failed_checks
-from fairpate.estimators.parameters import parameters_of
-from fairpate.methods import find_method, own_names
+from fairpate.estimators import FairClassifier, expected_failed_checks, parameters_of
+from fairpate.methods.base import find_method, own_names
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}

@@ -13,13 +13,12 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from two_groups import two_groups
 
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.spending.odometer import Odometer
-from fairpate.app.tables import read_labels
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FldConfig
+from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.release_log import Odometer
 from fairpate.types import GateRule
 
 LOGISTIC = {"name": "logistic"}

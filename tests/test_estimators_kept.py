@@ -17,7 +17,7 @@ from two_groups import two_groups
 
 from fairpate.estimators import FairClassifier
 from student.card import StudentFileError
-from student.predict import load_student
+from student.student import load_student
 
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from fairpate.app.votes_file import VotesConfig
-from fairpate.data.declared.declaration import Declaration
-from fairpate.data.declared.own_pictures import PicturesConfig
-from fairpate.data.entry import SourceFile
-from fairpate.faults import expected
-from fairpate.meaning import exact_text
-from fairpate.votes_config import TeacherModelConfig
+from fairpate.config import TeacherModelConfig
+from fairpate.config_reader import expected
+from fairpate.data.dataset import SourceFile
+from fairpate.data.declaration import Declaration
+from fairpate.data.pictures import PicturesConfig
+from fairpate.methods.own_votes import VotesConfig
+from fairpate.words import exact_text
 
 
 class Settings(BaseModel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairpate.app.students import public_records
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset
+from fairpate.run.learn import public_records
 from fairpate.types import FloatArray, LabelledSet
 
 

@@ -12,19 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from aggregator.neighbours import NearestCounts
+from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods.record_votes import noisy_votes
-from fairpate.methods.votes_of_records import with_noise
-from fairpate.methods.weighted_votes import UNITS, Ballot
-from fairpate.privacy.accountant import epsilon_of
+from fairpate.methods.record_votes import UNITS, Ballot, noisy_votes, with_noise
+from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
-from fairpate.privacy.calibration import least_noise
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
+from fairpate.privacy.mechanism_events import NeighbourVotes, VoteSums, VoteTables
 from fairpate.types import GateRule
-from teachers.neighbourhood import LocalNeighbourhood
 from teachers.neighbours import Sampler, blocks_of
+from teachers.ray_pool import LocalNeighbourhood
 
 DELTA, PROTOTYPES, ROWS = 1e-5, 60_000, 8_000
 QUERIES, OTHERS, RATE = 15_000, 12, 0.5

@@ -10,8 +10,8 @@ import pytest
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
 
 from fairpate.config import ConfigError
-from fairpate.methods.load import configured
-from fairpate.storage import StorageError, exists, join, open_storage, read, write
+from fairpate.files import StorageError, exists, join, open_storage, read, write
+from fairpate.methods.base import configured
 from fairpate.types import UserError
 
 LARGE = bytes(range(256)) * 2**16  # two parts of an upload

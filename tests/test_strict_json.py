@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from fairpate.strict_json import strict
+from fairpate.types import strict
 
 
 def test_numbers_that_json_lacks_become_null_and_everything_else_stays() -> None:

@@ -11,7 +11,7 @@ from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
 from student.card import StudentCard
-from student.predict import Student
+from student.student import Student
 
 
 def two_groups(count: int, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:

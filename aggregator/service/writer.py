@@ -1,4 +1,6 @@
-"""The one thread that writes the ledger, and what readers see of it meanwhile.
+"""The one writer: batches of waiting requests, verification of the chain while it runs, and readiness.
+
+The one thread that writes the ledger, and what readers see of it meanwhile.
 
 Calls of the session run one after another on a thread of their own. After each of them what readers need is noted in an
 immutable :class:`Snapshot`, so that no reader ever waits for the writer: neither behind teachers that are slow to vote
@@ -6,33 +8,67 @@ nor behind a slow disk. A snapshot is as new as the last durable transaction.
 
 A ledger whose write failed ends its writing. It is opened again, which verifies and replays every entry, as soon as
 its store may take a durable write; until then new queries fail at once and stored replies are still given.
+
+The chain of a service's ledger, verified again and again beside the queries, and what was found last.
+
+A chain that does not hold ends the writing: new queries are refused until the ledger was restored and opened again,
+which verifies every entry. A ledger that cannot be read now is another matter: nothing is known of its chain, what was
+found before stays, and the next round tries again.
+
+Whether the service is alive, and whether a new query can be expected to be answered now.
+
+Alive is a process that answers. Ready is computed from facts: the ledger is there and open for writing, its chain held
+when it was last verified, its disk has room, the last votes came in and the teachers' processes answer, Ray's control
+process answers, the writer is not stuck. Ledger and Ray are looked at whenever somebody asks, and every second besides,
+on threads and connections of their own; a look that does not come back within two seconds counts as bad. A fact that
+turned bad is tried again in the background: the ledger is opened again, a vote on something public is tried and thrown
+away. So the answer turns good when the cause is gone. Nothing here depends on how anybody voted, and a budget that is
+used up does not count: stored replies are still given.
+
+In front of the one writer: requests that wait at the same time are asked together.
+
+The writer is called for one group of requests after another, so that concurrent clients share a durable transaction,
+and so that requests answered together leave together. Stored replies are read without waiting.
+
+How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
+``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
+
+Quotas count what is charged: whether a request has room is known only when its turn comes. A request for more than its
+caller's quota is refused as a whole; whom the session charges, of those who ask for a query together, it decides within
+limit and quota of each. What a caller may spend is brought into the ledger before anything is charged under it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import sqlite3
+import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger.budget import BudgetStatus, budget_status, queries_that_fit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.slices import require_entry
-from aggregator.ledger.terms import LedgerTerms
-from aggregator.session import AggregatorSession
+from aggregator import audit
+from aggregator.budgets import BudgetStatus, QuotaExceededError, QuotaRoom, Quotas, budget_status, queries_that_fit
+from aggregator.chain import LedgerError, UnreachableError
+from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
+from aggregator.mechanism import Outcome
+from aggregator.service.auth import Caller
+from aggregator.service.wire import CountVotes, Question
+from aggregator.session import AggregatorSession, OverBudget, Query
 from fairpate.privacy import accountant
-from fairpate.privacy.conversion import epsilon_of_curve
-from fairpate.privacy.smooth_release import SanitisedRdp
-from fairpate.types import UserError
+from fairpate.privacy.accountant import epsilon_of_curve
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp
+from fairpate.types import IntArray, UserError
 
 ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
@@ -211,3 +247,399 @@ class Writer:
             raise
         self.books = Books(ledger=ledger, session=session)
         self.snapshot, self.failure = self.books.snapshot(), ""
+
+
+# A slice of half a millisecond holds up one request in fifty, at most, by its own length.
+_PAUSE_S, _SHARE = 0.02, 0.02
+_log = logging.getLogger(__name__)
+
+
+class Verification:
+    """Rounds over all entries, ``interval_s`` apart, in a thread between :meth:`begin` and :meth:`close`."""
+
+    def __init__(self, writer: Writer, *, interval_s: float) -> None:
+        self._writer, self._interval_s = writer, interval_s
+        self._ended = threading.Event()
+        self._note(writer.books, writer.books.ledger.head.number, "")
+
+    @property
+    def chain(self) -> dict[str, Any]:
+        """What was found last; a :class:`aggregator.service.wire.Chain`."""
+        books = self._writer.books
+        if books is not self._books:  # opened again, which verifies every entry
+            self._note(books, books.ledger.head.number, "")
+        return self._chain
+
+    @property
+    def fault(self) -> str:
+        """Why the chain does not hold; empty: it does, as far as is known."""
+        return str(self.chain["fault"])
+
+    def begin(self) -> None:
+        """Start the rounds."""
+        # No thread of a pool: the end of the process would wait for a database that hangs.
+        threading.Thread(target=self._go_round, daemon=True, name="verification").start()
+
+    def close(self) -> None:
+        """End them after the slice under way."""
+        self._ended.set()
+
+    async def verify_now(self) -> dict[str, Any]:
+        """Verify every entry at once; returns :attr:`chain`. UnreachableError where the ledger cannot be read now."""
+        books = self._writer.books
+        try:
+            entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
+        except UnreachableError:
+            raise
+        except LedgerError as error:
+            self._broken(books, error)
+        else:
+            self._note(books, entries, "")
+        return self.chain
+
+    def _go_round(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            books = self._writer.books
+            # A ledger that failed is verified when it is opened again.
+            if self._writer.failure:
+                continue
+            try:
+                self._round(books)
+            except UnreachableError as error:
+                _log.warning("The ledger cannot be verified now: %s", error)
+            except LedgerError as error:
+                self._broken(books, error)
+            except Exception:  # noqa: BLE001 - the next round tries again
+                _log.exception("The ledger could not be verified.")
+
+    def _round(self, books: Books) -> None:
+        began_s, entries = time.perf_counter(), 0
+        for count in verified_slices(books.ledger):
+            entries, took_s = count, time.perf_counter() - began_s
+            if self._ended.wait(max(_PAUSE_S, took_s / _SHARE)) or books is not self._writer.books:
+                return
+            began_s = time.perf_counter()
+        self._note(books, entries, "")
+
+    def _broken(self, books: Books, error: LedgerError) -> None:
+        _log.error("The chain of the ledger does not hold; new queries are refused: %s", error)
+        self._note(books, 0, str(error))
+        self._writer.fail(books, str(error))
+
+    def _note(self, books: Books, entries: int, fault: str) -> None:
+        self._books, self._chain = books, {"at_s": time.time(), "entries": entries, "fault": fault}
+
+
+Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
+_STUCK_S = 120.0
+_STALE_S = 30.0
+_LOOK_LIMIT_S = 2.0
+_SHARED_S = 0.2  # so that those who ask anonymously, and often, cost one look in this time
+
+
+class Look:
+    """A look at something that may hang, on a thread of its own: one at a time, shared by all that wait for it.
+
+    To be used from one event loop. ``ask`` raises where what it looks at is bad.
+    """
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self._under_way: Future[None] | None = None
+        self._began_s = -_SHARED_S
+        self._failed = False
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the last look failed, or the one under way takes too long."""
+        hangs = self._under_way is not None and time.monotonic() > self._began_s + _LOOK_LIMIT_S
+        return self._failed or hangs
+
+    async def now(self) -> None:
+        """Look, for as long as the limit says at most."""
+        under_way = self._under_way
+        if under_way is None:
+            if time.monotonic() < self._began_s + _SHARED_S:
+                return
+            under_way, self._began_s = Future(), time.monotonic()
+            self._under_way = under_way
+            # No thread of a pool: the end of the process would wait for one that hangs.
+            threading.Thread(target=self._run, args=(under_way,), daemon=True, name="look").start()
+        left_s = self._began_s + _LOOK_LIMIT_S - time.monotonic()
+        if left_s > 0:
+            await asyncio.wait([asyncio.wrap_future(under_way)], timeout=left_s)
+
+    def _run(self, done: Future[None]) -> None:
+        try:
+            self._ask()
+            self._failed = False
+        except Exception as error:  # noqa: BLE001 - whatever it met, it is not as it should be
+            if not self._failed:
+                _log.warning("The service is not ready: %s", error)
+            self._failed = True
+        # The state first: who waits for this look reads it next.
+        self._under_way = None
+        done.set_result(None)
+
+
+class Health:
+    """The facts; :meth:`watch` runs beside the service."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        voters_answer: Callable[[], bool],
+        try_vote: Callable[[], object],
+        interval_s: float,
+        chain_fault: Callable[[], str] = str,
+    ) -> None:
+        self.votes_failed = False
+        self._writer = writer
+        self._voters_answer, self._try_vote = voters_answer, try_vote
+        self._interval_s, self._chain_fault = interval_s, chain_fault
+        self._has_room = True
+        self._looked_s = time.monotonic()
+        self._ledger, self._cluster = Look(self._look_at_ledger), Look(_look_at_ray)
+
+    def reasons(self) -> list[Reason]:
+        """Why a new query would not be answered now, by the last looks; empty: it should be."""
+        now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
+        facts: dict[Reason, bool] = {
+            "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
+            "chain": bool(self._chain_fault()),
+            "cluster": self._cluster.is_bad,
+            "disk": not self._has_room,
+            "ledger": bool(self._writer.failure) or self._ledger.is_bad,
+            "votes": self.votes_failed or not self._voters_answer(),
+            "unknown": now_s - self._looked_s > _STALE_S,
+        }
+        return [reason for reason, holds in facts.items() if holds]
+
+    def to_json(self) -> dict[str, Any]:
+        """A :class:`aggregator.service.wire.Health`."""
+        reasons = self.reasons()
+        return {"status": "failing" if reasons else "ok", "reasons": reasons}
+
+    async def watch(self) -> None:
+        """Look at the facts again and again."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at the facts once, and try what failed."""
+        try:
+            await self._look()
+            self._looked_s = time.monotonic()
+        except Exception:  # noqa: BLE001 - the watch goes on, whatever it met
+            _log.exception("The health of the service could not be looked at.")
+
+    async def look_now(self) -> None:
+        """Look at what may be gone or hang: the ledger and Ray; within two seconds."""
+        await asyncio.gather(self._ledger.now(), self._cluster.now())
+
+    async def _look(self) -> None:
+        await self.look_now()
+        if self._writer.failure and self._has_room:
+            await self._writer.recover()
+        # Once they answer again: before, the trial would hold its thread until it timed out.
+        if self.votes_failed and self._voters_answer():
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(self._try_vote)
+                self.votes_failed = False
+
+    def _look_at_ledger(self) -> None:
+        books = self._writer.books
+        self._has_room = books.ledger.has_room()
+        # One that failed is looked at by opening it again.
+        if self._writer.failure:
+            return
+        try:
+            books.ledger.look()
+        except LedgerError as error:
+            _log.error("The ledger is not there: %s", error)
+            self._writer.fail(books, str(error))
+
+
+def _look_at_ray() -> None:
+    """Raise unless Ray's control process answers, or there is no Ray here; hang as long as it does not."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.nodes()
+
+
+Reply = Outcome | OverBudget
+_MAX_QUERIES_TOGETHER = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Request:
+    questions: Sequence[Question]
+    caller: Caller
+    request_id: str
+    answered: asyncio.Future[Sequence[Reply]]
+
+
+class Batcher:
+    """Asks a session on behalf of concurrent requests. To be used from one event loop."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        health: Health,
+        *,
+        count_votes: CountVotes,
+        quotas: Quotas,
+        answer_step_s: float,
+        own_limits: Callable[[], Mapping[str, OwnLimit]] = dict,
+        on_group: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._writer, self._health = writer, health
+        self._count_votes, self._quotas, self._own_limits = count_votes, quotas, own_limits
+        self._answer_step_s = answer_step_s
+        self._on_group = on_group
+        self._line: list[_Request] = []
+        self._server: asyncio.Task[None] | None = None
+
+    def stored(self, key: str) -> Outcome | None:
+        """The stored outcome of a query, or None if it has none."""
+        return self._writer.books.ledger.outcome(key)
+
+    async def ask(self, questions: Sequence[Question], caller: Caller, request_id: str) -> Sequence[Reply]:
+        """One reply per question, in order. A request with a new query waits for the end of its step.
+
+        QuotaExceededError if the caller may not have as many new ones; then none is asked. What the session raises is
+        raised to every request of the group.
+        """
+        known = [self.stored(question.query.key) for question in questions]
+        replies = [outcome for outcome in known if outcome is not None]
+        # At once: whether a reply is stored is no secret, GET /v1/queries/{key} tells it as well.
+        if len(replies) == len(questions):
+            return replies
+        loop = asyncio.get_running_loop()
+        came_in_s = loop.time()
+        answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
+        self._line.append(_Request(questions=questions, caller=caller, request_id=request_id, answered=answered))
+        # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
+        if self._server is None or self._server.done():
+            self._server = loop.create_task(self._serve())
+        try:
+            return await answered
+        finally:
+            # Errors wait as well: when a refusal leaves must tell no more than when an answer does.
+            await asyncio.sleep(until_next_step(loop.time() - came_in_s, self._answer_step_s))
+
+    async def _serve(self) -> None:
+        while self._line:
+            group = self._take_group()
+            self._on_group()
+            results: Sequence[Sequence[Reply] | Exception]
+            try:
+                results = await self._writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait
+                results = [error] * len(group)
+            for request, result in zip(group, results, strict=True):
+                # Its client left meanwhile.
+                if request.answered.done():
+                    continue
+                if isinstance(result, Exception):
+                    request.answered.set_exception(result)
+                else:
+                    request.answered.set_result(result)
+
+    def _take_group(self) -> list[_Request]:
+        """The requests in front, at least one, as many as fit."""
+        total, count = 0, 0
+        for request in self._line:
+            total += len(request.questions)
+            if count and total > _MAX_QUERIES_TOGETHER:
+                break
+            count += 1
+        group, self._line = self._line[:count], self._line[count:]
+        return group
+
+    def _ask_together(
+        self, session: AggregatorSession, group: Sequence[_Request]
+    ) -> list[Sequence[Reply] | QuotaExceededError]:
+        """The replies to each request, or why it was not asked. On the writer's thread, one group after another."""
+        self._bring_limits(session)
+        taken: dict[str, str] = {}
+        refused = [self._check_quota(request, taken) for request in group]
+        admitted = [request for request, error in zip(group, refused, strict=True) if error is None]
+        by_key: dict[str, Question] = {}
+        askers: dict[str, tuple[Asker, ...]] = {}
+        for request in admitted:
+            asker = Asker(request.caller.name, request.request_id)
+            for question in request.questions:
+                by_key[question.query.key] = question
+                askers[question.query.key] = (*askers.get(question.query.key, ()), asker)
+        replies = self._ask(session, by_key, askers, self._quota_of(admitted))
+        return [
+            error or [replies[question.query.key] for question in request.questions]
+            for request, error in zip(group, refused, strict=True)
+        ]
+
+    def _bring_limits(self, session: AggregatorSession) -> None:
+        """Store every limit that changed, before anything is charged under it."""
+        ledger = self._writer.books.ledger
+        for caller, limit in self._own_limits().items():
+            if ledger.limit_of(caller) != limit:
+                session.limit(caller, limit)
+
+    def _check_quota(self, request: _Request, taken: dict[str, str]) -> QuotaExceededError | None:
+        """Whether the caller has room for what nobody has asked yet, in this group or before."""
+        caller = request.caller.name
+        keys = {question.query.key for question in request.questions}
+        new = [key for key in keys if key not in taken and self.stored(key) is None]
+        if request.caller.role != "operator":
+            # What the caller asks beside it in this group is charged at the same moment.
+            wanted = len(new) + Counter(taken.values())[caller]
+            refusal = self._quotas.refusal(self._writer.books.ledger, caller, wanted, now_s=time.time())
+            if refusal is not None:
+                return QuotaExceededError(refusal, len(new))
+        taken.update(dict.fromkeys(new, caller))
+        return None
+
+    def _quota_of(self, requests: Sequence[_Request]) -> QuotaRoom:
+        """The quota of those who ask; an operator has none."""
+        analysts = {request.caller.name for request in requests if request.caller.role != "operator"}
+        ledger = self._writer.books.ledger
+
+        def room(caller: str) -> float:
+            return self._quotas.room(ledger, caller, now_s=time.time()) if caller in analysts else math.inf
+
+        return room
+
+    def _ask(
+        self,
+        session: AggregatorSession,
+        by_key: dict[str, Question],
+        askers: Mapping[str, tuple[Asker, ...]],
+        quota: QuotaRoom,
+    ) -> dict[str, Reply]:
+        voted = False
+
+        def vote(queries: Sequence[Query]) -> IntArray:
+            nonlocal voted
+            voted = True
+            return self._count_votes([by_key[query.key] for query in queries])
+
+        try:
+            queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
+            replies = session.ask(queries, vote, quota=quota)
+        # No fault of the teachers: what is known of their health stays.
+        except (LedgerError, sqlite3.Error):
+            raise
+        except Exception:
+            self._health.votes_failed = True
+            raise
+        # Stored replies alone say nothing of the teachers.
+        if voted:
+            self._health.votes_failed = False
+        return dict(zip(by_key, replies, strict=True))
+
+
+def until_next_step(elapsed_s: float, step_s: float) -> float:
+    """Seconds from ``elapsed_s`` to the next whole multiple of ``step_s``; 0 without a step."""
+    return max(0.0, math.ceil(elapsed_s / step_s) * step_s - elapsed_s) if step_s else 0.0

@@ -1,25 +1,68 @@
-"""One data set in four splits: what every stage reads.
+"""A data set in memory, its entry in the registry, its files, its records' identities and persons, and its splits.
+
+One data set in four splits: what every stage reads.
 
 Tensors in memory, Parquet on disk. Images stay ``uint8`` and tabular features are already scaled by public
 constants, so nothing here is fitted to private records.
+
+What the project knows about a data set before it opens a file.
+
+An entry is public knowledge only: who publishes the records, under which licence, which files with which checksums,
+which options the loader takes. It holds no statistic of the records beyond the publisher's own counts.
+
+The publisher's files: found, checked by sha256, and never written to.
+
+The folder comes from the caller or from FAIRPATE_DATA. A missing or damaged file is refused with its name, what was
+expected and what to do; records are read only from bytes whose checksum was right.
+
+Names for records, and keyed hashes of those names.
+
+A record's name depends on the record alone, never on the rows around it, and never on its sensitive attribute: methods
+that protect the attribute alone publish names, and divide records by them. Records that are equal but for the attribute
+are one *unit*: what is drawn for a record (its split, its teacher) is a keyed hash of its unit, so adding, removing or
+changing another record changes nothing for it. Only the counter that tells the members of a unit apart may shift.
+
+Records by the persons behind them, in parts that hold all records of each of their persons.
+
+Shapes: N records, R parts of a person, W numbers of a vote.
+
+Which record goes where: private, public, validation or test.
+
+Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the next test, and
+all others private. Since the private records are the tail of the ranking, adding or removing one moves no other record;
+and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A unit is one
+record, records that nothing but the group tells apart, or all records of one person: it is never parted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import gzip
+import hashlib
+import itertools
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fairpate.data.record_names import as_names
-from fairpate.data.spill import run_of
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, field_validator
+
+from fairpate.config import Section, nearest
+from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
 from fairpate.later import torch
-from fairpate.types import Unit
+from fairpate.types import IntArray, Unit, UsageError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fairpate.config import DataConfig
-    from fairpate.data.declared.feature_codes import FeatureCode
+    from fairpate.data.columns import FeatureCode
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
@@ -35,7 +78,7 @@ class Split:
     ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
     ``unit_id`` go to one teacher together: those that only ``z`` tells apart. Left empty, every record is a unit.
     ``person_id`` names the person behind each record, where all of a person's records are protected together; empty:
-    each record is protected by itself. Identifiers are kept packed (:class:`fairpate.data.record_names.Names`).
+    each record is protected by itself. Identifiers are kept packed (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -150,3 +193,537 @@ class Dataset:
     def splits(self) -> dict[str, Split]:
         """The four splits by name."""
         return {name: getattr(self, name) for name in SPLIT_NAMES}
+
+
+OptionValue = str | int | float | bool
+Part = Literal["records", "private", "public", "validation", "test"]
+Origin = Literal["any", "private", "training", "public", "validation", "held_out", "test"]
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
+
+
+class DataError(UserError, ValueError):
+    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
+
+
+class DataSettingsError(DataError, UsageError):
+    """A data set, an option or a size that does not exist, whatever files are there."""
+
+
+class SourceFile(Section):
+    """One file of the publisher, below the data folder."""
+
+    path: str = Field(
+        description="Below the data folder; `*` and `?` stand for any characters and any one. A file that is no "
+        "archive may also lie there gzipped, as `path` + `.gz`."
+    )
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="Of the published bytes, unpacked; empty: the publisher's file could not be pinned."
+    )
+    url: str | None = Field(None, description="Where the publisher offers it.")
+    member: str | None = Field(None, description="Its place in the zip archive behind `url`.")
+    manual: str = Field("", description="Without `url`: a sentence on how to get it.")
+    note: str = Field("", description="Where the pinned file differs from the published one.")
+    alternatives: tuple[SourceFile, ...] = Field((), description="Files that may lie there instead.")
+    extracted: str | None = Field(None, description="Of an archive: the folder that may lie there instead.")
+    when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
+
+    @field_validator("path", "extracted")
+    @classmethod
+    def _is_below_the_folder(cls, place: str | None) -> str | None:
+        # A declaration may come from anybody, and reads below the data folder alone.
+        if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
+        return place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One choice that a loader offers, with every value it takes.
+
+    ``shows_attribute`` is the value under which features are functions of the sensitive attribute; null for none.
+    """
+
+    default: OptionValue
+    allowed: tuple[OptionValue, ...]
+    description: str
+    shows_attribute: OptionValue | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a loader is asked for: a folder, the public seed, and every option with its value filled in.
+
+    ``tables`` by part are read instead of files. ``unit``, where one is asked for: a ``record`` needs no person.
+    """
+
+    data_dir: Path | None
+    seed: int
+    options: Mapping[str, Any]
+    tables: Mapping[Part, pa.Table] | None = None
+    unit: Unit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """All N records of a data set before they are divided, and the public words for their codes.
+
+    ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
+    public record may be -1: it has no label.
+    ``person_ids`` names the person behind each record where several records share one and a split must not part them;
+    equal records are of one person then.
+    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
+    features again where they may be mapped from a file, so that a split may be too; so are ``mapped`` those of a table.
+    ``feature_codes``: of a declared table, how its features are computed.
+    """
+
+    kind: FeatureKind
+    records: Split
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    feature_names: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] | None = None
+    person_ids: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
+    pixels: Pixels | None = None
+    feature_codes: tuple[FeatureCode, ...] = ()
+    mapped: Gathered | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry:
+    """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
+
+    ``rows`` is the publisher's count, null where none is public, and ``persons`` that of the persons behind the rows,
+    where they are named (under the options of ``persons_when``) and were counted; ``citation`` is what a study cites. A
+    size that is null takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
+    ``count_public`` counts public records that have files of their own; ``class_shares`` is how common each class is,
+    where that was declared.
+    """
+
+    name: str
+    task: str
+    sensitive: str
+    publisher: str
+    address: str
+    licence: str
+    rows: int | None
+    kind: FeatureKind
+    load: Callable[[Request], Records] = field(repr=False)
+    count_public: Callable[[Request], int] | None = field(default=None, repr=False)
+    files: tuple[SourceFile, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    num_public: int | None = 1000
+    num_validation: int | None = 500
+    num_test: int | None = None
+    citation: str = ""
+    persons: int | None = None
+    persons_when: Mapping[str, str] = field(default_factory=dict)
+    class_shares: tuple[float, ...] = ()
+
+    def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
+        """The publisher's count of what is protected under these options: of persons where it is known, or of rows."""
+        by_person = unit is None and holds(self.persons_when, self.complete_options(options))
+        return self.persons if by_person and self.persons is not None else self.public_rows
+
+    @property
+    def public_rows(self) -> int:
+        """``rows``; :class:`DataSettingsError` where the declaration has none."""
+        if self.rows is None:
+            raise DataSettingsError(
+                f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
+                "which default sizes follow, or configure the sizes yourself."
+            )
+        return self.rows
+
+    def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""
+        for name, value in given.items():
+            if name not in self.options:
+                known = nearest(name, self.options)
+                raise DataSettingsError(f"data.options.{name}: unknown option of {self.name}{known}.")
+            allowed = self.options[name].allowed
+            # By type as well: 1 equals True, which is another choice.
+            if not any(value == choice and type(value) is type(choice) for choice in allowed):
+                known = nearest(value, allowed)
+                raise DataSettingsError(f"data.options.{name}: no value {value!r} in {self.name}{known}.")
+        return {name: given.get(name, option.default) for name, option in self.options.items()}
+
+    def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
+        """The files that a load with these options reads."""
+        options = self.complete_options(given)
+        return tuple(file for file in self.files if holds(file.when, options))
+
+
+def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
+    """Whether the options have the values that ``when`` asks for."""
+    return all(as_text(options[name]) == value for name, value in when.items())
+
+
+def as_text(value: OptionValue) -> str:
+    """The value as a declaration writes it: flags are `true` and `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def origins(**counts: int) -> tuple[Origin, ...]:
+    """So many records of each origin, in the order of :data:`ORIGINS`: ``origins(training=32561, test=16281)``."""
+    return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
+
+
+DATA_VARIABLE = "FAIRPATE_DATA"
+ARCHIVE_SUFFIXES = (".gz", ".zip")
+
+
+def resolve_data_dir(data_dir: Path | None) -> Path:
+    """``data_dir``, or the folder in FAIRPATE_DATA; :class:`DataError` where neither is a folder."""
+    chosen = data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    if chosen is None:
+        raise DataSettingsError(f"No data folder: set data.data_dir, give --data-dir, or set {DATA_VARIABLE}.")
+    folder = chosen.expanduser()
+    if not folder.is_dir():
+        raise DataSettingsError(f"{folder}: no such data folder; correct data.data_dir, --data-dir or {DATA_VARIABLE}.")
+    return folder
+
+
+def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
+    """Which of ``file`` and its alternatives lies below ``folder``, and where; null if none does."""
+    for choice in (file, *file.alternatives):
+        if _is_pattern(choice):
+            # The first by name: the order of a folder differs between machines.
+            path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
+        else:
+            path = folder / choice.path
+        gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
+        extracted = [folder / choice.extracted] if choice.extracted else []
+        for place in (*extracted, path, *gzipped):
+            if place.is_dir() if place in extracted else place.is_file():
+                return choice, place
+    return None
+
+
+def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
+    """The files that a pattern means, in the order of their paths; any other file alone."""
+    if not _is_pattern(file):
+        return (file,)
+    folder = resolve_data_dir(data_dir)
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(file.path) if path.is_file())
+    if not paths:
+        raise DataError(f"{folder / file.path}: no file matches; correct the pattern, or put files there.")
+    return tuple(file.model_copy(update={"path": path}) for path in paths)
+
+
+def _is_pattern(file: SourceFile) -> bool:
+    return not {"*", "?"}.isdisjoint(file.path)
+
+
+def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
+    """As :func:`find`, in :func:`resolve_data_dir`; :class:`DataError` tells how to get a missing file."""
+    folder = resolve_data_dir(data_dir)
+    found = find(file, folder)
+    if found is None:
+        raise DataError(f"{folder / file.path}: missing file. {how_to_get(file, folder)}")
+    return found
+
+
+def how_to_get(file: SourceFile, folder: Path) -> str:
+    """One sentence: the publisher's address or instruction, and the folder to put the file into."""
+    target = folder / file.path
+    if file.url is None:
+        return f"{file.manual} Put {target.name} into {target.parent}.".strip()
+    inside = f" ({file.member} in it)" if file.member else ""
+    return f"Use `fairpate data fetch`, or get {target.name} from {file.url}{inside}, and put it into {target.parent}."
+
+
+def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
+    """As :func:`locate`, where the checksum of the published bytes is right; a gzipped copy's are unpacked."""
+    choice, path = locate(file, data_dir)
+    if choice.sha256 is not None:
+        try:
+            # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
+        check_sha256(found, choice, path)
+    return choice, path
+
+
+def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
+    """The published bytes of ``file``, checksum verified; a gzipped copy is unpacked first."""
+    return read_any(file, data_dir)[1]
+
+
+def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
+    """Which of ``file`` and its alternatives is there, and its published bytes, checksum verified."""
+    choice, path = locate(file, data_dir)
+    content = path.read_bytes()
+    if path.name != Path(choice.path).name:
+        content = _unzip(content, path)
+    check_sha256(hashlib.sha256(content).hexdigest(), choice, path)
+    return choice, content
+
+
+def check_archive(file: SourceFile, path: Path) -> str:
+    """The sha256 of the archive at ``path``, found right; for archives that are read in pieces."""
+    found = sha256_of(path)
+    check_sha256(found, file, path)
+    return found
+
+
+def sha256_of(path: Path) -> str:
+    """The file's checksum, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_sha256(found: str, file: SourceFile, path: Path) -> None:
+    """:class:`DataError` unless ``found`` is the pinned checksum; a file without one passes."""
+    if file.sha256 is not None and found != file.sha256:
+        raise DataError(
+            f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. "
+            f"Delete it and put the published one there. {how_to_get(file, _data_dir_of(path, file))}"
+        )
+
+
+def _data_dir_of(path: Path, file: SourceFile) -> Path:
+    return path.parents[len(PurePosixPath(file.path).parts) - 1]
+
+
+def _unzip(content: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
+
+
+# A control character, so that fields of text do not run into each other.
+FIELD_SEPARATOR = "\x1f"
+
+
+def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
+    """``prefix-<sha256 of the row's fields>`` for each row of these columns of text."""
+    rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
+    # 80 bits: two of a million different rows share a name with a probability below 1e-12.
+    return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
+
+
+def counted(units: Iterable[str]) -> Names:
+    """A unique name per record: that of its unit, with ``-1``, ``-2``, ... behind the first of each unit."""
+    names, seen = as_names(units), Counter[str]()
+    name_of = {}
+    for row in names.repeated().tolist():
+        seen[names[row]] += 1
+        name_of[row] = f"{names[row]}-{seen[names[row]]}"
+    return Names(name_of.get(row, name) for row, name in enumerate(names)) if name_of else names
+
+
+def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
+    """64 bits per name, keyed by a public ``seed`` and ``purpose``: uniform, and independent between purposes."""
+    key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
+    # Copied for each name: setting the key is the slow part.
+    keyed = hashlib.blake2b(key=key, digest_size=8)
+    digests = bytearray()
+    for name in names:
+        hasher = keyed.copy()
+        hasher.update(name.encode())
+        digests += hasher.digest()
+    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
+
+
+def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per name, from :func:`keyed_hash`."""
+    # The top 53 bits, so that rounding never reaches 1.
+    return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+SEPARATORS = ",;|"
+"""A name with one of these characters is taken for several persons."""
+
+MOST_RECORDS = 2**17
+"""Of one person: squares of sums of votes are then whole numbers that 64 bits hold."""
+
+
+def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
+    """The rows of all records in parts of about ``size``, person after person."""
+    rows = np.argsort(person_N, kind="stable")
+    starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
+    # The first person who begins in each stretch of ``size`` records begins a part.
+    first = starts[np.unique(starts // size, return_index=True)[1]]
+    yield from np.split(rows, first[1:])
+
+
+def shortened_by_person(
+    votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
+) -> tuple[IntArray, IntArray]:
+    """What persons add to a table, all together of L2 norm at most ``norm``: rows of the table (R,), numbers (R, W).
+
+    Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
+    by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
+    function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS`` of one person.
+    """
+    order = np.lexsort((row_N, person_N))
+    rows, persons = row_N[order], person_N[order]
+    starts_R = np.flatnonzero((np.diff(rows, prepend=-1) != 0) | (np.diff(persons, prepend=-1) != 0))
+    firsts_P = np.flatnonzero(np.diff(persons[starts_R], prepend=-1))
+    if np.bincount(person_N, minlength=1).max() > MOST_RECORDS:
+        raise ValueError(f"Expected at most {MOST_RECORDS} records of one person; leave some out.")
+    sums_RW = np.add.reduceat(votes_NW[order], starts_R, axis=0) if len(order) else votes_NW
+    squared_P = np.add.reduceat((sums_RW * sums_RW).sum(axis=1), firsts_P) if len(order) else np.zeros(0, np.int64)
+    squared_R1 = np.repeat(squared_P, np.diff(firsts_P, append=len(starts_R)))[:, None]
+    # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a vector longer.
+    shorter_RW = np.trunc(sums_RW * (norm - 1) / np.sqrt(np.maximum(squared_R1, 1))).astype(np.int64)
+    return rows[starts_R], np.where(squared_R1 > norm**2, shorter_RW, sums_RW)
+
+
+PERMITTED: dict[str, frozenset[Origin]] = {
+    "public": frozenset({"any", "training", "held_out", "public"}),
+    "validation": frozenset({"any", "training", "held_out", "validation"}),
+    "test": frozenset({"any", "held_out", "test"}),
+    "private": frozenset({"any", "training", "private"}),
+}
+SET_ASIDE: dict[str, frozenset[Origin]] = {
+    "public": frozenset({"public"}),
+    "validation": frozenset({"validation"}),
+    "test": frozenset({"held_out", "test"}),
+}
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSizes:
+    """Records per split; the private split takes the rest.
+
+    Null takes every record that was set aside for the split. Sizes are lower bounds: whole units are taken until each
+    is reached. No size may depend on the records, or one of them would move others.
+    """
+
+    num_public: int | None
+    num_validation: int | None
+    num_test: int | None
+
+
+def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
+    ids = records.records.record_id
+    wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
+    place_of = {origin: place for place, origin in enumerate(ORIGINS)}
+    found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
+    origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
+    ranks = None
+    # Hashing every name is slow, and only a part that is drawn needs the ranking.
+    if any(wanted_of.values()):
+        ranks = _rank(records.person_ids or records.records.unit_id, seed=seed)
+    free = np.ones(len(ids), dtype=bool)
+    indices = {}
+    for name, wanted in wanted_of.items():
+        alone = [place_of[origin] for origin in SET_ASIDE[name]]
+        own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
+        permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
+        allowed = free & np.isin(origins, permitted)
+        chosen = allowed if wanted is None else _lowest(allowed, ranks, wanted, name)
+        indices[name] = np.flatnonzero(chosen)
+        free &= ~chosen
+    indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
+    return {name: _taken(records, torch.from_numpy(index)) for name, index in indices.items()}
+
+
+def _taken(records: Records, index: torch.Tensor) -> Split:
+    mapped = records.pixels or records.mapped
+    if mapped is None:
+        return records.records.take(index)
+    return records.records.take_with(mapped.rows(index), index)
+
+
+def with_persons(records: Records) -> Records:
+    """The same records, all of a person's protected together. :class:`DataError` for one without a person."""
+    if records.person_ids is None:
+        return records
+    if missing := as_names(records.person_ids).num_empty:
+        raise DataError(
+            f"Expected a person for every record, got {missing:,} without; complete the column that names them, or set "
+            "data.unit=record to protect each record by itself."
+        )
+    return replace(records, records=replace(records.records, person_id=records.person_ids))
+
+
+def check_persons(splits: Mapping[str, Split]) -> None:
+    """:class:`DataError` where a person of the private split has records in another one."""
+    private = as_names(splits["private"].person_id)
+    for name, split in splits.items():
+        if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
+            raise DataError(
+                f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "
+                f"{name} split, because the publisher's division parts them; set data.unit=record, which protects "
+                "each record by itself."
+            )
+
+
+def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
+    """The same records by a keyed hash of their unit, those of one unit as a permutation from ``secret`` has them, and
+    under names that are hashes of their own, keyed by ``secret``.
+
+    For methods that protect the attribute alone: files are often sorted by it, so neither the place of a record nor
+    which of several equal ones has which name may follow the file. Nor may a name be read: it may count the rows of
+    such a file, or tell a date on which one group was recorded.
+    """
+    hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
+    drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
+    # Stable: of one unit, the names in the order of the file beside the records in the order that was drawn.
+    names = as_names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
+    hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
+    records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
+    return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)
+
+
+def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:
+    """What ``entry`` declares; else null (take what was set aside), or a quarter of the publisher's count to test."""
+    declared: int | None = getattr(entry, f"num_{split}")
+    origins = set(records.origins or ("any",))
+    own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)
+    return declared if own or declared is not None else entry.public_rows // 4
+
+
+def _rank(units: Iterable[str], *, seed: int) -> npt.NDArray[np.int64]:
+    """Each record's place in the ranking of its unit; records of one unit share a place.
+
+    So would units of one hash: they go together, and no other record moves.
+    """
+    place: npt.NDArray[np.int64] = np.unique(keyed_hash(units, seed=seed, purpose="split"), return_inverse=True)[1]
+    return place
+
+
+def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64] | None, wanted: int, name: str) -> Mask:
+    """The records of the lowest ranks until ``wanted`` are reached, never parting a unit."""
+    chosen = np.zeros(len(allowed), dtype=bool)
+    if wanted == 0 or ranks is None:
+        return chosen
+    available = int(allowed.sum())
+    if wanted > available:
+        raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+    # Records of one unit share a rank, so that all of the last unit are taken.
+    last = np.sort(ranks[allowed])[wanted - 1]
+    return np.asarray(allowed & (ranks <= last))
+
+
+def check_members(dataset: Dataset) -> None:
+    """:class:`DataError` unless each split has every group, and the private split every class.
+
+    Validation and test records may be none at all.
+    """
+    for name, split in dataset.splits.items():
+        if len(split) == 0 and name in ("validation", "test"):
+            continue
+        _require(split.z, dataset.group_names, f"group of {dataset.sensitive_attribute}", name)
+    _require(dataset.private.y, dataset.label_names, "class", "private")
+
+
+def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str) -> None:
+    counts = torch.bincount(codes, minlength=len(names)).tolist()
+    empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
+    if empty:
+        raise DataError(
+            f"The {split} split has no member of {what} {', '.join(empty)}; "
+            "where a file names the split, add some to it, or leave out of the declaration what no record "
+            "has; where it is drawn, choose larger splits (data.num_public, num_validation, num_test) "
+            "or another data.seed."
+        )

@@ -1,4 +1,15 @@
-"""A public embedding: what every method sees of a record, fitted to public records alone.
+"""Fixed features that depend on public records alone: nearest neighbours, gradients, prototypes, and their files.
+
+A graph of public neighbours, and where other records lie in it.
+
+The pool's records are joined to those that are near in some components, and the leading eigenvectors of the graph
+that they make (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class where
+distances alone cut through it. Pictures are near when one is near a slightly turned, slanted, stretched or moved copy
+of the other. Another record is the mean of its nearest public neighbours.
+
+Shapes: N records, M public ones, V copies of each, D components, E eigenvectors, K rows.
+
+A public embedding: what every method sees of a record, fitted to public records alone.
 
     tables      the columns, and for a column of many values whether it reaches each of some public quantiles
     pictures    roots of oriented gradients (:mod:`.gradients`), perhaps averaged with the mirror image's, and the
@@ -12,24 +23,205 @@ What a record becomes depends on that record and on public ones, bit for bit, so
 sensitivity. A product of matrices of floats does not have that property: how a row is rounded depends on its place
 among the others. So both factors are rounded to whole numbers, few enough digits that every sum of products is exact
 in whatever order it is taken. Shapes: N records, M public ones, F plain features, K thresholds, E components.
+
+A public embedding as a file: all that places a record, so that nobody who has it need make it from the pool again.
+
+Made again elsewhere it may come out otherwise: components of nearly equal spread, and a graph of few pictures, turn
+with the processor and the number of threads. Everything in the file is computed from public records.
+
+Pictures as a table: of oriented gradients (:mod:`fairpate.oriented_gradients`), or by a function of the user's.
+
+An option of data sets. A declaration may name a function, ``module:function``, of one picture (channels, height,
+width), bytes, to a vector of finite numbers. It is to be public, like bounds and categories. It sees one picture at a
+time, so that no record's features depend on another's, and runs only where files may name code
+(:mod:`fairpate.config`).
+
+Centres of public records: who votes in which cell.
+
+Two embeddings. ``components``: principal components of the pool (:mod:`fairpate.data.embedding`), of pictures those of
+their oriented gradients. ``graph``: eigenvectors of the pool's graph of neighbours in those components
+(:mod:`fairpate.data.embedding`).
+
+What a record's prototype is depends on that record and on public ones, never on another private record. Shapes: N
+records, M public ones, D components, E eigenvectors, K prototypes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from fairpate.config import EmbeddingConfig
-from fairpate.data.dataset import BeforeEmbedding, Dataset
-from fairpate.data.entry import DataError
-from fairpate.data.neighbour_graph import Graph
-from fairpate.later import functional, sklearn, torch
+import numpy as np
+import numpy.typing as npt
+import scipy
+from safetensors import SafetensorError, safe_open
+
+from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
+from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, Option, Records
+from fairpate.files import write_atomically
+from fairpate.later import functional, safetensors_torch, sklearn, torch
+from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
+from fairpate.oriented_gradients import NUM_DIRECTIONS as NUM_DIRECTIONS
 from fairpate.oriented_gradients import gradient_histograms
+from fairpate.oriented_gradients import oriented_gradients as oriented_gradients
+from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AT_ONCE = 256
+Embed = Callable[["Tensor"], "Tensor"]
+Floats = npt.NDArray[np.float32]
+_NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
+_AT_ONCE = 1024
+_LARGEST_NORM = 2.0**11  # products of two such rows stay below 2^23, where float32 is exact
+_COPIES = (
+    *((turn, 0.0, 1.0, 1.0, 0.0, 0.0) for turn in (0.0, -0.2, 0.2)),
+    *((0.0, slant, 1.0, 1.0, 0.0, 0.0) for slant in (-0.25, 0.25)),
+    *((0.0, 0.0, wide, high, 0.0, 0.0) for wide, high in ((0.85, 1.0), (1.18, 1.0), (1.0, 0.87), (1.0, 1.15))),
+    *((0.0, 0.0, 1.0, 1.0, across, down) for across, down in ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.1), (0.0, -0.1))),
+)
+"""Turn in radians, slant, width, height, and moves in half sides of the copies that a picture is compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearness:
+    """How near rows are to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
+
+    Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
+    other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
+    """
+
+    scale: float
+    others_KD: Floats
+    half_squares_K: Floats
+
+    @classmethod
+    def to(cls, others_KD: Floats, *, radius: float) -> Nearness:
+        """``others_KD`` are public; no public row has a larger norm than ``radius``."""
+        scale = _LARGEST_NORM / max(radius, 1e-30)
+        whole_KD = np.rint(others_KD * scale).astype(np.float32)
+        half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
+        return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
+
+    def __call__(self, rows_ND: Floats) -> Floats:
+        """Of rows (N, D) to every other: (N, K)."""
+        products_NK: Floats = self.whole(rows_ND) @ self.others_KD.T
+        return products_NK - self.half_squares_K
+
+    def whole(self, rows_ND: Floats) -> Floats:
+        """Rows in whole numbers; one longer than all public ones is made as long."""
+        scaled_ND = rows_ND.astype(np.float64) * self.scale
+        lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
+        whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
+            "f4"
+        )
+        return whole_ND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Eigenvectors of the pool's graph of neighbours; other records lie where their neighbours are."""
+
+    components: Embed
+    copies: list[Nearness]
+    coordinates_ME: Floats
+
+    @classmethod
+    def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
+        """Of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
+        copies_VMD = [components(copy).numpy() for copy in _copies(pool)]
+        radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
+        copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
+        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
+        near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
+        # A record is nearest to itself, in one copy or another.
+        others = near_MK != np.arange(len(pool))[:, None]
+        # Distances against each record's own neighbourhood: the pool is denser in some places than in others.
+        farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
+        weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
+        rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
+        one_way = scipy.sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
+        # Symmetric, though nearness to the nearest is not: eigenvectors are asked for below.
+        adjacency = one_way.maximum(one_way.T)
+        root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
+        scale = scipy.sparse.diags(1 / root_M)
+        # Left to itself the search starts at random, and the signs of eigenvectors with it.
+        start = np.random.default_rng(seed).uniform(size=len(pool))
+        values, vectors = scipy.sparse.linalg.eigsh(
+            scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start
+        )
+        # So many steps of a random walk: what belongs to small eigenvalues fades.
+        diffused = vectors / root_M[:, None] * values**_DIFFUSION
+        norms = np.linalg.norm(diffused, axis=1, keepdims=True)
+        coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
+        return cls(components=components, copies=copies, coordinates_ME=coordinates_ME)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Coordinates (N, E) of records (N, ...)."""
+        parts = []
+        for part in torch.split(x, _AT_ONCE):
+            near, _ = nearest_copies(self.components(part).numpy(), self.copies, _VOTING_NEIGHBOURS)
+            parts.append(torch.from_numpy(self.coordinates_ME[near].mean(axis=1)))
+        return torch.cat(parts)
+
+    def at_once(self, rows_ND: Tensor) -> Tensor:
+        """Coordinates (N, E) of few records whose components are ``rows_ND``: one graph of tensor operations."""
+        scaled_ND = rows_ND.double() * self.copies[0].scale
+        lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
+        whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
+        # An exported graph holds the pool as a constant: in 16 bits, which whole numbers up to 2^11 fit.
+        nearness = [
+            whole_ND @ torch.from_numpy(copy.others_KD).short().T.float() - torch.from_numpy(copy.half_squares_K)
+            for copy in self.copies
+        ]
+        near_NM = reduce(torch.maximum, nearness)
+        near = near_NM.topk(min(_VOTING_NEIGHBOURS, near_NM.shape[1]), dim=1).indices
+        return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
+
+
+def largest_norm(rows_ND: Floats) -> float:
+    """Of public rows."""
+    return float(np.linalg.norm(rows_ND, axis=1).max())
+
+
+def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
+    """The ``count`` public records with a copy nearest to each record, and the squared distances: each (N, count)."""
+    nearness_NM = copies[0](embedded_ND)
+    for copy in copies[1:]:
+        np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
+    near = np.argpartition(-nearness_NM, min(count, nearness_NM.shape[1]) - 1, axis=1)[:, :count]
+    lengths_N1 = np.square(copies[0].whole(embedded_ND)).sum(axis=1, keepdims=True)
+    return near, np.maximum(lengths_N1 - 2 * np.take_along_axis(nearness_NM, near, axis=1), 0.0)
+
+
+def _copies(pool: Tensor) -> Iterator[Tensor]:
+    """The pool, and for pictures the pool as every other of ``_COPIES`` shows it."""
+    if pool.ndim != 4:
+        yield pool
+        return
+    for turn, slant, wide, high, across, down in _COPIES:
+        cosine, sine = math.cos(turn), math.sin(turn)
+        matrix = torch.tensor(
+            [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]], dtype=torch.float32
+        )
+        shown = []
+        for part in torch.split(pool, _AT_ONCE):
+            grid = functional.affine_grid(matrix.expand(len(part), 2, 3), list(part.shape), align_corners=False)
+            shown.append(functional.grid_sample(part.float(), grid, align_corners=False))
+        yield torch.cat(shown)
+
+
+def _parts(rows: Floats) -> Iterator[Floats]:
+    return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+
+
+_EMBEDDED_AT_ONCE = 256
 _EXAMPLES = 256
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
@@ -68,7 +260,9 @@ class Components:
         column_K, thresholds_K = (
             _thresholds(pool, config.steps) if is_table else (torch.zeros(0).long(), torch.zeros(0))
         )
-        plain_MF = torch.cat([_plain(part, config, column_K, thresholds_K) for part in torch.split(pool, _AT_ONCE)])
+        plain_MF = torch.cat(
+            [_plain(part, config, column_K, thresholds_K) for part in torch.split(pool, _EMBEDDED_AT_ONCE)]
+        )
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
         # Solved by the covariance, whose answer depends on no random start.
@@ -93,8 +287,8 @@ class Components:
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
         embedded_NE = torch.empty(len(x), len(self.unit_E))
-        for start in range(0, len(x), _AT_ONCE):
-            part = x[start : start + _AT_ONCE]
+        for start in range(0, len(x), _EMBEDDED_AT_ONCE):
+            part = x[start : start + _EMBEDDED_AT_ONCE]
             embedded_NE[start : start + len(part)] = self.at_once(part)
         return embedded_NE
 
@@ -194,3 +388,185 @@ def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         columns += [column] * len(found)
         thresholds.append(found)
     return torch.tensor(columns, dtype=torch.int64), torch.cat(thresholds or [torch.zeros(0)])
+
+
+FORMAT = "fairpate.embedding/1"
+_COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")
+
+
+class EmbeddingFileError(UserError):
+    """A file that is no embedding."""
+
+
+def save_embedding(embedding: Embedding, path: Path) -> None:
+    """Write the file that :func:`read_embedding` reads."""
+    tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
+    values: dict[str, Any] = {
+        "format": FORMAT,
+        "config": embedding.config.model_dump(mode="json"),
+        "record_shape": list(embedding.record_shape),
+        "radius": embedding.radius,
+    }
+    if embedding.graph is not None:
+        edges, copies = embedding.graph.components, embedding.graph.copies
+        assert isinstance(edges, Components)
+        tensors |= {f"edges.{name}": getattr(edges, name) for name in _COMPONENTS}
+        # Whole numbers of at most 2^11.
+        tensors["graph.others_VKD"] = torch.stack([torch.from_numpy(copy.others_KD).short() for copy in copies])
+        tensors["graph.half_squares_VK"] = torch.stack([torch.from_numpy(copy.half_squares_K) for copy in copies])
+        tensors["graph.coordinates_ME"] = torch.from_numpy(embedding.graph.coordinates_ME)
+        values |= {"edges": edges.config.model_dump(mode="json"), "scale": copies[0].scale}
+    content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    values["sha256"] = _digest(content)
+    write_atomically(
+        path,
+        lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
+    )
+    # Nothing in it is private: whoever may use the model may read it.
+    path.chmod(0o644)
+
+
+def read_embedding(path: Path) -> Embedding:
+    """What :func:`save_embedding` wrote, to the last digit. EmbeddingFileError if missing, damaged or another thing."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = json.loads((file.metadata() or {})["embedding"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        return _embedding(values, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        if not path.exists():
+            raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
+        raise EmbeddingFileError(
+            f"{path}: no embedding that can be read ({' '.join(str(error).split())}); restore it from a copy."
+        ) from error
+
+
+def _embedding(values: dict[str, Any], tensors: dict[str, Tensor]) -> Embedding:
+    if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
+        raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")
+    return Embedding(
+        config=EmbeddingConfig.model_validate(values["config"]),
+        components=_components("components", values["config"], tensors),
+        graph=_graph(values, tensors) if "edges" in values else None,
+        radius=values["radius"],
+        record_shape=tuple(values["record_shape"]),
+    )
+
+
+def _components(prefix: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Components:
+    return Components(
+        config=EmbeddingConfig.model_validate(config), **{name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
+    )
+
+
+def _graph(values: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
+    others_VKD, halves_VK = tensors["graph.others_VKD"].float().numpy(), tensors["graph.half_squares_VK"].numpy()
+    return Graph(
+        components=_components("edges", values["edges"], tensors),
+        copies=[
+            Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
+            for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
+        ],
+        coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
+    )
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+FEATURES = Option(
+    default="pixels",
+    allowed=("pixels", "oriented_gradients"),
+    description="What a model sees: the picture, or 900 histogram values of its edges as a table.",
+)
+
+
+def with_features(records: Records, features: str) -> Records:
+    """Pictures as they are (``pixels``), or as a table: of ``oriented_gradients``, or by ``module:function``."""
+    if features == "pixels":
+        return records
+    if PLACE.fullmatch(features):
+        x = _by_function(records.records.x, features)
+        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
+    else:
+        x, names = oriented_gradients(records.records.x), feature_names()
+    return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, pixels=None)
+
+
+def _by_function(pictures: Tensor, place: str) -> Tensor:
+    """(N, F), ``float32``. DataSettingsError where the code may not run; DataError for what it raises or gives."""
+    if not may_run(place):
+        raise DataSettingsError(f"pictures.features: {place} is code that would run with your rights; {REMEDY}.")
+    try:
+        function = named_object(place)
+        # One at a time and a copy, so that no picture meets another and none can be changed in place.
+        rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
+    except Exception as error:  # whatever the user's module raises
+        raise DataError(f"pictures.features: {place} failed ({type(error).__name__}: {error}); correct it.") from error
+    sizes = {tuple(row.shape) for row in rows}
+    if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
+        raise DataError(
+            f"pictures.features: {place}: expected one vector of finite numbers per picture, all of one length, got "
+            f"shapes {sorted(sizes)[:3]}; correct it."
+        )
+    return torch.stack(rows)
+
+
+def feature_names() -> tuple[str, ...]:
+    """A name per column of :func:`oriented_gradients`."""
+    directions, cells = range(NUM_DIRECTIONS), range(NUM_CELLS)
+    return tuple(
+        f"direction {180 * d // NUM_DIRECTIONS}, row {i}, column {j}" for d in directions for i in cells for j in cells
+    )
+
+
+EmbeddingName = Literal["components", "graph"]
+_NEAREST_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prototypes:
+    """An embedding, its centres (K, D or E), and of every public record the coordinates and the prototype."""
+
+    embed: Embed
+    centres: Floats
+    coordinates_MD: Floats
+    prototype_M: IntArray
+
+    @classmethod
+    def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
+        """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
+        plain = EmbeddingConfig(num_components=num_components, steps=0, pixels=None)
+        embed: Embed = Components.of(pool, plain, evened=False)
+        embedded = embed(pool).numpy()
+        if embedding == "graph":
+            embed = graph = Graph.of(pool, embed, seed=seed)
+            embedded = graph.coordinates_ME
+        different = len(np.unique(embedded, axis=0))
+        if count > different:
+            raise ConfigError(
+                f"record_votes.num_prototypes: {count} of {different} places of public records; lower it, or raise "
+                "data.num_public."
+            )
+        # From a public seed and public records: a run that is resumed finds the same prototypes.
+        clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
+        return cls(
+            embed=embed,
+            centres=clusters.cluster_centers_,
+            coordinates_MD=embedded,
+            prototype_M=clusters.labels_.astype(np.int64),
+        )
+
+    def nearest(self, x: Tensor) -> IntArray:
+        """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
+        nearest = [np.zeros(0, dtype=np.int64)]
+        nearness = Nearness.to(self.centres, radius=largest_norm(self.coordinates_MD))
+        nearest += [
+            nearness(self.embed(part).numpy()).argmax(axis=1) for part in torch.split(x, _NEAREST_AT_ONCE) if len(part)
+        ]
+        return np.concatenate(nearest)

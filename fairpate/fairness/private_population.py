@@ -35,8 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairpate.fairness.gaps import Cell, Metric, RateEvents, located
-from fairpate.fairness.rates import FloatArray, IndexArray, divide
+from fairpate.fairness.rates import Cell, FloatArray, IndexArray, Metric, RateEvents, divide, located
 from fairpate.types import IntArray
 
 TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # variance 1, and 1 / 2 or 2 by thinning

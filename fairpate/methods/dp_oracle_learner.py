@@ -1,6 +1,54 @@
-"""DP-oracle-learner (Jagielski et al. 2019, "Differentially Private Fair Learning", arXiv 1812.02696, Algorithm 3).
+"""DP-oracle-learner: parity as a game between a learner and an auditor (Jagielski et al. 2019, arXiv 1812.02696).
 
-The game of :mod:`fairpate.methods.parity_game` with a private learner and a private auditor. Only the sensitive
+Parity as a game: a learner answers prices on groups, an auditor raises them on violations (exponentiated gradient).
+
+Agarwal et al. 2018 (arXiv 1803.02453), as played in Jagielski et al. 2019 (arXiv 1812.02696). The auditor holds
+multipliers of two signs for each group but the reference and each event of :mod:`fairpate.methods.parity`,
+
+    lambda = B exp(theta) / (1 + sum exp(theta)),    theta <- theta + eta (+-(rate_a - rate_ref) - max_gap)
+
+The learner sees prices: predicting 1 for a record of group a in event e costs, beside its error, W[a, e] / q[a, e] with
+W the difference of the two signs (minus their sum for the reference) and q[a, e] that cell's share of all records. The
+mean cost of a rule h then is its error plus sum lambda (+-)(rate_a - rate_ref), when q is exact. The outcome is the
+uniform mixture of the learner's answers. Who learns and who measures is given; nothing here knows of privacy.
+
+Shapes: G groups, E events, S = 2 signs, O = G - 1 groups other than the reference, N records, R rounds.
+
+The two sides of DP-oracle-learner: a learner of linear rules or of rules by group, and what an auditor counts.
+
+The class of rules by group (Jagielski et al. 2019, arXiv 1812.02696, Section 4.1) is that of all rules of a member's
+group and of what one public classifier says: for every group one of 0, 1, what it says, and the contrary, so 4^G rules.
+The indicator of every group and its complement are among them, as Theorem 4.5 asks.
+
+    learner:   P[rule] ~ exp(-epsilon cost(rule) / (2 S)),   cost = sum over records where it predicts 1 of c[a, y]
+    auditor:   how many of each cell the rule predicts 1 for, + Laplace(2 / epsilon)
+
+c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y: public. One changed z takes a record's
+part from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. A cost is a sum over groups,
+which are therefore chosen one by one: the product of their odds is that of the whole rule.
+
+Shapes: N records, D features, G groups, E events, J = 2 things that the classifier says, K = 4 rules of a group.
+
+What answers a round of DP-oracle-learner's game, and its cost: linear rules, rules by group, the paper's form.
+
+Shapes: N records, D features, G groups, E events, J = 2 things that the public rule says.
+
+How far from an equilibrium rules by group may end, before they are played (Jagielski et al. 2019, Theorem 4.3).
+
+The paper's bound hides logarithms, and the constants of its Lemma 4.2. These are ours, for the play of
+:class:`.oracle_releases.GroupRules` under the noise that it has. With probability 1 - beta nobody gains more than nu by
+leaving the mean of T rounds, nu being the regrets of both sides (Freund and Schapire 1996):
+
+    learner   2 S (G ln K + ln(3 T / beta)) / (m epsilon') + 4 B d    exponential mechanism; prices of noisy sizes
+    auditor   B (ln(M + 1) / (eta T) + eta / 2) + 4 B (w + d)         exponentiated gradient, of gains within 2
+
+with M = 2 (G - 1) E multipliers, S the most that one attribute changes a cost, d the most that a released size is off
+and w the most noise of a counted rate, both as parts of the smallest cell. For cells stands the smallest released
+share, so that the bound is public once sizes are released.
+
+DP-oracle-learner (Jagielski et al. 2019, "Differentially Private Fair Learning", arXiv 1812.02696, Algorithm 3).
+
+The game of :mod:`fairpate.methods.dp_oracle_learner` with a private learner and a private auditor. Only the sensitive
 attribute is protected, so features X, labels Y and their number m are public, and it is not needed at prediction.
 
     learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
@@ -47,23 +95,513 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from fractions import Fraction
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
+from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from fairpate.config import ConfigError, Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
-from fairpate.methods.definition import AttributeMethod, Training
-from fairpate.methods.oracle_releases import RULES_KJ, plain_rule
-from fairpate.methods.oracle_sides import Setting, as_in_paper, composed, of_groups
-from fairpate.methods.parity import Cells, FloatArray, ParityConfig
-from fairpate.methods.parity_game import GameRules, play
-from fairpate.methods.trained import Progress, Trained
-from fairpate.nn.mixture import LINEAR, linear_rules
+from fairpate.later import sklearn
+from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
+from fairpate.methods.parity import NO_EVENT, Cells, FloatArray, ParityConfig, require_shares
+from fairpate.nn.fit import LINEAR, linear_rules
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.events import Event
+from fairpate.privacy.events import Event, spent
+from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
+
+Rule = TypeVar("Rule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameRules:
+    """``dual_bound``: B, the most that all multipliers add up to. ``max_gap``: the parity asked for, in [0, 1].
+    ``learning_rate``: eta."""
+
+    num_rounds: int
+    dual_bound: float
+    learning_rate: float
+    max_gap: float
+    reference_group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_rounds < 1:
+            raise ValueError(f"Expected num_rounds >= 1, got {self.num_rounds}.")
+        if not 0 <= self.dual_bound < math.inf or not 0 < self.learning_rate < math.inf:
+            raise ValueError(
+                "Expected 0 <= dual_bound < inf and 0 < learning_rate < inf, got "
+                f"{self.dual_bound} and {self.learning_rate}."
+            )
+        if not 0 <= self.max_gap <= 1:
+            raise ValueError(f"Expected 0 <= max_gap <= 1, got {self.max_gap}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played(Generic[Rule]):
+    """The learner's answer in every round, and the mean multipliers (S, O, E)."""
+
+    answers: tuple[Rule, ...]
+    mean_multipliers: FloatArray
+
+
+def play(
+    rules: GameRules,
+    shares_GE: FloatArray,
+    *,
+    answer: Callable[[FloatArray], Rule],
+    violations: Callable[[Rule], FloatArray],
+    on_round: Callable[[int, int], None] = lambda *_: None,
+) -> Played[Rule]:
+    """``answer`` takes prices (G, E), ``violations`` gives what is added to theta (S, O, E) but for eta."""
+    num_groups, num_events = shares_GE.shape
+    theta = np.zeros((2, num_groups - 1, num_events))
+    answers, total = [], np.zeros_like(theta)
+    for done in range(rules.num_rounds):
+        multipliers = multipliers_of(theta, rules.dual_bound)
+        answers.append(answer(prices(multipliers, shares_GE, reference_group=rules.reference_group)))
+        theta = theta + rules.learning_rate * violations(answers[-1])
+        total += multipliers
+        on_round(done + 1, rules.num_rounds)
+    return Played(answers=tuple(answers), mean_multipliers=total / rules.num_rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameGuarantee:
+    """On the records that were learned from: ``error_excess`` over the best rule of the class that keeps ``max_gap``,
+    ``gap_excess`` of every rate's gap to the reference over it."""
+
+    error_excess: float
+    gap_excess: float
+
+
+def guarantee(nu: float, *, dual_bound: float, num_groups: int, has_indicators: bool = False) -> GameGuarantee:
+    """Theorem 4.4 of Jagielski et al. 2019: what play within ``nu`` of an equilibrium bounds.
+
+    ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
+    ``dual_bound`` exceeds G - 1; inf where it does not. Before play :func:`.game_regret.nu_before_play` bounds nu; of a
+    play that is over it can be computed (:meth:`.oracle_releases.GroupRules.distance`).
+    """
+    if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
+        raise ValueError(
+            f"Expected nu >= 0, dual_bound > 0 and num_groups > 1, got {nu}, {dual_bound} and {num_groups}."
+        )
+    if not has_indicators:
+        return GameGuarantee(error_excess=2 * nu, gap_excess=(1 + 2 * nu) / dual_bound)
+    room = dual_bound - (num_groups - 1)
+    return GameGuarantee(error_excess=2 * nu, gap_excess=2 * nu / room if room > 0 else math.inf)
+
+
+def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
+    """B exp(theta) / (1 + sum exp(theta)): all positive, their sum below B."""
+    # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
+    largest = max(float(theta.max()), 0.0)
+    weights = np.exp(theta - largest)
+    multipliers: FloatArray = dual_bound * weights / (math.exp(-largest) + weights.sum())
+    return multipliers
+
+
+def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
+    """W / q, shape (G, E)."""
+    signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
+    weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
+    priced_GE: FloatArray = weights_GE / shares_GE
+    return priced_GE
+
+
+def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
+    """+-(rate_a - rate_ref) - ``max_gap``, shape (S, O, E)."""
+    gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
+    violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
+    return violations
+
+
+def cost_differences(cells: Cells, prices_GE: FloatArray) -> FloatArray:
+    """What predicting 1 costs each record beyond predicting 0, shape (N,)."""
+    inside = cells.events_N != NO_EVENT
+    differences: FloatArray = (1.0 - 2.0 * cells.labels_N).astype(np.float64)
+    differences[inside] += prices_GE[cells.groups_N[inside], cells.events_N[inside]]
+    return differences
+
+
+@dataclass(frozen=True)
+class EstimatorMixture:
+    """The uniform mixture of fitted binary classifiers: a prediction draws one."""
+
+    members: tuple[Any, ...]
+
+
+def fit_mixture(x: npt.ArrayLike, cells: Cells, estimator: Any, rules: GameRules) -> EstimatorMixture:
+    """Play with exact rates and an ``estimator`` that takes ``sample_weight``: the reduction, without privacy.
+
+    ValueError for an empty cell.
+    """
+    features, counts_GE = np.asarray(x), cells.counts()
+    if not counts_GE.all():
+        group, event = np.argwhere(counts_GE == 0)[0]
+        raise ValueError(f"Expected records in every cell, got none in group {group}, event {event}; merge groups.")
+
+    def answer(prices_GE: FloatArray) -> Any:
+        differences = cost_differences(cells, prices_GE)
+        target, weight = (differences < 0).astype(np.int64), np.abs(differences)
+        # An estimator refuses a single class, of which the cheapest rule is constant.
+        constant = len(np.unique(target[weight > 0])) < 2
+        member = sklearn.dummy.DummyClassifier(strategy="most_frequent") if constant else sklearn.base.clone(estimator)
+        # Weights of mean one, so that the estimator's own regularisation weighs as it does without any.
+        return member.fit(features, target, sample_weight=weight * len(weight) / weight.sum())
+
+    def violations(member: Any) -> FloatArray:
+        rates_GE = cells.rates(member.predict(features))
+        return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+
+    played = play(rules, counts_GE / len(features), answer=answer, violations=violations)
+    return EstimatorMixture(played.answers)
+
+
+RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)
+_MOVED = 2.0  # one changed z leaves a cell and enters another
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Learner and auditor with the noise that they add, and what that costs."""
+
+    answer: Callable[[FloatArray], FloatArray]
+    violations: Callable[[FloatArray], FloatArray]
+    shares_GE: FloatArray
+    events: tuple[PureReleases, ...]
+    round_epsilon: float
+
+
+class Released:
+    """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
+
+    def __init__(self, cells: Cells, reference_group: int, source: NoiseSource) -> None:
+        self._cells, self._source, self._reference = cells, source, reference_group
+        # Without the reference's row: of two groups one is left, of more a record may leave one row for another.
+        self._moves = 1.0 if cells.num_groups == 2 else 2.0
+        self._inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
+
+    def table(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
+        """Sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
+        exact = self._cells.sums(values)
+        totals = np.tensordot(self._inside_NE.astype(np.float64), values, axes=(0, 0))
+        # One release for all rows: what one changed z moves in them together is what its noise must hide.
+        noisy = add_laplace(
+            np.delete(exact, self._reference, axis=0),
+            l1_sensitivity=self._moves * norm,
+            epsilon=epsilon,
+            source=self._source,
+        )
+        return np.insert(noisy, self._reference, totals - noisy.sum(axis=0), axis=0)
+
+
+class Regression:
+    """The learner's answer but for what is private: beta1 - beta0 = public part + lift (sums over F' prices).
+
+    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
+    tilts the rules in these directions alone, and far less noise is needed.
+    """
+
+    def __init__(self, features: FloatArray, cells: Cells, *, ridge: float, num_directions: int | None) -> None:
+        # What needs no group is solved once: a round multiplies by it.
+        self._public = plain_rule(features, cells, ridge=ridge)
+        if num_directions is None:
+            self.components, self._lift = features, cho_solve(_factor(features, ridge), np.eye(features.shape[1]))
+        else:
+            left, lengths, right = (part[..., :num_directions] for part in _decomposed(features))
+            # (X'X + ridge)^-1 X' in the basis of singular vectors.
+            self.components, self._lift = left, right * lengths / (lengths**2 + ridge)
+        # L1, as Laplace noise asks: what one record moves in all sums together.
+        norms_N = np.abs(self.components).sum(axis=1)
+        inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
+        self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
+
+    def coefficients(self, priced: FloatArray) -> FloatArray:
+        """beta1 - beta0, given the sums F' prices."""
+        difference: FloatArray = self._public + self._lift @ priced
+        return difference
+
+
+def plain_rule(features: FloatArray, cells: Cells, *, ridge: float) -> FloatArray:
+    """beta1 - beta0 without prices: of features and labels alone."""
+    costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
+    rule_D: FloatArray = cho_solve(_factor(features, ridge), features.T @ costs_N)
+    return rule_D
+
+
+def _factor(features: FloatArray, ridge: float) -> tuple[FloatArray, bool]:
+    """Of X'X + ridge."""
+    factor: tuple[FloatArray, bool] = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
+    return factor
+
+
+def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Singular vectors as columns and singular values, the longest first; directions without length are left out."""
+    left, lengths, right = np.linalg.svd(features, full_matrices=False)
+    # Below that a length is rounding, and its direction noise that would be magnified to unit length.
+    rank = int((lengths > lengths[0] * 1e-10).sum())
+    return left[:, :rank], lengths[:rank], right[:rank].T
+
+
+class GroupRules:
+    """The class on private records, of which ``said_N`` is what the public classifier says: 0 or 1."""
+
+    def __init__(self, cells: Cells, said_N: npt.NDArray[Any]) -> None:
+        self._cells, self._said_N = cells, said_N.astype(np.int64)
+        # The event follows from the label: any record that has it tells which.
+        self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
+        self._counts_GYJ = np.zeros((cells.num_groups, 2, 2), dtype=np.int64)
+        np.add.at(self._counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
+
+    def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
+        """What a rule predicts for every group and said label, (G, J), by the exponential mechanism."""
+        differences_GY = self.differences(prices_GE)
+        sensitivity = sensitivity_of(differences_GY)
+        chosen = []
+        for counts_YJ, difference_Y in zip(self._counts_GYJ.tolist(), differences_GY, strict=True):
+            costs = [_cost(rule_J, counts_YJ, difference_Y) for rule_J in RULES_KJ.astype(int).tolist()]
+            chosen.append(choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source))
+        return RULES_KJ[chosen]
+
+    def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
+        """What predicting 1 costs beyond predicting 0, (G, Y): exact, so that nothing is rounded before it is drawn."""
+        return [
+            [
+                Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
+                for label, event in enumerate(self._event_of_label)
+            ]
+            for price_E in prices_GE
+        ]
+
+    def distance(self, positive_GJ: FloatArray, multipliers_SOE: FloatArray, rules: GameRules) -> float:
+        """nu: how much either side gains by leaving this mixture and these multipliers. Exact, and so private.
+
+        ``positive_GJ``: how often the mixture predicts 1. The learner leaves for the best of the class, the auditor for
+        ``dual_bound`` on the largest violation.
+        """
+        counts_GYJ, count = self._counts_GYJ, len(self._said_N)
+        shares_GE = self._cells.counts() / count
+        rates_GE = self._cells.rates(positive_GJ[self._cells.groups_N, self._said_N])
+        violations_SOE = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+        priced = prices(multipliers_SOE, shares_GE, reference_group=rules.reference_group)
+        difference_GY = np.array(self.differences(priced), dtype=np.float64)
+        cost_GJ = np.einsum("gyj,gy->gj", counts_GYJ, difference_GY) / count
+        learner = float((cost_GJ * positive_GJ).sum() - np.minimum(cost_GJ, 0).sum())
+        auditor = rules.dual_bound * max(0.0, float(violations_SOE.max())) - float(
+            (multipliers_SOE * violations_SOE).sum()
+        )
+        return max(learner, auditor)
+
+    def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
+        """How many of each group and event the rule predicts 1 for, with noise: (G, E)."""
+        exact_GE = self._cells.sums(rule_GJ[self._cells.groups_N, self._said_N])
+        return add_laplace(exact_GE, l1_sensitivity=_MOVED, epsilon=epsilon, source=source)
+
+
+def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
+    """The most that one changed group changes the cost of any rule."""
+    by_label = zip(*differences_GY, strict=True)
+    return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
+
+
+def _cost(rule_J: list[int], counts_YJ: list[list[int]], difference_Y: list[Fraction]) -> Fraction:
+    total = Fraction(0)
+    for counts_J, difference in zip(counts_YJ, difference_Y, strict=True):
+        total += difference * sum(count * says for count, says in zip(counts_J, rule_J, strict=True))
+    return total
+
+
+def published_round_epsilon(*, epsilon: float, delta: float, num_rounds: int) -> float:
+    """The paper's epsilon' of each of its 2 T releases."""
+    return epsilon / (4 * math.sqrt(num_rounds * math.log(1 / delta)))
+
+
+def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
+    """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
+    return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a game is played about: public features, cells, the settings, and where noise comes from."""
+
+    features: FloatArray
+    cells: Cells
+    config: DpOracleLearnerConfig
+    target: PrivacyTarget
+    rules: GameRules
+    source: NoiseSource
+    admit: Callable[[Sequence[Event], str], None]
+
+    @property
+    def sizes(self) -> LaplaceReleases:
+        """The release of the sizes of cells."""
+        return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
+
+    @property
+    def released(self) -> Released:
+        """Tables over the cells, under noise."""
+        return Released(self.cells, self.config.reference_group, self.source)
+
+    def round_epsilon(
+        self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
+    ) -> float:
+        """Of each of ``count`` releases of each kind, beside ``others``."""
+        return release_epsilon_for(
+            target_epsilon=self.target.epsilon,
+            target_delta=self.target.delta,
+            count=count,
+            others=tuple(others),
+            kinds=kinds,
+            accounting=self.target.accounting,
+        )
+
+    def released_shares(self, events: Sequence[Event]) -> FloatArray:
+        """Of all records, those of each cell: released once, before the game, so that its prices are public.
+
+        ``events``: all that the game will release, these shares included.
+        """
+        self.admit(events, self.source.label)
+        sizes_GE = self.released.table(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
+        shares_GE: FloatArray = sizes_GE / len(self.features)
+        with spent([self.sizes], noise=self.source.label):
+            require_shares(shares_GE, self.config.min_share)
+        return shares_GE
+
+    def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
+        """Of released counts over released sizes."""
+        # Noise leaves the range of rates; clipping is post-processing.
+        return self.violations(np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0))
+
+    def violations(self, rates_GE: FloatArray) -> FloatArray:
+        """Of these rates."""
+        return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)
+
+
+def composed(setting: Setting) -> Sides:
+    """Linear rules, at a price that the accountant composes."""
+    config, features, source, released = setting.config, setting.features, setting.source, setting.released
+    regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
+    once = config.release == "once"
+    fixed = [setting.sizes]
+    if once:
+        fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon))
+    num_releases = setting.rules.num_rounds * (1 if once else 2)
+    # Before anything is released: a target that leaves nothing for the rounds is refused unspent.
+    round_epsilon = setting.round_epsilon(num_releases, fixed)
+    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
+    shares_GE = setting.released_shares(events)
+    if once:
+        sums_GED = released.table(regression.components, norm=float(regression.norms_E.max()), epsilon=fixed[1].epsilon)
+    else:
+        # Exact, and so private: every answer that reads them adds noise.
+        sums_GED = setting.cells.sums(regression.components)
+
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
+        if not once:
+            # Where all groups have one price the sum is the same whoever is in them: sensitivity 0, and no noise.
+            sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
+            priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=source)
+        return regression.coefficients(priced_D)
+
+    def violations(coefficients_D: FloatArray) -> FloatArray:
+        is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)
+        # The rule is public once it is answered: a round pays for counting what it says, not for the rule again.
+        positives_GE = released.table(is_positive_N, norm=1.0, epsilon=round_epsilon)
+        return setting.noisy_violations(positives_GE, shares_GE)
+
+    return Sides(answer, violations, shares_GE, events, round_epsilon)
+
+
+def of_groups(setting: Setting) -> Sides:
+    """The finite class: an exponential mechanism and a table of counts a round."""
+    features, cells, source = setting.features, setting.cells, setting.source
+    said = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
+    kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
+    num_rounds = setting.rules.num_rounds
+    # Before anything is released, as for linear rules.
+    round_epsilon = setting.round_epsilon(num_rounds, (setting.sizes,), kinds=kinds)
+    events = (setting.sizes, *(kind(count=num_rounds, epsilon=round_epsilon) for kind in kinds))
+    shares_GE = setting.released_shares(events)
+
+    def violations(rule_GJ: FloatArray) -> FloatArray:
+        return setting.noisy_violations(said.positives(rule_GJ, epsilon=round_epsilon, source=source), shares_GE)
+
+    return Sides(
+        answer=lambda prices_GE: said.choose(prices_GE, epsilon=round_epsilon, source=source),
+        violations=violations,
+        shares_GE=shares_GE,
+        events=events,
+        round_epsilon=round_epsilon,
+    )
+
+
+def as_in_paper(setting: Setting) -> Sides:
+    """Every round, in all directions; exact shares in costs and noise scales, which they are no cover for."""
+    features, cells, target, source = setting.features, setting.cells, setting.target, setting.source
+    regression = Regression(features, cells, ridge=setting.config.ridge, num_directions=None)
+    count, num_rounds = len(features), setting.rules.num_rounds
+    shares_GE, sums_GED = cells.counts() / count, cells.sums(regression.components)
+    smallest = float(shares_GE.min())
+    if not smallest * count > 1:
+        raise ValueError("Expected more than one record in every cell, as the paper's noise does; merge groups.")
+    epsilon = published_round_epsilon(epsilon=target.epsilon, delta=target.delta, num_rounds=num_rounds)
+    feature_reach = 2 * float(regression.norms_E.max()) * setting.config.dual_bound / smallest
+    rate_reach = 2 * cells.num_groups / (count * smallest - 1)
+
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
+        noisy_D = add_laplace(priced_D, l1_sensitivity=feature_reach, epsilon=epsilon, source=source)
+        return regression.coefficients(noisy_D)
+
+    def violations(coefficients_D: FloatArray) -> FloatArray:
+        exact = setting.violations(cells.rates(features @ coefficients_D < 0))
+        return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
+
+    # Exact shares are used unreleased: the accountant hears that nothing is guaranteed.
+    return Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
+
+
+def nu_before_play(
+    rules: GameRules,
+    *,
+    num_records: int,
+    num_groups: int,
+    num_events: int,
+    smallest_share: float,
+    round_epsilon: float,
+    size_epsilon: float,
+    failure_probability: float,
+) -> float:
+    """nu, in units of the Lagrangian (an error rate); above 1 it says nothing.
+
+    ``smallest_share``: of any released cell among ``num_records``; ``round_epsilon`` of either side's release in a
+    round, ``size_epsilon`` of that of sizes, before. ValueError for arguments out of range.
+    """
+    if not (0 < smallest_share <= 1 and 0 < failure_probability < 1 and num_groups > 1 and num_events > 0):
+        raise ValueError(
+            "Expected 0 < smallest_share <= 1, 0 < failure_probability < 1, num_groups > 1 and num_events > 0, got "
+            f"{smallest_share}, {failure_probability}, {num_groups} and {num_events}."
+        )
+    bound, rounds, others = rules.dual_bound, rules.num_rounds, num_groups - 1
+    smallest = num_records * smallest_share
+    # Each of the learner's answers, the sizes and the auditor's counts may fail with a third of beta.
+    unlikely = 3 / failure_probability
+    moves = 1 if num_groups == 2 else 2
+    # The reference's size is what the others leave, and so off by the sum of their noises.
+    size_error = others * moves / size_epsilon * math.log(others * num_events * unlikely) / smallest
+    count_error = 2 / round_epsilon * math.log(rounds * num_groups * num_events * unlikely) / smallest
+    # Of |c| and of |c - c'|, where c is 1 or -1 and a price of at most B over the cell's share.
+    sensitivity = max(1 + bound / smallest_share, 2 * bound / smallest_share)
+    complexity = num_groups * math.log(len(RULES_KJ)) + math.log(rounds * unlikely)
+    learner = 2 * sensitivity * complexity / (num_records * round_epsilon) + 4 * bound * size_error
+    auditor = bound * (math.log(2 * others * num_events + 1) / (rules.learning_rate * rounds) + rules.learning_rate / 2)
+    return learner + auditor + 4 * bound * (count_error + size_error)
 
 
 class DpOracleLearnerConfig(ParityConfig):

@@ -42,12 +42,11 @@ from torch import Tensor, nn
 
 from fairpate.config import FitConfig, PrivacyTarget
 from fairpate.fairness.rates import joint_table
-from fairpate.methods import dp_sgd, sgd
-from fairpate.methods.definition import Training, arguments
+from fairpate.methods import dp_sgd
+from fairpate.methods.base import Progress, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import Constraint, FloatArray, ParityConfig, require_codes, require_shares
-from fairpate.methods.trained import Progress, Trained
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.nn.private_fit import PrivateRandomness
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.events import spent
@@ -159,12 +158,12 @@ def _base(
 ) -> Trained:
     if config.base == "sgd":
         # Features and labels are public then, and SGD reads nothing else: there is no event.
-        sgd.train(model, x, y, sgd_config, **learning)
+        dp_sgd.train_sgd(model, x, y, sgd_config, **learning)
         return Trained(model=model, events=(), noise=OS_ENTROPY)
     # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
     rest = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
     steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
-    return dp_sgd.train(model, x, y, steps, relation=target.record_relation, randomness=randomness, **learning)
+    return dp_sgd.train_dp_sgd(model, x, y, steps, relation=target.record_relation, randomness=randomness, **learning)
 
 
 def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:

@@ -1,4 +1,12 @@
-"""DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1).
+"""Stochastic gradient descent without privacy, DP-SGD, and FairDP-SGD.
+
+Plain stochastic gradient descent: what no privacy gives. Robbins and Monro 1951; here for comparison only.
+
+    theta <- theta - learning_rate * mean of grad l(theta; x_i, y_i) over a shuffled batch
+
+Deviations: none. Its one event is a sum without noise over all records, which every accountant prices at infinity.
+
+DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1).
 
     g_i = grad l(theta; x_i, y_i) for every record of a Poisson sample of rate q = L / N
     g   = (sum_i g_i min(1, C / |g_i|) + N(0, (zeta C)^2 I)) / L
@@ -12,26 +20,100 @@ Deviations from the paper:
 - Momentum: post-processing of what a step releases.
 - One norm over all parameters; the paper also clips layer by layer.
 - q is L over a declared number of records. Left out, the real number is used and so treated as public.
+
+FairDP-SGD: DP-SGD with a demographic-parity regulariser on public records (FairPATE, Algorithm 6).
+
+With r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.fit`), the expected batch size L and a Poisson sample:
+
+    as_in_paper:  g = (sum_i clip(g_i + lambda r) + noise) / L
+    post:        g = (sum_i clip(g_i) + noise) / L + lambda r
+
+r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD on other per-example
+gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
+lambda = 0 is DP-SGD bit for bit. Of a person, g_i is the average over its records, and r is added once. The public
+records, groups included, must really be public. That the norm stays at C however long r is takes more care than in
+DP-SGD: :mod:`fairpate.nn.private_fit`.
+
+Deviations from the paper:
+- ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector eats every record's clipping
+  budget, and the regulariser's strength follows the size of the sample.
+- The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
+- The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
+  through it as if they were private ones. Its other path, DPFR of the private batch, has no privacy and is left out.
+- The temperature is 1 where the published code has .01: at .01 the regulariser's gradient, which is of size
+  weight / temperature near ties, outweighs the private one, whose norm is at most C, and the model learns nothing else.
+  A run in which it does at the start says so.
+- r is of a public batch where the listing takes all public records, and batches are stratified by group: public records
+  have no labels here.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fairpate.config import Count, Positive, PrivacyTarget, Section
-from fairpate.methods.definition import PrivateMethod, Training, arguments
-from fairpate.methods.trained import Progress, Trained
+from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
+from fairpate.methods.base import (
+    NO_NOISE,
+    PrivateMethod,
+    Progress,
+    PublicPool,
+    Stream,
+    Trained,
+    Training,
+    UnprotectedMethod,
+    arguments,
+)
+from fairpate.nn.fit import contrast, dpfr_gradient, fit, group_batches
+from fairpate.nn.layers import DenseChain
+from fairpate.nn.models import memory_format_for, scale_bytes
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient
-from fairpate.nn.shifted_fit import ShiftedTraining
-from fairpate.privacy.calibration import noise_multiplier_for
+from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient, ShiftedTraining
+from fairpate.privacy.accountant import noise_multiplier_for
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import Relation
+
+
+def train_sgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    config: FitConfig,
+    *,
+    generator: torch.Generator,
+    relation: Relation = "add or remove one",
+    on_progress: Progress = lambda *_: None,
+) -> Trained:
+    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,); errors as :func:`fairpate.nn.fit.fit`."""
+    fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
+    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
+    return Trained(model=model, events=(event,), noise=NO_NOISE)
+
+
+class Sgd(UnprotectedMethod):
+    """No privacy: for comparison only."""
+
+    title: ClassVar[str] = "plain SGD"
+    paper: ClassVar[str] = "Robbins and Monro 1951"
+    reads_groups: ClassVar[bool] = False
+
+    method: str = "sgd"
+    target: RecordTerms = RecordTerms()
+    sgd: FitConfig = FitConfig()
+
+    def train(self, training: Training) -> Trained:
+        """On private records, without noise."""
+        with training.reporter.stage(self.method) as advance:
+            trained = train_sgd(
+                **arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
+            )
+        return trained.of_unit(training.dataset.unit)
 
 
 class DpSgdConfig(Section):
@@ -97,7 +179,7 @@ def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records:
     return plan_steps(config, num_records=num_records, noise_multiplier=noise)
 
 
-def train(
+def train_dp_sgd(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -167,4 +249,115 @@ class DpSgd(DpSgdFamily):
     def train(self, training: Training) -> Trained:
         """With the least noise that the target allows."""
         with training.reporter.stage(self.method) as advance:
-            return train(**self.sgd_arguments(training), on_progress=advance)
+            return train_dp_sgd(**self.sgd_arguments(training), on_progress=advance)
+
+
+class FairDpSgdConfig(DpfrConfig):
+    """How DP-SGD is regularised."""
+
+    weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
+    variant: Literal["as_in_paper", "post"] = Field(
+        "post", description="Added to every gradient before clipping, as in the paper; or once, after the noise."
+    )
+    public_batch_size: Count = Field(64, description="Public records drawn for each step.")
+
+
+def train_fair_dp_sgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    steps: PrivateSteps,
+    config: FairDpSgdConfig,
+    *,
+    public: PublicPool,
+    generator: torch.Generator,
+    **options: Any,
+) -> Trained:
+    """As :func:`fairpate.methods.dp_sgd.train_dp_sgd`, with its ``options``; ``generator`` also draws public
+    batches.
+    """
+    return train_dp_sgd(
+        model,
+        x,
+        y,
+        steps,
+        generator=generator,
+        public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
+        before_clipping=config.variant == "as_in_paper",
+        **options,
+    )
+
+
+def regulariser_gradient(
+    public: PublicPool, config: FairDpSgdConfig, generator: torch.Generator
+) -> Callable[[nn.Module], list[Tensor]]:
+    """lambda r of one model on a fresh public batch at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
+    # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
+    draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
+    batches = group_batches(public.groups, config.public_batch_size, draws)
+    # Every batch has the same number of each group at the same places, so that one contrast serves all.
+    contrast_GB = contrast(public.groups[next(batches)])
+    memory_format = memory_format_for(public.x)
+
+    # By identity: parameters change in place, so what was found of a model stays true.
+    @lru_cache(maxsize=1)
+    def anatomy(model: nn.Module) -> tuple[DenseChain | None, list[Tensor]]:
+        return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
+
+    def gradient(model: nn.Module) -> list[Tensor]:
+        x = scale_bytes(public.x.index_select(0, next(batches))).contiguous(memory_format=memory_format)
+        chain, parameters = anatomy(model)
+        if chain is None:
+            logits = model(x)
+            slope = config.weight * dpfr_gradient(logits.detach(), contrast_GB, config)
+            return list(torch.autograd.grad(logits, parameters, slope, materialize_grads=True))
+        values = chain.forward(x)
+        slope = config.weight * dpfr_gradient(values[-1], contrast_GB, config)
+        sums = {id(p): total for p, total in chain.summed_gradients(values, slope)}
+        return [sums[id(p)] for p in parameters]
+
+    return gradient
+
+
+class FairDpSgd(DpSgdFamily):
+    """Within the target for one record or person; parity is learned from the public pool."""
+
+    protects_persons: ClassVar[bool] = True
+    title: ClassVar[str] = "FairDP-SGD"
+    paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
+
+    reads_groups: ClassVar[bool] = False
+
+    method: str = "fair_dp_sgd"
+    fair_dp_sgd: FairDpSgdConfig = FairDpSgdConfig()
+
+    @property
+    def reads_public(self) -> bool:
+        """For its batches."""
+        return True
+
+    def train(self, training: Training) -> Trained:
+        """DP-SGD, with public batches in its steps."""
+        public = PublicPool(x=training.dataset.public.x, groups=training.dataset.public.z)
+        self._compare_gradients(training, public)
+        with training.reporter.stage(self.method) as advance:
+            return train_fair_dp_sgd(
+                **self.sgd_arguments(training),
+                config=self.fair_dp_sgd,
+                public=public,
+                on_progress=advance,
+            )
+
+    def _compare_gradients(self, training: Training, public: PublicPool) -> None:
+        """A word where the regulariser's gradient is longer than any private one may be; of public records alone."""
+        if not self.fair_dp_sgd.weight:
+            return
+        # From a generator of its own: training draws the same whether or not this was looked at.
+        gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))
+        norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
+        if norm > self.dp_sgd.clip_norm:
+            training.reporter.note(
+                "regulariser",
+                f"at the start its gradient is {norm / self.dp_sgd.clip_norm:.1f} times dp_sgd.clip_norm and may "
+                "outweigh what private records say; lower fair_dp_sgd.weight, or raise its temperature",
+            )

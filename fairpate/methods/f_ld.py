@@ -1,7 +1,9 @@
-"""F-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
+"""The Lagrangian methods: F-LD and PF-LD (Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562); covariances.
+
+F-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
 Approach", arXiv 2009.12562): fairness by Lagrange multipliers, without privacy.
 
-With v_i the violation of constraint i (:mod:`fairpate.methods.mean_parity`) and one epoch at a time,
+With v_i the violation of constraint i (:mod:`fairpate.methods.parity`) and one epoch at a time,
 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
@@ -12,33 +14,113 @@ Deviations from the paper:
 - A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
+
+Logistic regression whose boundary does not vary with the group (Zafar, Valera, Gomez Rodriguez and Gummadi 2017,
+"Fairness Constraints: Mechanisms for Fair Classification", arXiv 1507.05259), without privacy.
+
+With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for a member of group g,
+
+    minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
+    subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
+
+The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of theta: a
+linear function of theta, so the problem is convex. It stands in for demographic parity: at 0 all groups have the same
+mean distance, and labels are the signs of distances, so that neither follows from the other. Two groups have one
+constraint, since the other group's covariance is the same with the other sign. ``max_covariance`` 0 leaves the subspace
+in which all covariances vanish, on which nothing constrains; anything else is solved by sequential quadratic
+programming, as by the authors.
+
+Deviations from the paper:
+- ``ridge``, small by default: with features that determine one another, or labels that features determine, the paper's
+  minimum is not unique or not attained.
+- Left out: accuracy under a business necessity clause (its Section 3.3), which minimises the covariance under a bound
+  on the loss; support vector machines; and the later constraints on misclassification rates (Zafar et al. 2017, WWW),
+  which are not convex.
+
+Shapes: N records, D features with a constant one, G groups, J constraints.
+
+PF-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
+Approach", arXiv 2009.12562): fairness by Lagrange multipliers, private for the sensitive attribute.
+
+The steps are those of :mod:`fairpate.methods.f_ld`. What is hidden is the sensitive attribute alone: features, labels
+and their number are public. Released are
+
+    sizes      n~_i = n_i + noise                                                               once, unless declared
+    violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
+    gradient   sum_i mu_i (mean over P_i of clip(grad h) - sum over G_i of clip(grad h) / n~_i) + noise    every batch
+
+with mu_i = lambda_i sign(v~_i); grad J reads no attribute and has no noise. One changed attribute moves a record from
+one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1 / n~_j^2) and a gradient by at most
+C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
+record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
+
+Deviations from the paper, which is kept in :mod:`fairpate.methods.f_ld`:
+- Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
+- The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
+- Clipping acts on population and group alike. On the group alone it makes a violation of its own.
+- The gradient's noise follows the multipliers as they are, not their largest value.
+- Multipliers move before an epoch and not after it, without the release that no step reads.
+- What F-LD's deviate in.
+
+Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
+
+PF-LD as its paper prints it, for comparison only: nothing here is a guarantee (:mod:`fairpate.methods.f_ld`).
+
+    theta    <- theta - a( grad J(B) + sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)| + N(0, (s_p D_p)^2 I) )
+    lambda_i <- lambda_i + s( |mu(D_P) - clipped mu(D_Gi)| + N(0, (s_d D_d)^2) )
+    D_p = 2 C_p lambda_max / (min |B_Gi| - 1),   D_d = sqrt(2) C_d / (min |D_Gi| - 1)
+
+Means are over the real, private members of a group, the absolute value is taken of every coordinate, and a batch that
+lacks a group is skipped, as the published code does. Its price, ``T n / |B|`` sampled Gaussians and T plain ones, is
+:func:`epsilon_as_in_paper`. What is wrong with it:
+
+- An attribute that changes alters the sizes of two groups: a gradient moves by up to
+  ``2 C_p lambda_max (1 / |B_Gi| + 1 / (|B_Gj| + 1))``, nearly twice D_p.
+- grad J(B) is released without noise and tells who is in a batch, so sampling amplifies nothing; nor are the batches
+  Poisson samples.
+- The least size and whether a batch is skipped depend on the attributes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
+from scipy.linalg import null_space
+from scipy.optimize import LinearConstraint, brentq, minimize
+from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.app.terminal.progress import Reporter
-from fairpate.config import Count, CountOrZero, FitConfig, NotNegative, Positive, Section
+from fairpate.config import (
+    ConfigError,
+    Count,
+    CountOrZero,
+    FitConfig,
+    NotNegative,
+    Positive,
+    PrivacyTarget,
+    PublishedConfig,
+    Section,
+)
 from fairpate.data import Dataset
-from fairpate.methods.definition import Training, UnprotectedMethod, arguments
-from fairpate.methods.dual_ascent import DualAscent
-from fairpate.methods.mean_parity import MeanParity
-from fairpate.methods.trained import NO_NOISE, Progress, Trained
-from fairpate.nn.fit import batch_bounds
+from fairpate.methods.base import NO_NOISE, AttributeMethod, Progress, Trained, Training, UnprotectedMethod, arguments
+from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
+from fairpate.nn.fit import LINEAR, Optimizer, batch_bounds, epoch_learning_rate, predict_logits, set_rule
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
-from fairpate.nn.predict import predict_logits
-from fairpate.nn.private_fit import PoissonBatches
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.nn.per_example import GradientClipper, GuidedGradients
+from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, event_rdp
+from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
+from fairpate.terminal import Reporter
 
 
 class FldConfig(Section):
@@ -275,3 +357,575 @@ def parity_of(config: FldConfig, dataset: Dataset) -> MeanParity:
         num_classes=dataset.num_classes,
         sharpness=config.sharpness,
     )
+
+
+FloatArray = npt.NDArray[np.float64]
+Objective = Callable[[Any], tuple[float, FloatArray]]
+_MOST_FEATURES = 1000  # the solver keeps square matrices of them
+_PRECISION, _MOST_STEPS = 1e-12, 2000
+
+
+class CovarianceConfig(Section):
+    """Zafar et al. 2017: no group varies with the signed distance to the boundary."""
+
+    max_covariance: float = Field(
+        0.0, ge=0, description="c: of being in a group with the signed distance to the boundary; inf: no constraint."
+    )
+    ridge: Positive = Field(1e-6, description="Times half the squared length of the coefficients, added to the loss.")
+
+
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
+) -> Trained:
+    """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
+
+    ValueError for codes out of range, a group without records, too many features, and where the solver fails.
+    """
+    plain_ND = scale_bytes(x).flatten(1).double().numpy()
+    features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
+    theta_D = coefficients(features_ND, y.numpy(), groups.numpy(), config, num_groups=num_groups)
+    covariance_G = covariances(features_ND, groups.numpy(), num_groups=num_groups) @ theta_D
+    set_rule(model, torch.from_numpy(theta_D))
+    return Trained(
+        model=model.eval(),
+        events=(PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0),),
+        noise=NO_NOISE,
+        remarks=(f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}",),
+    )
+
+
+def coefficients(
+    features_ND: FloatArray,
+    labels_N: npt.NDArray[np.int64],
+    groups_N: npt.NDArray[np.int64],
+    config: CovarianceConfig,
+    *,
+    num_groups: int,
+) -> FloatArray:
+    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train`."""
+    _check(features_ND, labels_N, groups_N, num_groups)
+    objective = logistic_loss(features_ND, np.where(labels_N == 1, 1.0, -1.0), ridge=config.ridge)
+    covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
+    if config.max_covariance == 0:
+        basis_DK = null_space(covariance_GD[:-1])  # the last one's follow, as all add up to 0
+        found_D: FloatArray = basis_DK @ _solved(_within(objective, basis_DK), basis_DK.shape[1])
+        return found_D
+    constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
+    limited = LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance)
+    return _solved(objective, features_ND.shape[1], [limited] if config.max_covariance < math.inf else [])
+
+
+def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
+    """Of being in each group with each feature, (G, D)."""
+    member_NG = np.eye(num_groups)[groups_N]
+    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
+    return covariance_GD
+
+
+def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float) -> Objective:
+    """The mean loss under ``ridge``, with its gradient, as a function of theta; the last feature is not penalised."""
+    penalised_D = np.append(np.ones(features_ND.shape[1] - 1), 0.0)
+
+    def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
+        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
+        # ln(1 + e^-m), which overflows for no margin.
+        value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
+        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
+        return float(value), slope_D + ridge * kept_D
+
+    return objective
+
+
+def _within(objective: Objective, basis_DK: FloatArray) -> Objective:
+    """The same as a function of coordinates in a subspace."""
+
+    def inside(u_K: FloatArray) -> tuple[float, FloatArray]:
+        value, slope_D = objective(basis_DK @ u_K)
+        return value, basis_DK.T @ slope_D
+
+    return inside
+
+
+def _solved(objective: Objective, size: int, constraints: Sequence[LinearConstraint] = ()) -> FloatArray:
+    """The minimum of ``objective``, from 0."""
+    # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
+    found = minimize(
+        objective,
+        np.zeros(size),
+        jac=True,
+        method="SLSQP",
+        constraints=constraints,
+        options={"ftol": _PRECISION, "maxiter": _MOST_STEPS},
+    )
+    if not found.success:
+        raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
+    theta_D: FloatArray = found.x
+    return theta_D
+
+
+def _check(
+    features_ND: FloatArray, labels_N: npt.NDArray[np.int64], groups_N: npt.NDArray[np.int64], num_groups: int
+) -> None:
+    require_codes("labels", labels_N, 2)
+    require_codes("groups", groups_N, num_groups)
+    missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
+    if len(missing):
+        raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
+    if features_ND.shape[1] > _MOST_FEATURES:
+        raise ValueError(
+            f"Expected at most {_MOST_FEATURES} features with the constant, got {features_ND.shape[1]}; choose f_ld."
+        )
+
+
+class CovarianceConstraint(UnprotectedMethod):
+    """No privacy: for comparison only. Two classes."""
+
+    title: ClassVar[str] = "covariance constraint"
+    paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
+
+    method: str = "covariance_constraint"
+    student: PublishedConfig = PublishedConfig(model=LINEAR)
+    covariance_constraint: CovarianceConfig = CovarianceConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Compared with methods that do: it reads no attribute as a feature."""
+        return True
+
+    @property
+    def learns_two_classes(self) -> bool:
+        """A boundary has two sides."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for a model that is not linear."""
+        if self.student.model.name != LINEAR.name:
+            raise ConfigError(
+                f"student.model.name: {self.method} fits a linear rule, got {self.student.model.name}; set logistic."
+            )
+
+    def train(self, training: Training) -> Trained:
+        """On private records, without noise."""
+        private = training.dataset.private
+        with training.reporter.stage(self.method):
+            trained = train(
+                training.model,
+                private.x,
+                private.y,
+                private.z,
+                self.covariance_constraint,
+                num_groups=training.dataset.num_groups,
+            )
+        for remark in trained.remarks:
+            training.reporter.note("covariance", remark)
+        return trained.of_unit(training.dataset.unit)
+
+
+class PfLdConfig(FldConfig):
+    """PF-LD: F-LD that hides the sensitive attribute. Its noise follows from the target."""
+
+    clip_norm: Positive = Field(1.0, description="C_p, of a record's gradient in a group's term.")
+    clip_value: Positive = Field(1.0, description="C_d, of what a record adds to a group's mean; probabilities need 1.")
+    dual_share: float = Field(0.2, gt=0, lt=1, description="Of the budget, for the violations.")
+    size_share: float = Field(0.02, gt=0, lt=1, description="Of the budget, for the sizes of groups.")
+    group_sizes: tuple[Positive, ...] | None = Field(
+        None, description="Public sizes, those of one label after another for equalized odds; null: released once."
+    )
+    min_group_share: float = Field(
+        0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
+    )
+    batches: Literal["public", "poisson"] = Field(
+        "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
+    )
+    form: Literal["corrected", "as_in_paper"] = Field("corrected", description="`as_in_paper` guarantees nothing.")
+
+    @model_validator(mode="after")
+    def _shares_leave_a_rest(self) -> PfLdConfig:
+        if self.dual_share + self.size_share >= 1:
+            raise ValueError(
+                f"Expected dual_share + size_share < 1, got {self.dual_share} + {self.size_share}: gradients take the "
+                "rest."
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PfLdNoise:
+    """Noise multipliers: standard deviations over what one changed attribute may move. 0 is no noise."""
+
+    gradient: float
+    violation: float
+    size: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What PF-LD knew before an epoch: all of it public once released. Shapes (U, G, K) and, of sizes, (U, G)."""
+
+    violations: Tensor
+    multipliers: Tensor
+    sizes: Tensor
+
+
+OnRelease = Callable[[Released], None]
+
+
+def train_pf_ld(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: PfLdConfig,
+    noise: PfLdNoise,
+    *,
+    parity: MeanParity,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+    on_release: OnRelease = lambda _: None,
+) -> Trained:
+    """PF-LD: ``model`` in place on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
+
+    ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` hears what is
+    public before each epoch under constraints. ValueError for a record without a group and a population without one.
+    """
+    cells = parity.cells(y, groups)
+    if (cells == UNKNOWN).any():
+        raise ValueError("Expected the group of every record, got some unknown; leave those records out.")
+    normals = GaussianNoise(randomness)
+    sizes_UG = _public_sizes(cells, y, config, noise.size, parity=parity, normals=normals)
+    descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
+    gradients = _NoisyGradients(
+        model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals
+    )
+    secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
+    # Of sizes that are public by now; the paper's noise is scaled by private ones and so tells of them.
+    spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
+    for epoch in range(config.warmup_epochs + config.epochs):
+        constrained = epoch >= config.warmup_epochs
+        if constrained and config.dual_step:
+            violations_UGK = measured_violations(
+                model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
+            )
+            normals.add_to([violations_UGK], spread)
+            ascent.step(violations_UGK)
+            # The gradient's noise follows the multipliers: these come from noisy violations alone.
+            gradients.follow(ascent.multipliers_UGK)
+            on_release(Released(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
+        # Epochs before constraints read no group: their batches may be known, and are not among the events.
+        for rows, share in descent.batches(secret if constrained else None):
+            descent.step(gradients.of(descent.features(rows), rows, share), epoch)
+        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    return Trained(model=model.eval(), events=pf_ld_events(config, noise, len(x)), noise=randomness.label)
+
+
+def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
+    """What training with ``config`` releases: no gradients without multipliers, and nothing without a dual step."""
+    num_duals = config.epochs if config.dual_step else 0
+    # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
+    num_primals = num_duals if config.max_multiplier else 0
+    num_sizes = 1 if num_duals and config.group_sizes is None else 0
+    gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
+    if config.batches == "poisson":
+        gradients = SecretBatchAttributeGaussians(
+            count=num_primals * math.ceil(num_records / config.batch_size),
+            attribute_noise_multiplier=noise.gradient,
+            sampling_rate=sampling_rate(config, num_records),
+        )
+    return (
+        gradients,
+        AttributeGaussians(count=num_duals, attribute_noise_multiplier=noise.violation),
+        AttributeGaussians(count=num_sizes, attribute_noise_multiplier=noise.size),
+    )
+
+
+def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
+    """The least noise that keeps training within ``target``, shared out as ``config`` says.
+
+    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches is all that
+    the price depends on. ValueError for a target that no noise reaches.
+    """
+
+    def noise_at(scale: float) -> PfLdNoise:
+        epochs, sizes = max(config.epochs, 1), config.size_share if config.group_sizes is None else 0.0
+        rest = 1 - config.dual_share - sizes
+        # epochs / multiplier^2 = rest / scale^2: every release has its part of the sum of inverse squares.
+        return PfLdNoise(
+            gradient=scale * math.sqrt(epochs / rest),
+            violation=scale * math.sqrt(epochs / config.dual_share),
+            size=scale / math.sqrt(config.size_share),
+        )
+
+    def events_at(scale: float) -> tuple[Event, ...]:
+        return pf_ld_events(config, noise_at(scale), num_records)
+
+    return noise_at(
+        accountant.least_noise(
+            events_at, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
+        )
+    )
+
+
+def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
+    """How far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
+
+    With one value the gradient stays and its weight changes; with several its direction changes too.
+    """
+    if slopes_UGK.shape[2] == 1:
+        weights_UG = slopes_UGK[..., 0]
+        return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
+    # From the end of the longest slope to that of the next: at most both lengths together, whatever their directions.
+    longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
+    return clip_norm * float(longest_UG.sum(dim=1).max())
+
+
+def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
+    """How far one record that changes its group moves all violations together, in L2."""
+    # A record leaves one group of its population for another: the two smallest are the worst pair.
+    inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
+    return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
+
+
+def sampling_rate(config: PfLdConfig, num_records: int) -> float:
+    """Of secret batches."""
+    return min(1.0, config.batch_size / num_records)
+
+
+class _NoisyGradients:
+    """The gradient of J plus the noisy one of ``sum of multipliers times violations``.
+
+    Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its record's
+    cell, is clipped and weighted by their length.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        y: Tensor,
+        cells: Tensor,
+        config: PfLdConfig,
+        noise_multiplier: float,
+        *,
+        parity: MeanParity,
+        sizes_UG: Tensor,
+        normals: GaussianNoise,
+    ) -> None:
+        self._gradients = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
+        self._y, self._cells, self._parity, self._sizes_UG, self._normals = y, cells, parity, sizes_UG, normals
+        self._clip_norm, self._noise_multiplier = config.clip_norm, noise_multiplier
+        self.follow(torch.zeros(parity.shape, dtype=torch.float64))
+
+    def follow(self, multipliers_UGK: Tensor) -> None:
+        """Use these multipliers from now on."""
+        slopes_UGK = self._parity.slopes(multipliers_UGK, self._y, sizes_UG=self._sizes_UG)
+        lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
+        # A slope of 0 has no direction, and its length of 0 takes the record out.
+        directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
+        self._is_silent = not multipliers_UGK.any()
+        self._lengths_J, self._directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
+        self._noise_stddev = 0.0
+        if self._noise_multiplier:
+            self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
+
+    def of(self, x: Tensor, rows: Tensor, share: float) -> list[Tensor]:
+        """For the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
+        y = self._y.index_select(0, rows)
+        if self._is_silent:
+            gradients = self._gradients.loss(x, y)
+            torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
+            return gradients
+        cells = self._cells.index_select(0, rows)
+        targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
+        weights_B = self._lengths_J.index_select(0, cells)
+        gradients, term = self._gradients.loss_and_clipped(x, y, targets, weights_B)
+        self._normals.add_to(term, self._noise_stddev)
+        # By the number that the batch stands for: how many a secret sample really holds is private.
+        torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
+        torch._foreach_add_(gradients, term, alpha=1 / share)
+        return gradients
+
+
+def _public_sizes(
+    cells: Tensor, y: Tensor, config: PfLdConfig, noise_multiplier: float, *, parity: MeanParity, normals: GaussianNoise
+) -> Tensor:
+    """Declared sizes, or sizes released once and raised to the declared floor, (U, G)."""
+    num_populations, num_groups, _ = parity.shape
+    population_U = parity.population_sizes(y)
+    if not population_U.all():
+        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
+    if config.group_sizes is not None:
+        if len(config.group_sizes) != num_populations * num_groups:
+            raise ValueError(
+                f"Expected pf_ld.group_sizes of {num_populations * num_groups} cells ({num_groups} groups, "
+                f"{num_populations} populations), got {len(config.group_sizes)}."
+            )
+        return torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
+    sizes_UG = parity.group_sizes(cells)
+    # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
+    normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
+    # A noisy size near 0 would blow up slopes and noise alike. Populations follow from labels, which are public.
+    return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
+
+
+class PfLd(AttributeMethod):
+    """Within the target for one sensitive attribute; in the paper's form without any guarantee."""
+
+    title: ClassVar[str] = "PF-LD"
+    paper: ClassVar[str] = FLd.paper
+
+    method: str = "pf_ld"
+    pf_ld: PfLdConfig = PfLdConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """The paper's form releases exact violations and undercharges the rest."""
+        return super().is_private and self.pf_ld.form != "as_in_paper"
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """What the paper's form does not have, and the release of sizes that are declared."""
+        sizes = ("size_share", "min_group_share")
+        if self.pf_ld.form == "as_in_paper":
+            unread = ("batches", "multipliers", "tolerance", "dual_share", "group_sizes", *sizes)
+            return {f"pf_ld.{field}": "pf_ld.form" for field in unread}
+        return {} if self.pf_ld.group_sizes is None else {f"pf_ld.{field}": "pf_ld.group_sizes" for field in sizes}
+
+    def train(self, training: Training) -> Trained:
+        """With noise on violations and gradients."""
+
+        config, size = self.pf_ld, len(training.dataset.private)
+        given = arguments(training, groups=True) | {"config": config, "randomness": self.randomness()}
+        given["parity"] = told(parity_of(config, training.dataset), config, training.reporter)
+        with training.reporter.stage(self.method) as advance:
+            given["on_progress"] = advance
+            if config.form == "as_in_paper":
+                noise = published_noise(config, self.target, num_records=size)
+                return train_as_in_paper(**given, noise=noise, target=self.target)
+            return train_pf_ld(**given, noise=calibrated_noise(config, self.target, num_records=size))
+
+
+_VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code: 50 and 5
+_WIDEST = 1e4
+
+
+def train_as_in_paper(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    config: PfLdConfig,
+    noise: PfLdNoise,
+    *,
+    target: PrivacyTarget,
+    parity: MeanParity,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+    on_progress: Progress = lambda *_: None,
+) -> Trained:
+    """The printed algorithm, two classes; arguments as :func:`fairpate.methods.f_ld.train_pf_ld`.
+
+    ValueError for more classes and for a group of fewer than two records.
+    """
+    cells = parity.cells(y, groups)
+    sizes_UG = _sizes(parity, cells)
+    normals, descent = GaussianNoise(randomness), Descent(model, x, y, config, generator)
+    # As printed: multipliers only rise, whatever form this package prefers.
+    ascent = Ascent(parity, config.model_copy(update={"multipliers": "absolute", "tolerance": 0.0}))
+    clipper = GradientClipper(model, ValueAlong(parity), clip_norm=config.clip_norm)
+    spread = noise.violation * math.sqrt(2) * config.clip_value / (float(sizes_UG.min()) - 1)
+    for epoch in range(config.warmup_epochs + config.epochs):
+        for rows, _ in descent.batches():
+            batch = descent.features(rows), y[rows], cells[rows]
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
+            gradients = list(torch.autograd.grad(loss, descent.parameters))
+            # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
+            if ascent.is_active and (least := float(parity.group_sizes(batch[2]).min())) <= 1:
+                continue
+            if ascent.is_active:
+                torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))
+                reach = 2 * config.clip_norm * config.max_multiplier / (least - 1)
+                normals.add_to(gradients, noise.gradient * reach)
+            descent.step(gradients, epoch)
+        if epoch >= config.warmup_epochs:
+            clip = config.clip_value
+            exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
+            _ascend(ascent, exact, normals, spread)
+        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+    return Trained(
+        model=model.eval(),
+        events=(AttributeGaussians(count=1, attribute_noise_multiplier=0.0),),
+        noise=randomness.label,
+        remarks=("PF-LD as in the paper: sensitivities and sampling are wrong, so nothing is guaranteed.",),
+        epsilon_as_in_paper=epsilon_as_in_paper(config, noise, num_records=len(x), target_delta=target.delta),
+    )
+
+
+def _sizes(parity: MeanParity, cells: Tensor) -> Tensor:
+    if parity.num_values != 1:
+        raise ValueError(f"Expected 2 classes in the paper's form, got {parity.num_classes}; use form: corrected.")
+    sizes_UG = parity.group_sizes(cells)
+    # Sensitivities are divided by members less one.
+    require_members(sizes_UG - 1)
+    return sizes_UG
+
+
+def _ascend(ascent: Ascent, violations_UGK: Tensor, normals: GaussianNoise, spread: float) -> None:
+    distances_UGK = violations_UGK.abs()
+    normals.add_to([distances_UGK], spread)
+    # Noise can make a distance negative, which none is.
+    ascent.step(distances_UGK.clamp(min=0))
+
+
+def epsilon_as_in_paper(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:
+    """What the paper's Lemmas say of a training: no valid price."""
+    num_steps = config.epochs * math.ceil(num_records / config.batch_size)
+    rate = min(1.0, config.batch_size / num_records)
+    sampled = PoissonGaussians(count=num_steps, noise_multiplier=noise.gradient, sampling_rate=rate)
+    plain = AttributeGaussians(count=config.epochs, attribute_noise_multiplier=noise.violation)
+    orders_A = np.asarray(DEFAULT_ORDERS)
+    curve_A = event_rdp(sampled, orders_A) + event_rdp(plain, orders_A)
+    return epsilon_of_curve(curve_A, orders_A, target_delta=target_delta)[0]
+
+
+def published_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
+    """The noise at which the paper's own price is the target's. ValueError where none is."""
+
+    def noise_at(log_scale: float) -> PfLdNoise:
+        scale = math.exp(log_scale)
+        return PfLdNoise(gradient=scale, violation=_VIOLATION_TO_GRADIENT * scale, size=0.0)
+
+    def excess(log_scale: float) -> float:
+        claimed = epsilon_as_in_paper(config, noise_at(log_scale), num_records=num_records, target_delta=target.delta)
+        return math.log(max(claimed, 1e-12) / target.epsilon)
+
+    low, high = math.log(0.1), math.log(_WIDEST)
+    if not config.epochs or excess(low) <= 0 or excess(high) >= 0:
+        raise ValueError(f"Expected a target epsilon that the paper's noise reaches, got {target.epsilon}.")
+    return noise_at(brentq(excess, low, high, xtol=1e-3))
+
+
+def _printed_term(
+    model: nn.Module,
+    clipper: GradientClipper,
+    x: Tensor,
+    y: Tensor,
+    cells: Tensor,
+    *,
+    parity: MeanParity,
+    ascent: Ascent,
+) -> list[Tensor]:
+    """``sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)|``, coordinate by coordinate."""
+    total = [torch.zeros_like(p) for p in clipper.parameters]
+    targets = torch.stack([y, torch.ones_like(y)], dim=1).float()
+    populations = parity.populations(y)
+    for u in range(parity.num_populations):
+        mean = parity.values(model(x[populations == u]), y[populations == u]).mean()
+        of_all = torch.autograd.grad(mean, clipper.parameters)
+        for g in range(parity.num_groups):
+            members = cells == u * parity.num_groups + g
+            of_group = clipper.sum(x[members], targets[members]).gradients
+            weight = float(ascent.multipliers_UGK[u, g, 0].abs())
+            for out, whole, part in zip(total, of_all, of_group, strict=True):
+                out += weight * (whole - part / int(members.sum())).abs()
+    return total

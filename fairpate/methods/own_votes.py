@@ -1,4 +1,14 @@
-"""Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
+"""Votes made elsewhere, read from a file: aggregator, ledger and student for a consortium that keeps its models.
+
+A file of votes that were made elsewhere, as a data set of its public records and as the votes on them.
+
+A row is a public record: its id, its group, and either one column per voter, each a class, or one column per class,
+each how many voters chose it. Other columns are features that are named. A second file may hold test records, with
+their true labels in the place of votes. All faults are told at once; they count rows and show no vote.
+
+Shapes: Q records, C classes, T voters, F features, N test records.
+
+Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
 
     votes        a file: for each public record the class that every voter chose, or how many voters chose each class
     labels       Confident-GNMax with a gate, as in FairPATE (Algorithm 1)
@@ -11,22 +21,307 @@ the unit. Statement, ledger, odometer and every page name the unit, and the stat
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
-from aggregator.labelling import Ballot
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.votes import StandingVoters
-from fairpate.app.votes_file import VotesConfig, read_votes_file
-from fairpate.config import ConfigError
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+from pydantic import Field, model_validator
+
+from aggregator.session import Ballot
+from fairpate.config import ConfigError, Count, GatedAggregatorConfig, Section
 from fairpate.data import Dataset, Split
-from fairpate.methods.definition import Training
-from fairpate.methods.voting import NO_GATE, GnmaxMethod, Labels
-from fairpate.types import GateRule, MechanismParameters, Unit
-from fairpate.votes_config import GatedAggregatorConfig
+from fairpate.data.dataset import sha256_of
+from fairpate.later import torch
+from fairpate.methods.base import Training
+from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
+from fairpate.report.page import counted
+from fairpate.run.folder import RunDirectory
+from fairpate.run.label_queries import StandingVoters
+from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
+
+# 128 bits: no two ids of a file meet by chance.
+_DIGEST_BYTES = 16
+
+
+class VotesFileError(UserError):
+    """A file of votes that cannot be used; the message lists every fault."""
+
+
+class VotesConfig(Section):
+    """A file of votes, and what its columns mean."""
+
+    path: Path | None = Field(None, description="CSV, or Parquet (.parquet).")
+    unit: str | None = Field(
+        None,
+        pattern="^[a-z][a-z ]{0,39}$",
+        description="Whose presence is protected, such as `hospital`: the operator attests that each touches one vote.",
+    )
+    classes: tuple[str, ...] = Field((), description="All classes, in the order of their codes: public constants.")
+    num_voters: Count | None = Field(
+        None, description="Of counts: how many voted on every record. null: a column per voter, who are counted."
+    )
+    id: str = Field("record_id", description="Column of names of the public records.")
+    group: str = Field("group", description="Column of their public groups.")
+    features: tuple[str, ...] = Field((), description="Columns of numbers that teach a student; empty: none.")
+    test: Path | None = Field(
+        None, description="Test records for a student: a file with the same columns and `label`; null: not measured."
+    )
+    label: str = Field("label", description="Column of the test records' true classes.")
+    name: str | None = Field(None, description="Of the data set, in the odometer; null: the file's.")
+    are_counts: bool = Field(False, description="Whether columns are classes, and not voters.")
+
+    @model_validator(mode="after")
+    def _names_are_apart(self) -> VotesConfig:
+        if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
+            raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
+        if self.test is not None and not self.features:
+            raise ValueError("Expected test records where there are features, and so a student that they measure")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotesFile:
+    """What a file holds: its public records as a data set without private ones, and the votes on them."""
+
+    dataset: Dataset
+    votes: VoteBatch
+    num_voters: int
+
+
+def resolved(config: VotesConfig) -> VotesConfig:
+    """With the number of voters that the file's header tells. Errors as :func:`read_votes_file`."""
+    assert config.path is not None
+    places = {"path": config.path.absolute(), "test": None if config.test is None else config.test.absolute()}
+    return config.model_copy(update={**places, "num_voters": read_votes_file(config).num_voters})
+
+
+def read_votes_file(config: VotesConfig) -> VotesFile:
+    """All of the file, and of the one of test records. VotesFileError lists every fault."""
+    path = config.path
+    assert path is not None
+    table = _table(path, (config.id, config.group, *config.features, *(config.classes if config.are_counts else ())))
+    faults = _Faults(path, [])
+    names, groups = _names_and_groups(table, config, faults)
+    votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
+    x = _features(table, config, faults)
+    group_names = sorted(set(groups.tolist()))
+    codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
+    test = _test(config, names, group_names, faults)
+    # After all files were looked at: one message lists what is to be corrected.
+    faults.require_none()
+    return VotesFile(
+        dataset=_dataset(config, names.tolist(), x, codes_Q, tuple(group_names), test),
+        votes=VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16]),
+        num_voters=num_voters,
+    )
+
+
+class _Faults:
+    """What is wrong with which column in how many rows."""
+
+    def __init__(self, path: Path, found: list[str]) -> None:
+        self._path, self._found = path, found
+
+    def of(self, path: Path) -> _Faults:
+        """Of another file, told together with these."""
+        return _Faults(path, self._found)
+
+    def add(self, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> None:
+        if wrong_Q.any():
+            first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
+            self._found.append(f"{self._path}: column {column}: {rows} {what} (the first is row {first}).")
+
+    def require_none(self) -> None:
+        if self._found:
+            raise VotesFileError("\n".join(self._found))
+
+
+def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
+    try:
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+        else:
+            with csv.open_csv(path) as reader:
+                header = reader.schema.names
+            # All as it is written: 007 is no number.
+            kinds = csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()))
+            table = csv.read_csv(path, convert_options=kinds)
+    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise VotesFileError(f"{path}: cannot be read ({error}); give CSV in UTF-8, or Parquet.") from error
+    missing = [name for name in wanted if name not in table.column_names]
+    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if missing or repeated or not len(table):
+        what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
+        raise VotesFileError(
+            f"{path}: {what if missing or repeated else 'no row'}; it has the columns {', '.join(table.column_names)}."
+        )
+    return table
+
+
+def _names_and_groups(
+    table: pa.Table, config: VotesConfig, faults: _Faults
+) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    names, groups = _text(table, config.id), _text(table, config.group)
+    faults.add(config.id, names == "", "no id")
+    faults.add(config.id, _repeated(names), "an id that another row has too; every record stands there once")
+    faults.add(config.group, groups == "", "no group")
+    return names, groups
+
+
+def _test(
+    config: VotesConfig, public_names: npt.NDArray[np.str_], group_names: Sequence[str], faults: _Faults
+) -> Split | None:
+    """Test records with their true labels; None where no file is named."""
+    if config.test is None:
+        return None
+    table = _table(config.test, (config.id, config.group, *config.features, config.label))
+    found = faults.of(config.test)
+    names, groups = _names_and_groups(table, config, found)
+    found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
+    z = _codes(table, config.group, group_names)
+    found.add(config.group, (z < 0) & (groups != ""), f"a group that no public record has ({', '.join(group_names)})")
+    y = _codes(table, config.label, config.classes)
+    found.add(config.label, y < 0, f"no label among {', '.join(config.classes)}")
+    x = _features(table, config, found)
+    return Split(x=torch.from_numpy(x), y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=tuple(names.tolist()))
+
+
+def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
+    """The place of each row's text among ``values``; -1 where it is none of them."""
+    is_it = _text(table, column)[:, None] == np.array(values)
+    codes: IntArray = np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
+    return codes
+
+
+def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
+    values = table[column].combine_chunks()
+    if pa.types.is_floating(values.type) and not pc.any(pc.is_nan(values)).as_py():
+        # A column of whole numbers with gaps comes out of pandas as floats: 3.0 stands for 3.
+        values = pc.if_else(pc.equal(pc.floor(values), values), pc.cast(values, pa.int64(), safe=False), None)
+    return np.array(pc.fill_null(pc.cast(values, pa.string()), "").to_pylist(), dtype=np.str_)
+
+
+def _repeated(names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
+    _, first = np.unique(names, return_index=True)
+    repeated = np.ones(len(names), dtype=np.bool_)
+    repeated[first] = False
+    found: npt.NDArray[np.bool_] = repeated & (names != "")
+    return found
+
+
+def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
+    """Every column that means nothing else is a voter's; one of true labels is none."""
+    if config.label in table.column_names:
+        raise VotesFileError(
+            f"{config.path}: column {config.label} is that of true labels, and no voter's; leave it out, or say that "
+            "another is (label)."
+        )
+    voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
+    votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
+    for voter in voters:
+        said = _text(table, voter)
+        known_QC = said[:, None] == np.array(config.classes)
+        faults.add(voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
+        votes_QC += known_QC
+    if len(voters) < 2 or config.num_voters not in (None, len(voters)):
+        raise VotesFileError(
+            f"{config.path}: expected a column for each of {config.num_voters or '2 or more'} voters, "
+            f"found {len(voters)}; name other columns as features, or give counts."
+        )
+    return votes_QC, len(voters)
+
+
+def _counts(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
+    assert config.num_voters is not None
+    extra = set(table.column_names) - {config.id, config.group, *config.features, *config.classes}
+    if extra:
+        raise VotesFileError(f"{config.path}: unknown column {', '.join(sorted(extra))}; name it as class or feature.")
+    columns = []
+    for name in config.classes:
+        numbers = _numbers(table, name)
+        # The bound of `num_voters` too: below it no sum of a row overflows.
+        whole = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)) & (numbers < 2**31)
+        faults.add(name, ~whole, "no whole number of votes")
+        columns.append(np.where(whole, numbers, 0).astype(np.int64))
+    votes_QC = np.stack(columns, axis=1)
+    faults.add(
+        ", ".join(config.classes),
+        votes_QC.sum(axis=1) != config.num_voters,
+        f"sums other than {config.num_voters}",
+    )
+    return votes_QC, config.num_voters
+
+
+def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
+    """The column as numbers, nan where it holds none."""
+    values = table[column].combine_chunks()
+    try:
+        return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+    except pa.ArrowInvalid:
+        return np.array([_number(value) for value in values.to_pylist()], dtype=np.float64)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDArray[np.float32]:
+    """(Q, F); of records without features, a digest of each id, by which queries are told apart."""
+    if not config.features:
+        names = _text(table, config.id).tolist()
+        digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]
+        return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
+    # What 32 bits do not hold becomes infinite, and is told below.
+    with np.errstate(over="ignore"):
+        columns = [_numbers(table, name).astype(np.float32) for name in config.features]
+    for name, column in zip(config.features, columns, strict=True):
+        faults.add(name, ~np.isfinite(column), "no finite number of 32 bits")
+    return np.stack(columns, axis=1)
+
+
+def _dataset(
+    config: VotesConfig,
+    names: Sequence[str],
+    x: npt.NDArray[np.float32],
+    codes_Q: IntArray,
+    groups: tuple[str, ...],
+    test: Split | None,
+) -> Dataset:
+    assert config.path is not None
+    none = torch.zeros(0, dtype=torch.int64)
+    public = Split(
+        x=torch.from_numpy(x),
+        y=torch.full((len(names),), -1, dtype=torch.int64),
+        z=torch.from_numpy(codes_Q),
+        record_id=tuple(names),
+    )
+    empty = Split(x=public.x[:0], y=none, z=none, record_id=())
+    return Dataset(
+        name=config.name or config.path.stem,
+        kind="tabular",
+        private=empty,
+        public=public,
+        validation=empty,
+        test=empty if test is None else test,
+        label_names=config.classes,
+        group_names=groups,
+        sensitive_attribute=config.group,
+        feature_names=config.features,
+    )
+
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
 

@@ -1,4 +1,30 @@
-"""The PATE family: teachers vote, an aggregator releases labels, a student learns from them.
+"""The PATE family: voters answer public queries, the aggregator releases labels, a student learns from them.
+
+Methods whose voters answer public queries: what all of them do about targets, budgets and released labels.
+
+With ``target.epsilon`` both noises of ``aggregator.mechanism`` are multiplied by the least factor at which the queries
+fit, whatever the votes. Without one the noise is as configured, and ``aggregator.budget`` may limit what is spent; its
+kind ``data_dependent``, as in the papers, stops where the data-dependent privacy cost reaches the limit: when that
+happens leaks, and what is published is the price of the queries submitted, which the statement remarks.
+
+Filters that drop records for parity before a model learns, and what one in front of private data costs.
+
+FairPATE names two that differ. ``P_pre`` (Algorithm 3) is a stream: running counts decide record by record. Behind a
+mechanism, on released labels, it is post-processing and free; it is the one gate of :mod:`fairpate.fairness.gate`
+(CF-GNMax and IDP3 are the others). The filter of Theorem 1 (Appendix) sorts: per label it keeps every record of the
+smaller group, m of them, and the first ``m + floor(2 gamma m / (1 - gamma))`` of the larger in a fixed public order.
+
+Theorem 1: in front of an (epsilon, delta)-DP mechanism, with two groups, the *sorted* filter gives
+(K epsilon, K e^(K epsilon) delta) for ``K = 2 + ceil(2 gamma / (1 - gamma))``, by group privacy: one record added or
+removed changes at most K records that are kept. It does NOT cover the streaming filter, where one record can flip any
+number of later decisions; never put :func:`streaming_filter` in front of private training.
+
+Deviations from the paper: its displayed inequality has two terms swapped, and its ratio is a group's share within the
+label, not a demographic-parity rate. K is computed in fractions, because in floating point 2 * 0.9 / (1 - 0.9) > 18.
+
+Shapes: N records.
+
+The PATE family: teachers vote, an aggregator releases labels, a student learns from them.
 
 Four members differ in where demographic parity enters (FairPATE, Section 4 and Appendix B): nowhere (``pate``), while
 the aggregator answers (``fairpate``), between the released labels and the student (``pate_s_pre``, Algorithm 3), in
@@ -8,34 +34,313 @@ labels is post-processing: all four cost what their queries cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, field_validator
 
-from aggregator.labelling import Ballot
-from fairpate.app.rundir import RunDirectory, checkpoint_folder
-from fairpate.app.seeds import Stream
-from fairpate.app.votes import (
+from aggregator.budgets import mechanism_within
+from aggregator.mechanism import Mechanism, mechanism_of
+from aggregator.session import Ballot
+from fairpate.config import (
+    REMEDY,
+    AggregatorConfig,
+    BudgetConfig,
+    ConfigError,
+    GatedAggregatorConfig,
+    Noise,
+    PenaltyConfig,
+    PublicationConfig,
+    QueriesConfig,
+    QueriesTarget,
+    RayConfig,
+    StudentConfig,
+    TeachersConfig,
+    is_allowed,
+)
+from fairpate.data import Dataset, Split
+from fairpate.fairness.gate import filter_stream
+from fairpate.methods.base import Method, Stream, Trained, Training, Voting
+from fairpate.run.folder import RunDirectory, checkpoint_folder, write_json
+from fairpate.run.label_queries import (
+    ReleasePlan,
     StandingVoters,
+    check_budget,
     check_teachers,
+    choose_queries,
     collect_vote_batch,
+    release_labels,
     standing_teachers,
     store_votes,
     stored_votes,
 )
-from fairpate.config import ConfigError, PenaltyConfig
-from fairpate.data import Dataset, Split
-from fairpate.methods.definition import Method, Training
-from fairpate.methods.preprocess import streaming_filter
-from fairpate.methods.trained import Trained
-from fairpate.methods.voting import GnmaxMethod, Labels
-from fairpate.named_code import REMEDY, is_allowed
-from fairpate.types import GateRule, VoteBatch
-from fairpate.votes_config import GatedAggregatorConfig, TeachersConfig
+from fairpate.run.publication import Spending, costs
+from fairpate.types import GateRule, LabelledSet, VoteBatch
+
+NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Trained):
+    """Released labels, before anybody learned from them.
+
+    ``spending`` is the operator's; None where queries are no public records, and pages have no groups to show, and
+    once somebody learned.
+    """
+
+    labelled: LabelledSet
+    spending: Spending | None = None
+
+
+class VotingMethod(Method):
+    """What all methods share whose voters answer public queries; each says who votes and how it learns."""
+
+    asks_teachers: ClassVar[bool] = True
+    reads_groups: ClassVar[bool] = False
+
+    target: QueriesTarget = QueriesTarget()
+    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    ray: RayConfig = RayConfig()
+    aggregator: QueriesConfig = QueriesConfig()
+    student: StudentConfig = StudentConfig()
+
+    @property
+    def reads_public(self) -> bool:
+        """They are the queries."""
+        return True
+
+    @property
+    def reads_public_groups(self) -> bool:
+        """A gate does."""
+        return self.gate != NO_GATE or self.public_data.calibration is not None
+
+    @property
+    def keeps_teachers(self) -> bool:
+        """Whether a service may go on asking them."""
+        return True
+
+    @property
+    def votes_on_anything(self) -> bool:
+        """Whether voters that stay can vote on records that are not in the pool."""
+        return True
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether a service may find room for queries that the run did not ask: a target is planned for the run's."""
+        return self.target.epsilon is None
+
+    @property
+    def num_voters(self) -> int:
+        """The most votes that a query gets."""
+        raise NotImplementedError
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What releases labels of votes, with the noise as configured."""
+        raise NotImplementedError
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """How the data-dependent privacy cost is published, where it is."""
+        return None
+
+    @property
+    def gate(self) -> GateRule:
+        """What the aggregator holds its answers to."""
+        return NO_GATE
+
+    def check(self) -> None:
+        """ConfigError for a target and a budget at once."""
+        if self.target.epsilon is not None and self.aggregator.budget is not None:
+            raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
+
+    def plan(self, dataset: Dataset) -> ReleasePlan:
+        """What is fixed before the first vote: noises as configured, or scaled to the target."""
+        settings, budget, target = self.aggregator, self.aggregator.budget, self.target
+        mechanism = self.mechanism
+        if target.epsilon is not None:
+            mechanism = mechanism_within(
+                mechanism,
+                target_epsilon=target.epsilon,
+                target_delta=target.delta,
+                # A public number of public records: noise that is scaled to it tells nothing.
+                num_queries=settings.num_queries or len(choose_queries(dataset, settings)),
+            )
+            # The target limits the ledger as well: a service that goes on after the run may not pass it.
+            budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
+        return ReleasePlan(
+            settings=settings,
+            mechanism=mechanism,
+            publication=self.publication,
+            gate=self.gate,
+            budget=budget,
+            delta=target.delta,
+            num_teachers=self.num_voters,
+            noise=self.noise,
+            seed=self.seed,
+            student=self.student,
+            unit=self.unit_of(dataset),
+        )
+
+    def queried(self, dataset: Dataset) -> Dataset:
+        """The data set as teachers see it: what they learn, and as public records whom they are asked about."""
+        return dataset
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for a release that cannot be, before any work."""
+        self.num_fitting(dataset)
+
+    def num_fitting(self, dataset: Dataset) -> int:
+        """How many queries the budget has room for. ConfigError where it has none."""
+        asked = self.queried(dataset)
+        plan = self.plan(asked)
+        return check_budget(plan, asked, choose_queries(asked, plan.settings))
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:  # noqa: ARG002 - as many voters vote whatever it is
+        """All voters on every query."""
+        plan = self.plan(dataset)
+        noise = float(plan.mechanism.parameters["noise_stddev_votes"])
+        return Voting(
+            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
+        )
+
+    def release(self, training: Training) -> Labels:
+        """Labels within the target or budget. However often it runs in one folder, one release results."""
+        dataset, run, reporter = self.queried(training.dataset), training.run, training.reporter
+        plan = self.plan(dataset)
+        queries = choose_queries(dataset, plan.settings)
+        with self.ballot(dataset, queries, training) as votes, reporter.stage("aggregator") as advance:
+            released = release_labels(run, plan, dataset, queries, votes, advance, meter=training.meter)
+        outcomes = released.queries
+        reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
+        if released.over_budget:
+            reporter.note("aggregator", f"not asked, because the budget has no room: {released.over_budget}")
+        labels = Labels(
+            model=training.model,
+            events=released.events,
+            noise=released.noise,
+            remarks=released.remarks,
+            queries=outcomes,
+            epsilon_bound=released.epsilon_bound,
+            labelled=released.labelled,
+            spending=released.spending if dataset.group_names == training.dataset.group_names else None,
+        )
+        write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
+        return labels
+
+    def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
+        """The queries with those who vote on them, for as long as they are asked."""
+        raise NotImplementedError
+
+    def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
+        """Voters of a finished run that a service goes on asking, inside the Ray that it started."""
+        raise NotImplementedError
+
+    def train(self, training: Training) -> Trained:
+        """Release labels, then learn from them."""
+        return self.learn(training, replace(self.release(training), spending=None))
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """A student of the labels; costs nothing more."""
+        return self.taught(training, labels, labels.labelled)
+
+    def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
+        """``labels`` with a student of those ``kept``; ``options`` as :func:`fairpate.run.learn.fit_student`."""
+        from fairpate.run.learn import fit_student  # torch: a configuration is read without it
+
+        # Runs without a target have always drawn the student's first weights from its own stream.
+        if self.target.epsilon is not None or self.public_data.pretrain is not None:
+            options["initial_model"] = training.model
+        network = fit_student(self.student, training.dataset, kept, training.reporter, seed=self.seed, **options)
+        return replace(labels, model=network, num_training_labels=len(kept.labels))
+
+
+class GnmaxMethod(VotingMethod):
+    """Those whose voters have one vote each, and whose labels Confident-GNMax releases."""
+
+    aggregator: AggregatorConfig = AggregatorConfig()
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Confident-GNMax as configured."""
+        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
+
+    @property
+    def publication(self) -> PublicationConfig | None:
+        """As configured."""
+        return self.aggregator.publication
+
+
+streaming_filter = filter_stream
+"""P_pre on released labels: True where the record is kept, in stream order."""
+
+
+def preprocessing_factor(max_disparity: float | Fraction) -> int:
+    """K of Theorem 1 for the sorted filter: an exact integer; a float means the decimal that it prints as."""
+    return 2 + math.ceil(_share(max_disparity))
+
+
+def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
+    """(epsilon, delta) of an (``epsilon``, ``delta``)-DP mechanism that sees only what the sorted filter keeps."""
+    if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
+        raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
+    factor = preprocessing_factor(max_disparity)
+    try:
+        return factor * epsilon, min(1.0, factor * math.exp(factor * epsilon) * delta)
+    # A factor too large for a float: any delta above 0 becomes 1, and 0 stays 0.
+    except OverflowError:
+        return factor * epsilon, 1.0 if delta else 0.0
+
+
+def target_behind_sorted_filter(
+    epsilon: float, delta: float, *, max_disparity: float | Fraction
+) -> tuple[float, float]:
+    """The largest (epsilon, delta) of a mechanism behind the filter that costs (``epsilon``, ``delta``) with it."""
+    factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
+    return epsilon / factor, delta * math.exp(-epsilon) / factor
+
+
+def sorted_filter(
+    labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
+) -> npt.NDArray[np.bool_]:
+    """True where the record is kept. ``order_N`` are public ranks that depend on the record alone, all different.
+
+    ValueError for groups other than 0 and 1, for lengths that differ and for equal ranks.
+    """
+    labels, groups, order = np.asarray(labels_N), np.asarray(groups_N), np.asarray(order_N)
+    if not len(labels) == len(groups) == len(order):
+        raise ValueError(f"Expected equal lengths, got {len(labels)}, {len(groups)} and {len(order)}.")
+    if not np.isin(groups, (0, 1)).all():
+        raise ValueError(f"Expected groups 0 and 1: the theorem has two, got {np.unique(groups)}.")
+    if len(np.unique(order)) < len(order):
+        raise ValueError("Expected an order without ties: equal ranks let the rows' positions decide.")
+    share = _share(max_disparity)
+    kept = np.zeros(len(labels), dtype=np.bool_)
+    for label in np.unique(labels):
+        members = [np.flatnonzero((labels == label) & (groups == group)) for group in (0, 1)]
+        smaller = min(len(rows) for rows in members)
+        limit = smaller + math.floor(share * smaller)
+        for rows in members:
+            # The first of a fixed order: one record more changes at most K that are kept, where a running count has no
+            # bound.
+            kept[rows[np.argsort(order[rows])][:limit]] = True
+    return kept
+
+
+def _share(max_disparity: float | Fraction) -> Fraction:
+    """2 gamma / (1 - gamma), exactly."""
+    if not 0 <= max_disparity < 1:
+        raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
+    gamma = max_disparity if isinstance(max_disparity, Fraction) else Fraction(repr(float(max_disparity)))
+    return 2 * gamma / (1 - gamma)
 
 
 class PateFamily(GnmaxMethod):
@@ -188,7 +493,7 @@ class PateSIn(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """With the regulariser."""
-        from fairpate.nn.dpfr import public_penalty  # torch, as above
+        from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)
         penalty = public_penalty(public.x, public.z, self.pate_s_in, generator=generator)

@@ -15,7 +15,7 @@ as much less, so that the default learner's are scaled up.
 
 Deviations from the paper: response is drawn exactly; counts recovered over A are clipped at 0 and scaled so that every
 (label, prediction) keeps its public total; the bound's correction; any learner, by default the exponentiated gradient
-of :mod:`fairpate.methods.parity_game` over logistic regression. With a learner of several classes both forms have
+of :mod:`fairpate.methods.dp_oracle_learner` over logistic regression. With a learner of several classes both forms have
 several.
 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
@@ -33,17 +33,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fairpate.app.seeds import Stream
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
 from fairpate.later import sklearn
-from fairpate.methods.definition import AttributeMethod, Training
+from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
+from fairpate.methods.dp_oracle_learner import GameRules, fit_mixture
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
-from fairpate.methods.parity_game import GameRules, fit_mixture
-from fairpate.methods.trained import Trained
-from fairpate.nn.mixture import linear_rules, said_labels
+from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.events import spent

@@ -29,22 +29,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.app.seeds import Stream, stream_seed
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, LearningConfig, Section
 from fairpate.data import Dataset, Split
-from fairpate.data.record_names import as_names
-from fairpate.methods.definition import Training
+from fairpate.data.large_arrays import as_names
+from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.mean_parity import UNKNOWN
-from fairpate.methods.pate import PateFamily
-from fairpate.methods.trained import Trained
-from fairpate.methods.voting import Labels
+from fairpate.methods.parity import UNKNOWN
+from fairpate.methods.pate import Labels, PateFamily
+from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_logits
+from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch
-from teachers.shard import assign_teachers, shard_key, shard_rows
-from teachers.vote import count_votes
+from teachers.ensemble import assign_teachers, count_votes, shard_key, shard_rows
 
 
 class SfPateConfig(Section):

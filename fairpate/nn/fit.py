@@ -1,25 +1,259 @@
-"""One loop of stochastic gradient descent, for teachers, students and ordinary classifiers.
+"""Ordinary training: augmentation, optimisers, the fit loop, prediction, mixtures, pretraining, and parity penalties.
+
+Random label-preserving changes of a batch of images, drawn and applied for the whole batch at once.
+
+Drawing is apart from applying: ``draw_changes`` takes as many random numbers per image whatever the configuration
+asks for, and ``apply_changes`` is a pure function of them. An ensemble can therefore draw per teacher and apply to
+many teachers' images together. What augmentation does is public; it looks at one record at a time.
+
+Adam and SGD on torch's functional kernels, as the fit loop needs them.
+
+The same arithmetic as ``torch.optim`` without its per-step bookkeeping and without the compiler it imports when an
+optimiser is constructed, which costs every short-lived worker process seconds.
+
+One loop of stochastic gradient descent, for teachers, students and ordinary classifiers.
 
 Deterministic: the order of the records, the augmentation and dropout all come from the generator that is handed in.
 An epoch visits every record once in batches whose sizes differ by at most one record, so no batch is a small
 remainder; fewer records than a batch are one batch; no records at all leave the model as it was.
+
+Batched inference.
+
+What a frozen backbone sees in a picture: a fixed public function of that picture, computed once.
+
+Training the last layer only is logistic regression on these features; a caller that trains many heads on one backbone
+reads every picture once, whatever the number of heads and epochs.
+
+A uniform mixture of classifiers: what a prediction is when one of several is drawn for each record.
+
+Nothing is drawn here. The outputs are the logarithms of the probabilities with which each label is predicted, so that
+the usual softmax gives these back and rates can be taken by expectation.
+
+Shapes: R members, N records, D features, C classes.
+
+Weights to start from, learned on public images without labels: by how much was an image turned?
+
+Gidaris, Singh and Komodakis 2018 ("Unsupervised Representation Learning by Predicting Image Rotations", arXiv
+1803.07728). Only public features are read, so it costs no privacy, and it serves every method alike.
+
+The demographic-parity regulariser (DPFR) of FairDP-SGD, exact and differentiable (FairPATE, Algorithm 6).
+
+Logits of public records are sharpened by a temperature, ``s_i = softmax(u_i / temperature)``; the gap of a group and
+a class is the group's mean of s less the mean of everyone else, and DPFR is the largest gap. ``hardmax`` takes the
+largest itself, as the published code does; ``softmax`` weighs all gaps by ``softmax(gap / max_temperature)``, as the
+prose reads, and differentiates the weights too.
+
+Groups and the records behind the logits must be public: DPFR of a private batch ties every record's gradient to the
+other records, and clipping would then bound nothing. Nothing here draws noise or knows an epsilon.
+
+Shapes: B records of a public batch, C classes, G groups with a member and a complement.
+
+Fairness calibration on public records: a trained model is fine-tuned towards demographic parity (FairPATE, D.1).
+
+Public records and a released model are all that is read, so it costs no privacy. The paper shows its algorithm in a
+figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE compares with what the model said before
+the calibration. Training stops at the first epoch whose disparity on held-out public records is small enough.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.sgd import sgd
 
-from fairpate.config import FitConfig
-from fairpate.nn.augment import apply_changes, draw_changes
-from fairpate.nn.models import memory_format_for, scale_bytes, seeded_torch, to_memory_format
-from fairpate.nn.optimizer import Optimizer, epoch_learning_rate
+from fairpate.config import AugmentConfig, CalibrationConfig, DpfrConfig, FitConfig, ModelConfig, PenaltyConfig
+from fairpate.nn.models import HEAD_OF, build_model, memory_format_for, scale_bytes, seeded_torch, to_memory_format
+
+# Rotation, shift (2), zoom, shear; flip, channel swap, erasing; position and size of the erased rectangle (4).
+_FIXED_DRAWS = 12
+_ELASTIC_SIDE = 5  # an elastic change moves a coarse grid of points, this many on a side
+_ELASTIC_DRAWS = 2 * _ELASTIC_SIDE**2
+_SMALLEST_ERASED_SHARE = 0.1
+_LARGEST_ERASED_SHARE = 0.4
+
+
+def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Changed copies of float images, one independent change each; what leaves the frame is lost, what enters is 0."""
+    if config.is_identity:
+        return x_BCHW
+    changes = draw_changes(len(x_BCHW), num_channels=x_BCHW.shape[1], generator=generator)
+    # Drawn on the generator's device and moved: a GPU sees the same changes as a CPU.
+    return apply_changes(x_BCHW, config, changes.to(x_BCHW.device))
+
+
+def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generator) -> Tensor:
+    """Uniform numbers in [0, 1) of shape (num_images, draws): the randomness of one change per image."""
+    return torch.rand(num_images, _FIXED_DRAWS + num_channels + _ELASTIC_DRAWS, generator=generator)
+
+
+def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor) -> Tensor:
+    """The images after the changes that ``changes`` (of :func:`draw_changes`) stands for under ``config``."""
+    if x_BCHW.ndim != 4:
+        raise ValueError(f"Augmentation reads images (batch, channels, height, width), got {tuple(x_BCHW.shape)}.")
+    changes = changes.to(x_BCHW.dtype)
+    elastic_from = _FIXED_DRAWS + x_BCHW.shape[1]
+    flip = changes[:, 5] < config.horizontal_flip
+    x = _warp(x_BCHW, config, changes[:, :5], elastic=changes[:, elastic_from:], flip=flip)
+    if config.channel_swap:
+        x = _swap_channels(x, swapped=changes[:, 6] < config.channel_swap, keys=changes[:, _FIXED_DRAWS:elastic_from])
+    if config.erase:
+        x = _erase(x, erased=changes[:, 7] < config.erase, rectangle=changes[:, 8:12])
+    return x
+
+
+def _warp(x: Tensor, config: AugmentConfig, uniform: Tensor, *, elastic: Tensor, flip: Tensor) -> Tensor:
+    affine = (config.rotation_degrees, config.translation_fraction, config.scale_fraction, config.shear_degrees)
+    if not any((*affine, config.elastic_fraction)):
+        return torch.where(flip[:, None, None, None], x.flip(-1), x) if config.horizontal_flip else x
+    matrix = _inverse_map(config, 2 * uniform - 1, flip, x.shape)
+    grid = functional.affine_grid(matrix, list(x.shape), align_corners=False)
+    if config.elastic_fraction:
+        grid = grid + _displacement(2 * elastic - 1, config.elastic_fraction, x.shape)
+    return functional.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _displacement(signed: Tensor, fraction: float, shape: torch.Size) -> Tensor:
+    """Shifts (B, H, W, 2) that vary smoothly between those of a coarse grid, each up to ``fraction`` of a side."""
+    # Coordinates run over [-1, 1]: a side is 2.
+    coarse = 2 * fraction * signed.view(-1, 2, _ELASTIC_SIDE, _ELASTIC_SIDE)
+    fine = functional.interpolate(coarse, size=list(shape[-2:]), mode="bicubic", align_corners=True)
+    return fine.permute(0, 2, 3, 1)
+
+
+def _inverse_map(config: AugmentConfig, signed: Tensor, flip: Tensor, shape: torch.Size) -> Tensor:
+    """Output to input coordinates, (B, 2, 3): the inverse of shear, zoom, rotation and shift about the centre.
+
+    Coordinates run over [-1, 1] on both axes, so a rotation of a non-square image is corrected by its aspect ratio.
+    """
+    height, width = shape[-2:]
+    angle = signed[:, 0] * math.radians(config.rotation_degrees)
+    shift = 2 * signed[:, 1:3] * config.translation_fraction
+    zoom = 1 + signed[:, 3] * config.scale_fraction
+    shear = torch.tan(signed[:, 4] * math.radians(config.shear_degrees))
+    cosine, sine = torch.cos(angle), torch.sin(angle)
+    rotation = torch.stack([cosine, sine, -sine, cosine], dim=1).view(-1, 2, 2)
+    ones, zeros = torch.ones_like(shear), torch.zeros_like(shear)
+    unshear = torch.stack([ones, -shear, zeros, ones], dim=1).view(-1, 2, 2)
+    linear = (unshear @ rotation) / zoom[:, None, None]
+    aspect = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=signed.dtype, device=signed.device)
+    linear = linear * aspect
+    offset = -(linear @ shift[:, :, None])
+    mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
+    matrix = torch.cat([linear, offset], dim=2)
+    return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
+
+
+def _swap_channels(x: Tensor, *, swapped: Tensor, keys: Tensor) -> Tensor:
+    """A uniform permutation of the channels of the images in ``swapped``."""
+    identity = torch.arange(x.shape[1], device=x.device)
+    order = torch.where(swapped[:, None], keys.argsort(dim=1), identity)
+    return x.gather(1, order[:, :, None, None].expand_as(x))
+
+
+def _erase(x: Tensor, *, erased: Tensor, rectangle: Tensor) -> Tensor:
+    """Zero one rectangle, of sides between 0.1 and 0.4 of the image's, in the images in ``erased``."""
+    inside = erased[:, None, None].clone()
+    for axis, side in enumerate(x.shape[-2:]):
+        spread = _LARGEST_ERASED_SHARE - _SMALLEST_ERASED_SHARE
+        share = _SMALLEST_ERASED_SHARE + spread * rectangle[:, axis]
+        length = (share * side).ceil()
+        start = (rectangle[:, 2 + axis] * (side - length + 1)).floor()
+        pixel = torch.arange(side, device=x.device)
+        covered = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])
+        inside = inside & (covered[:, :, None] if axis == 0 else covered[:, None, :])
+    return x.masked_fill(inside[:, None], 0.0)
+
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+
+
+def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
+    """The learning rate of ``epoch`` (from 0): constant, or a half cosine from the full rate towards 0."""
+    if config.schedule == "constant":
+        return config.learning_rate
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
+
+
+class Optimizer:
+    """Updates ``parameters`` in place; weight decay is added to the gradient.
+
+    A gradient must have the memory layout of its parameter, as ``backward`` leaves it: the kernels walk memory.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], config: FitConfig):
+        self._parameters = list(parameters)
+        self._config = config
+        self._first_moments = [torch.zeros_like(p) for p in self._parameters]  # of SGD, its momentum
+        self._second_moments = [torch.zeros_like(p) for p in self._parameters] if config.optimizer == "adam" else []
+        device = self._parameters[0].device if self._parameters else None
+        # A count per parameter: of stacked teachers some make fewer steps.
+        self._steps = torch.zeros(len(self._parameters), device=device)
+        self._step_counts = list(self._steps.unbind())
+
+    @torch.no_grad()
+    def step(self, gradients: list[Tensor], learning_rate: float, *, only: Sequence[int] | None = None) -> None:
+        """One update of all parameters, or of those at the positions ``only``, and their state; one gradient each."""
+        update = self._adam if self._config.optimizer == "adam" else self._sgd
+        if self._parameters and (only is None or only):
+            update(gradients, learning_rate, only)
+
+    def step_from_backward(self, learning_rate: float) -> None:
+        """One update from what ``backward`` left in the parameters, which is then cleared; none counts as 0."""
+        self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _adam(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
+        if only is None:
+            self._steps += 1
+        else:
+            self._steps[list(only)] += 1
+        torch._fused_adam_(
+            _at(self._parameters, only),
+            gradients,
+            _at(self._first_moments, only),
+            _at(self._second_moments, only),
+            [],
+            _at(self._step_counts, only),
+            amsgrad=False,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            lr=learning_rate,
+            weight_decay=self._config.weight_decay,
+            eps=ADAM_EPSILON,
+            maximize=False,
+        )
+
+    def _sgd(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
+        sgd(
+            _at(self._parameters, only),
+            gradients,
+            list(_at(self._first_moments, only)),
+            fused=True,
+            weight_decay=self._config.weight_decay,
+            momentum=self._config.momentum,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+def _at(values: list[Tensor], only: Sequence[int] | None) -> list[Tensor]:
+    return values if only is None else [values[position] for position in only]
+
 
 EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
@@ -128,3 +362,285 @@ def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractCont
 def uses_dropout(model: nn.Module) -> bool:
     """Whether training this model draws random numbers of its own."""
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+
+
+_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24
+
+
+@torch.inference_mode()
+def predict_logits(model: nn.Module, x: Tensor, *, batch_size: int | None = None) -> Tensor:
+    """Logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.
+
+    Images run channels last, which makes convolutions 2 to 3 times as fast on a CPU. ``batch_size`` None takes 1,024
+    records, or fewer where they are large.
+    """
+    if batch_size is None:
+        batch_size = max(1, min(_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE // max(1, x[:1].numel())))
+    if batch_size < 1:
+        raise ValueError(f"Expected batch_size >= 1, got {batch_size}.")
+    memory_format = memory_format_for(x)
+    device = next(model.parameters()).device
+    to_memory_format(model.eval(), memory_format)
+    batches = (b.to(device).contiguous(memory_format=memory_format) for b in torch.split(x, batch_size))
+    return torch.cat([model(scale_bytes(batch)).cpu() for batch in batches])
+
+
+def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
+    """Softmax of :func:`predict_logits`, (N, C)."""
+    return predict_logits(model, x).softmax(dim=1)
+
+
+def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
+    """What the last layer of ``config`` reads of images (N, channels, height, width): (N, features) ``float32``.
+
+    On the CPU, whatever ``device`` computes them. ValueError for a model whose backbone is trained.
+    """
+    if config.trainable != "head":
+        raise ValueError(f"Expected trainable: head, got {config.trainable}: its features change while it is trained.")
+    return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
+
+
+# One: blocks of teachers come one after another, and all read the same backbone.
+@lru_cache(maxsize=1)
+def _headless(config: ModelConfig, input_shape: tuple[int, ...], device: str) -> nn.Module:
+    # The head is taken off again, so that neither classes nor seed decide anything.
+    model = build_model(config, input_shape=input_shape, num_classes=2, generator_seed=0)
+    setattr(model.get_submodule("1"), HEAD_OF[config.name], nn.Identity())
+    return model.to(torch.device(device))
+
+
+LINEAR = ModelConfig(name="logistic")
+
+
+class Mixture(nn.Module):
+    """``members`` map records to logits (N, C); each votes for its most likely label."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError("Expected at least one member to draw, got none.")
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """log P[label], shape (N, C); ``-inf`` where no member predicts it."""
+        total: Tensor | None = None
+        for member in self.members:
+            logits = member(x)
+            votes = functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits.dtype)
+            total = votes if total is None else total + votes
+        assert total is not None
+        return (total / len(self.members)).log()
+
+
+def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
+    """How often ``model`` says each label, shape (N, C): 0 or 1 unless it is a :class:`Mixture`."""
+    probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x).numpy()
+    if isinstance(model, Mixture):
+        return probabilities
+    said: npt.NDArray[np.float32] = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
+    return said
+
+
+def draw_labels(
+    probabilities_NC: npt.NDArray[np.floating[Any]], uniforms_N: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """One label per record, from numbers uniform on [0, 1); the last class takes what rounding leaves of the mass."""
+    passed_NC = uniforms_N[:, None] >= probabilities_NC.cumsum(axis=1)[:, :-1]
+    drawn: npt.NDArray[np.int64] = passed_NC.sum(axis=1)
+    return drawn
+
+
+def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:
+    """The mixture of R rules that predict 1 where (x, 1) . c_r > 0; the constant's coefficient comes last.
+
+    Members are ``logistic`` models of records of ``input_shape``. ValueError for coefficients of another length.
+    """
+    members = []
+    for row in torch.from_numpy(np.asarray(coefficients_RD, dtype=np.float32)):
+        model = build_model(LINEAR, input_shape=input_shape, num_classes=2, generator_seed=0)
+        set_rule(model, row)
+        members.append(model)
+    return Mixture(members).eval()
+
+
+def set_rule(model: nn.Module, row: Tensor) -> None:
+    """Make a ``logistic`` model predict 1 where (x, 1) . ``row`` > 0, the log-odds of 1. ValueError as above."""
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    if len(row) != layer.in_features + 1:
+        raise ValueError(f"Expected {layer.in_features + 1} coefficients per rule, got {len(row)}.")
+    with torch.no_grad():
+        # Class 0 scores 0 and argmax takes the first of equals, so that a tie is 0, as "> 0" says.
+        layer.weight.copy_(torch.stack([torch.zeros_like(row[:-1]), row[:-1]]))
+        layer.bias.copy_(torch.stack([torch.zeros_like(row[-1]), row[-1]]))
+
+
+_QUARTERS = 4
+
+
+def pretrain_by_rotations(
+    model: nn.Module, architecture: ModelConfig, public_x: Tensor, config: FitConfig, *, generator: torch.Generator
+) -> None:
+    """Give ``model``, built from ``architecture``, all weights of a rotation classifier except its last layer's.
+
+    ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
+    """
+    if public_x.ndim != 4 or public_x.shape[2] != public_x.shape[3] or not len(public_x):
+        raise ValueError(
+            f"Expected square public images to pre-train on, got shape {tuple(public_x.shape)}; leave pretrain out."
+        )
+    turned = torch.cat([public_x.rot90(quarters, (2, 3)) for quarters in range(_QUARTERS)])
+    turns = torch.arange(_QUARTERS).repeat_interleave(len(public_x))
+    seed = int(torch.randint(2**62, (), generator=generator))
+    classifier = build_model(
+        architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
+    )
+    fit(classifier, turned, turns, config, generator=generator)
+    learned = dict(classifier.named_parameters())
+    # The last layer tells turns apart, and no classes.
+    head = list(learned)[-1].rpartition(".")[0]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.rpartition(".")[0] != head:
+                parameter.copy_(learned[name])
+
+
+def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
+    """The regulariser as a scalar, without its weight; differentiable with respect to ``logits_BC``.
+
+    With fewer than two groups in the batch there is nothing to compare: 0, with a gradient of 0. A temperature much
+    smaller than the differences of logits leaves a gradient to records near a tie only, of size 1 / temperature.
+    """
+    gaps_GC = group_gaps((logits_BC / config.temperature).softmax(dim=1), groups_B)
+    if not len(gaps_GC):
+        return logits_BC.sum() * 0
+    gaps = gaps_GC.flatten()
+    if config.maximum == "hardmax":
+        # The first of equal gaps, where `max` would share the gradient among them.
+        return gaps[gaps.argmax()]
+    return (gaps / config.max_temperature).softmax(dim=0) @ gaps
+
+
+@torch.no_grad()
+def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) -> Tensor:
+    """The gradient of :func:`dpfr` with respect to the logits, (B, C), in closed form: for a step that must be quick.
+
+    ``contrast_GB`` is :func:`contrast` of the batch's groups, two at least.
+    """
+    gradient_BC: Tensor
+    mass_BC = (logits_BC / config.temperature).softmax(dim=1)
+    gaps_GC = contrast_GB @ mass_BC
+    if config.maximum == "hardmax":
+        group, label = divmod(int(gaps_GC.argmax()), gaps_GC.shape[1])
+        # contrast / T times mass_l (1[k = l] - mass_k), the softmax's derivative at the largest gap's label l.
+        pull_B = (contrast_GB[group] / -config.temperature).mul_(mass_BC[:, label])
+        gradient_BC = mass_BC.mul_(pull_B[:, None])
+        gradient_BC[:, label].sub_(pull_B)
+        return gradient_BC
+    share_GC = (gaps_GC / config.max_temperature).flatten().softmax(dim=0).view_as(gaps_GC)
+    # The derivative of sum softmax(gap / T) gap, the weights' own included.
+    slope_GC = share_GC * (1 + (gaps_GC - (share_GC * gaps_GC).sum()) / config.max_temperature)
+    slope_BC = contrast_GB.mT @ slope_GC
+    gradient_BC = (slope_BC - (slope_BC * mass_BC).sum(dim=1, keepdim=True)) * mass_BC / config.temperature
+    return gradient_BC
+
+
+def group_gaps(probabilities_BC: Tensor, groups_B: Tensor) -> Tensor:
+    """Mean of every group less the mean of all others, (G, C); groups in ascending order, none if fewer than two."""
+    return contrast(groups_B, probabilities_BC.dtype) @ probabilities_BC
+
+
+def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """1 / n of a group for its members and -1 / n of all others for these, (G, B); no groups if fewer than two."""
+    present_G = groups_B.unique()
+    if len(present_G) < 2:
+        return torch.zeros(0, len(groups_B), dtype=dtype, device=groups_B.device)
+    members_GB = (groups_B == present_G[:, None]).to(dtype)
+    size_G1 = members_GB.sum(dim=1, keepdim=True)
+    contrast_GB: Tensor = members_GB / size_G1 - (1 - members_GB) / (len(groups_B) - size_G1)
+    return contrast_GB
+
+
+def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
+    """The largest gap of the labels that ``logits_NC`` predict; NaN with fewer than two groups."""
+    labels_NC = torch.nn.functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
+    gaps_GC = group_gaps(labels_NC, groups_N)
+    return float(gaps_GC.max()) if len(gaps_GC) else float("nan")
+
+
+def public_penalty(
+    x: Tensor, groups: Tensor, config: PenaltyConfig, *, generator: torch.Generator
+) -> Callable[[nn.Module], Tensor] | None:
+    """The weighted regulariser of a model on a fresh batch of public ``x`` (M, ...) at each call; None for weight 0."""
+    if not config.weight:
+        return None
+    batches, memory_format = group_batches(groups, config.batch_size, generator), memory_format_for(x)
+
+    def penalty(model: nn.Module) -> Tensor:
+        rows = next(batches)
+        logits = model(scale_bytes(x[rows]).contiguous(memory_format=memory_format))
+        return config.weight * dpfr(logits, groups[rows], config)
+
+    return penalty
+
+
+def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of shuffled passes; every batch has the same number of each group, in the proportions of the pool.
+
+    A remainder is left out. Every group has a record in every batch at least, and a batch at most the whole pool.
+    ValueError for fewer than two groups, which no regulariser can compare.
+    """
+    if not len(groups_M) or groups_M.min() == groups_M.max():
+        raise ValueError("Expected public records of two groups or more, got fewer; choose another public split.")
+    share = min(1.0, batch_size / len(groups_M))
+    members = [torch.nonzero(groups_M == group).flatten() for group in sorted(set(groups_M.tolist()))]
+    sizes = [max(1, math.floor(share * len(rows))) for rows in members]
+    num_batches = min(len(rows) // size for rows, size in zip(members, sizes, strict=True))
+    while True:
+        orders = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
+        parts = [order[: num_batches * size].view(-1, size) for order, size in zip(orders, sizes, strict=True)]
+        yield from torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How many epochs ran, and the public hold-out's disparity before each of them and after the last."""
+
+    num_epochs: int
+    disparities: tuple[float, ...]
+
+
+def calibrate(
+    model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, generator: torch.Generator
+) -> Calibration:
+    """Fine-tune ``model`` in place on public ``x`` (N, ...) of ``groups`` (N,); zero epochs change no bit of it.
+
+    ValueError where the public records are too few to hold some out, or hold one group only.
+    """
+    held_out, rows = _divide(groups, config, generator)
+    logits = predict_logits(model, x)
+    optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
+    disparities = [hard_disparity(logits[held_out], groups[held_out])]
+    before_NC, memory_format = logits.softmax(dim=1), memory_format_for(x)
+    to_memory_format(model, memory_format)
+    while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
+        for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
+            batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
+            loss = config.weight * dpfr(batch_logits, groups[batch], config)
+            # Towards what the model said before, not towards labels: public records have none.
+            loss = loss + config.anchor * functional.cross_entropy(batch_logits, before_NC[batch])
+            torch.autograd.backward(loss)
+            optimizer.step_from_backward(config.learning_rate)
+        disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))
+    return Calibration(num_epochs=len(disparities) - 1, disparities=tuple(disparities))
+
+
+def _divide(groups: Tensor, config: CalibrationConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(len(groups), generator=generator)
+    size = round(config.held_out * len(groups))
+    for name, part in (("held-out", order[:size]), ("other", order[size:])):
+        if len(groups[part].unique()) < 2:
+            raise ValueError(
+                f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
+                "give more public records, or another held_out."
+            )
+    return order[:size], order[size:]

@@ -1,4 +1,10 @@
-"""Sums of clipped per-example gradients, which is all that differentially private SGD ever sees of a batch.
+"""Sums of clipped per-example gradients, which is all that differentially private SGD sees of a batch.
+
+Records of a batch that belong to owners, who are persons with several: parts of whole owners, shares, averages.
+
+``owner_B`` says whose each record is, in numbers that ascend. Shapes: B records of a batch; P values of one parameter.
+
+Sums of clipped per-example gradients, which is all that differentially private SGD ever sees of a batch.
 
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
 parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. Two engines give the same
@@ -11,7 +17,7 @@ Where records belong to owners, who are persons with several records each, an ow
 of its records: it is formed, and clipped in the place of theirs.
 
 Only models of known layers are given to ``book_keeping``; any other goes through ``functional``, where a record cannot
-reach another, and is tried once (:mod:`fairpate.nn.record_wise`). A layer that mixes the records of a batch has no
+reach another, and is tried once (:mod:`fairpate.nn.layers`). A layer that mixes the records of a batch has no
 per-example gradient and is refused.
 
 The bound holds for what the machine adds up: norms are those of the formed gradients up to a rounding error that
@@ -20,6 +26,14 @@ the *other* records of a batch when one is left out is not covered: a few units 
 floating-point implementation. This module draws no noise and knows no epsilon.
 
 Shapes: B records of a batch; T positions; P values of one parameter.
+
+Two gradients of one batch: that of the summed cross entropy as it is, and that of another value, record by record.
+
+The second is a sum of per-record gradients, each clipped and then given a weight of its own, as terms need that hide
+which group a record belongs to. A chain of dense layers runs forward once for both (:mod:`fairpate.nn.layers`).
+Draws no noise and knows no epsilon.
+
+Shapes: B records of a batch, C outputs.
 """
 
 from __future__ import annotations
@@ -35,10 +49,44 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fairpate.nn.dense_chain import DenseChain
-from fairpate.nn.layer_gradients import ROUNDING, layer_gradient, squared_norms
-from fairpate.nn.owners import averages, part_bounds, shares_of
-from fairpate.nn.record_wise import refuse_statistics, try_records_apart, unknown_module
+from fairpate.nn.layers import (
+    ROUNDING,
+    DenseChain,
+    layer_gradient,
+    refuse_statistics,
+    squared_norms,
+    try_records_apart,
+    unknown_module,
+)
+
+
+def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
+    """First and last record but one of parts of at most ``size``, or of whole owners of about as many."""
+    if owner_B is None or not num_records:
+        return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
+    # Owners ascend, so that one ends where the number changes.
+    firsts = [0, *(torch.diff(owner_B).nonzero()[:, 0] + 1).tolist()]
+    starts: list[int] = []
+    for first, after in zip(firsts, [*firsts[1:], num_records], strict=True):
+        # Never through an owner, whose average needs all of its records.
+        if not starts or after - starts[-1] > size:
+            starts.append(first)
+    return list(zip(starts, [*starts[1:], num_records], strict=True))
+
+
+def shares_of(owner_B: Tensor) -> Tensor:
+    """One over the number of records of each record's owner, (B,) ``float32``."""
+    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+    share_B: Tensor = (1 / counts.float())[owner_B]
+    return share_B
+
+
+def averages(values_BP: Tensor, owner_B: Tensor) -> Tensor:
+    """The average row of each owner, in their order."""
+    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+    sums = values_BP.new_zeros(len(counts), values_BP.shape[1]).index_add_(0, owner_B, values_BP)
+    return sums.div_(counts[:, None])
+
 
 Engine = Literal["book_keeping", "functional"]
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
@@ -323,3 +371,71 @@ def _check_input(call: _Call, num_records: int) -> None:
 def _check_losses(losses_B: Tensor, num_records: int) -> None:
     if losses_B.shape != (num_records,):
         raise ValueError(f"Expected one loss per record, shape ({num_records},), got {tuple(losses_B.shape)}.")
+
+
+class GuidedGradients:
+    """The gradients of ``model``, one per trainable parameter in their order; records are floats.
+
+    ``value(outputs, targets)`` gives one value per record, shape (B,), and is quicker with a method ``gradient``. A
+    norm above ``clip_norm`` is clipped. ValueError for a layer that mixes records.
+    """
+
+    def __init__(self, model: nn.Module, value: PerExampleLoss, *, clip_norm: float) -> None:
+        self._model, self._clipper = model, _WeightedClipper(model, value, clip_norm=clip_norm)
+        self._cross_entropy = CrossEntropy()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trainable parameters."""
+        return self._clipper.parameters
+
+    def loss(self, x: Tensor, labels: Tensor) -> list[Tensor]:
+        """Of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
+        return self._of_loss(x, labels, self._clipper.run_forward(x))
+
+    def loss_and_clipped(
+        self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """:meth:`loss`, and the sum of the clipped gradients of the values times ``weights_B``."""
+        values = self._clipper.run_forward(x)
+        loss = self._of_loss(x, labels, values)
+        return loss, self._clipper.weighted(x, targets, weights_B, values).gradients
+
+    def _of_loss(self, x: Tensor, labels: Tensor, values: list[Tensor] | None) -> list[Tensor]:
+        if not len(x):
+            return [torch.zeros_like(p) for p in self.parameters]
+        if values is None:
+            loss = functional.cross_entropy(self._model(x), labels, reduction="sum")
+            return list(torch.autograd.grad(loss, self.parameters))
+        return self._clipper.summed(values, self._cross_entropy.gradient(values[-1], labels))
+
+
+class _WeightedClipper(GradientClipper):
+    """Gives every clipped gradient a weight, and may start from a forward pass that was made already."""
+
+    _weights_B: Tensor
+    _values: list[Tensor] | None = None
+
+    def run_forward(self, x: Tensor) -> list[Tensor] | None:
+        """What every layer of a chain reads and the last one says; None where there is no chain or no record."""
+        return self._chain.forward(x) if self._chain is not None and len(x) and self._chain.reads(x) else None
+
+    def summed(self, values: list[Tensor], slope: Tensor) -> list[Tensor]:
+        """The gradients of a chain summed over records, from those of its outputs (B, C)."""
+        assert self._chain is not None
+        sums = {id(p): total for p, total in self._chain.summed_gradients(values, slope)}
+        return [sums[id(p)] for p in self.parameters]
+
+    def weighted(self, x: Tensor, targets: Tensor, weights_B: Tensor, values: list[Tensor] | None) -> ClippedSum:
+        """The sum, from ``values`` where there are any."""
+        self._weights_B, self._values = weights_B, values
+        return self.sum(x, targets)
+
+    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+        # After clipping: weights are public, and the noise is scaled to them.
+        return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
+
+    def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
+        if self._values is None or self._chain is None:
+            return super()._layer_calls(x, targets)
+        return self._chain.backward(self._values, self._loss_gradient(self._values[-1], targets))

@@ -1,5 +1,12 @@
 """DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
 
+The mean of the weights that the last steps of a training leave (Polyak and Juditsky 1992).
+
+Where every step's weights are released, or could be, so is their mean: it costs no privacy. It takes out much of a
+step's noise, and of the circling of a game between two players.
+
+DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
+
 One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, an empty
 batch included; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients;
 the sum is divided by the constant ``expected_batch_size``, never by the realised one. The caller reports that
@@ -14,16 +21,28 @@ then adds what a record adds otherwise.
 A term computed from public records alone may be added to every gradient: it costs no privacy.
 
 Shapes: N records, B records of a batch, P parameters.
+
+DP-SGD in which one public vector is added to every record's gradient *before* it is clipped.
+
+A person's average gradient is shifted as a record's is: the average of the shifted ones is the same.
+
+FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
+gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the norm,
+and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore formed, in
+``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to ``float32``.
+
+Shapes: B records of a batch, P values of one parameter.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +52,37 @@ from torch import Tensor, nn
 
 from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import GradientClipper, PerExampleLoss
-from fairpate.nn.tail_average import TailAverage
+from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
+
+
+class TailAverage:
+    """The running mean of some parameters over the last ``share`` of ``num_steps`` steps; 0 keeps the last alone."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, num_steps: int, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"Expected a share of the steps from 0 to 1, got {share}.")
+        self._parameters = list(parameters)
+        self._to_skip = num_steps - round(share * num_steps)
+        self._num_seen = 0
+        self._means: list[Tensor] = []
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Take in the parameters as a step left them."""
+        self._num_seen += 1
+        num_taken = self._num_seen - self._to_skip
+        if num_taken == 1:
+            self._means = [p.detach().clone() for p in self._parameters]
+        elif num_taken > 1:
+            # mean + (x - mean) / k, which needs no sum that grows.
+            torch._foreach_lerp_(self._means, self._parameters, 1 / num_taken)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Give the parameters their mean, where any step was taken in."""
+        if self._means:
+            torch._foreach_copy_(self._parameters, self._means)
+
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
@@ -339,3 +387,66 @@ def _log_uniform(words: Tensor) -> Tensor:
     No word in 2**63 is 0; counting it as one half keeps the logarithm finite.
     """
     return words.abs_().clamp_(min=0.5).mul_(2.0**-63).log_()
+
+
+_VALUES_AT_ONCE = 2**24
+
+
+class ShiftedClipper(GradientClipper):
+    """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
+
+    Sums are ``float64``. ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
+    """
+
+    shift: Sequence[Tensor] | None = None
+
+    def __init__(
+        self, model: nn.Module, loss: PerExampleLoss, *, max_records: int | None = None, **options: Any
+    ) -> None:
+        num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
+        super().__init__(
+            copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
+        )
+        self._original = model
+        # What is released belongs to the original; `_trained` stays with the twin.
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        """As the parent's, of the model as it is now."""
+        # The twin in double precision follows the model that the steps move.
+        self._model.load_state_dict(self._original.state_dict())
+        self._model.train(self._original.training)
+        return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
+
+    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        rows = self._rows(x, targets, owner_B)
+        if self.shift is not None:
+            rows = [values + part.double().flatten() for values, part in zip(rows, self.shift, strict=True)]
+        return self._clipped_rows(rows)
+
+
+class ShiftedTraining(PrivateTraining):
+    """:class:`PrivateTraining` with ``public_gradient`` added to every record's gradient before it is clipped."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        targets: Tensor,
+        loss: PerExampleLoss,
+        steps: PrivateSteps,
+        *,
+        public_gradient: PublicGradient,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, x, targets, loss, steps, **options)
+        self._shifted = ShiftedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
+        self._clipper, self._shift = self._shifted, public_gradient
+
+    def step(self) -> None:
+        """As the parent's, with the public gradient of the model as it is now."""
+        self._shifted.shift = list(self._shift(self._model))
+        if not all(bool(values.isfinite().all()) for values in self._shifted.shift):
+            raise ValueError("The public gradient is not finite; lower the learning rate, or the regulariser's weight.")
+        super().step()

@@ -1,31 +1,77 @@
-"""The one place that prices what was done: events in, an epsilon out.
+"""The one place that prices events: Renyi curves and loss distributions in, (epsilon, delta), filters and noise out.
+
+From a Renyi curve to (epsilon, delta). Shapes: A orders.
+
+``improved`` is Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting; ``classic`` is Mironov 2017,
+Proposition 3: valid, looser.
+
+Renyi cost of a mechanism on a Poisson sample: every record enters independently with one probability.
+
+For a mechanism whose worst pair of output distributions is mirror symmetric (Gaussian and Laplace noise, products of
+them) the cost at a whole order is the binomial mixture of its moments (Mironov, Talwar and Zhang 2019, arXiv
+1908.10530; Zhu and Wang 2019, Theorem 6). Mechanisms on the *same* sample multiply their moments first and are then
+amplified once. Between whole orders the chord of (alpha - 1) R, which is convex in alpha, is an upper bound; beyond
+``_LARGEST_MIXTURE`` the two-point mixture is one.
+
+Relation: add or remove one record. Nothing here holds for shuffled or fixed-size batches.
+
+Shapes: A orders; K moments.
+
+The one place that prices what was done: events in, an epsilon out.
 
 A mechanism never states its own epsilon. It reports events, each naming the unit it protects and the neighbouring
 relation; this module composes what they cost and converts it to (epsilon, delta). There are two currencies, each with
 one registry of prices per event type: Renyi curves (:func:`event_rdp`), added order by order and converted in
-:mod:`fairpate.privacy.conversion`, and privacy loss distributions (:func:`event_pld`), tighter, which not every event
+:mod:`fairpate.privacy.accountant`, and privacy loss distributions (:func:`event_pld`), tighter, which not every event
 has. Events under different units or relations are never added.
 
 Prices that depend on private votes are themselves private, so they answer to other names: ``rdp`` and ``epsilon``
 refuse events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
 Not known here: where events come from, how they are stored, what a budget is, how much noise would meet one
-(:mod:`fairpate.privacy.calibration`).
+(:mod:`fairpate.privacy.accountant`).
+
+When to stop: how much may be spent so that what was asked adaptively still converts to (epsilon, delta).
+
+At one order fixed in advance, charges may be chosen in view of all past answers: while their sum stays within a limit,
+everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic 2021, arXiv
+2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). "Some order of a grid is within its limit" is not that
+statement: which order survives may then depend on answers, and up to as many deltas add up as there are orders.
+
+One case makes the grid sound, and it is the one of a ledger whose mechanism cannot change: every charge is the same
+curve or nothing. After n charges the total is n times that curve, so the order that admits most of them is known before
+the first, the filter at that order alone decides, and looking at all orders says the same thing.
+
+A limit on releases of any kind (:class:`AdaptiveLimit`) has no such case. It holds the one order at which a Gaussian
+mechanism has the most room, a function of epsilon and delta alone. Of the room that a Gaussian-DP filter (Smith and
+Thakurta 2022, arXiv 2210.17520) has for Gaussians, it keeps 71 to 94 % between epsilon .01 and 20 and delta 1e-10 and
+1e-4.
+
+Charges must not depend on private values: a filter cannot fix a stop that votes decide. Not known here: what is
+charged, ledgers, queries, what a release costs that was fixed beforehand.
+
+How much noise a target needs: one search, in which the accountant prices what is planned.
+
+What is planned is a function from a noise to events, such that more noise never costs more. The search knows nothing
+else about them, so that a method with several noises scales them by one factor, and one that has spent something
+already lists it among the events.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, singledispatch
+from functools import cached_property, lru_cache, singledispatch
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
-from fairpate.privacy import divergences, gnmax, loss_distributions, subsampled
-from fairpate.privacy.conversion import Conversion, epsilon_of_curve
+from fairpate.later import dp_accounting
+from fairpate.privacy import gnmax, loss_distributions
 from fairpate.privacy.events import (
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
@@ -38,6 +84,151 @@ from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
+Conversion = Literal["improved", "classic"]
+
+
+def epsilon_of_curve(
+    rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float, conversion: Conversion = "improved"
+) -> tuple[float, float]:
+    """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta."""
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
+    costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
+    if not np.all(costs >= 0):
+        raise ValueError("Expected a Renyi curve without NaN or negative values.")
+    if conversion == "improved":
+        near_A = _best_orders(costs, orders, target_delta)
+        value, order = dp_accounting.rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
+        return float(value), float(order)
+    if conversion == "classic":
+        # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
+        epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
+        best = int(np.argmin(epsilon_A))
+        return float(epsilon_A[best]), float(orders[best])
+    raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
+
+
+def _best_orders(costs_A: FloatArray, orders_A: FloatArray, target_delta: float) -> npt.NDArray[np.bool_]:
+    """The orders whose epsilons are the least but for rounding, so that dp_accounting converts a few, not hundreds."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        epsilon_A = costs_A + np.log1p(-1 / orders_A) - np.log(target_delta * orders_A) / (orders_A - 1)
+    # As there: orders near 1 are left out, and so little divergence is covered by delta alone.
+    epsilon_A = np.where(orders_A > 1.01, epsilon_A, math.inf)
+    epsilon_A = np.where(target_delta**2 + np.expm1(-costs_A) > 0, 0.0, epsilon_A)
+    least = epsilon_A.min()
+    # Far wider than the rounding between two ways to write the formula, so that the best order there is kept here.
+    near_A: npt.NDArray[np.bool_] = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
+    return near_A
+
+
+LogMoments = Callable[[FloatArray], FloatArray]
+
+# A mixture has as many terms as its order.
+_LARGEST_MIXTURE = 1024
+
+
+def gaussian_log_moments(noise_multiplier: float) -> LogMoments:
+    """ln E[(mu1 / mu0)^k] of a Gaussian with standard deviation ``noise_multiplier`` times its L2 sensitivity."""
+    if not noise_multiplier > 0:
+        raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
+    return lambda k_K: k_K * (k_K - 1) / (2 * noise_multiplier**2)
+
+
+def laplace_log_moments(scale: float) -> LogMoments:
+    """ln E[(mu1 / mu0)^k] of Laplace noise of ``scale`` times its L1 sensitivity, k >= 0."""
+    if not scale > 0:
+        raise ValueError(f"Expected scale > 0, got {scale}.")
+
+    def log_moments(k_K: FloatArray) -> FloatArray:
+        # k / (2 k - 1) e^((k - 1) / b) + (k - 1) / (2 k - 1) e^(-k / b): Mironov 2017, Proposition 6.
+        # The floors keep logarithms finite at k = 0 and 1, whose moments are 1.
+        up_K = np.log(np.maximum(k_K, 0.75) / (2 * np.maximum(k_K, 0.75) - 1)) + (k_K - 1) / scale
+        down_K = np.log(np.maximum(k_K - 1, 1e-300) / (2 * np.maximum(k_K, 0.75) - 1)) - k_K / scale
+        return np.where(k_K < 2, 0.0, np.logaddexp(up_K, down_K))
+
+    return log_moments
+
+
+def combined_log_moments(*mechanisms: LogMoments) -> LogMoments:
+    """The moments of several mechanisms that read the same sample: their product."""
+    return lambda k_K: np.sum([log_moments(k_K) for log_moments in mechanisms], axis=0)
+
+
+def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
+    """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1]."""
+    if not 0 <= sampling_rate <= 1:
+        raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
+    orders = np.asarray(orders_A, dtype=np.float64)
+    if not np.all(orders > 1):
+        raise ValueError("Expected orders > 1.")
+    if sampling_rate == 0:
+        return np.zeros(len(orders))
+    below_A, above_A = np.floor(orders), np.ceil(orders)
+    whole = np.unique([below_A, above_A]).astype(int).tolist()
+    exponent_of = dict(zip(whole, _exponents(log_moments, sampling_rate, whole), strict=True))
+    share_A = orders - below_A
+    below = np.array([exponent_of[order] for order in below_A])
+    above = np.array([exponent_of[order] for order in above_A])
+    rdp_A: FloatArray = ((1 - share_A) * below + share_A * above) / (orders - 1)
+    return rdp_A
+
+
+def poisson_gaussian_rdp(noise_multiplier: float, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
+    """:func:`poisson_rdp` of one Gaussian sum; errors as there and as :func:`gaussian_log_moments`."""
+    orders = tuple(np.asarray(orders_A, dtype=np.float64).tolist())
+    # The cached array is every caller's.
+    return _poisson_gaussian_rdp(noise_multiplier, sampling_rate, orders).copy()
+
+
+# A page of costs asks for the same step again and again, each time with another count.
+@lru_cache(maxsize=1024)
+def _poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: tuple[float, ...]) -> FloatArray:
+    return poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
+
+
+def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
+    """(alpha - 1) R at whole orders; 0 at order 1."""
+    if sampling_rate == 1:
+        return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
+    log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
+    # Every mixture takes the first of these terms: they are made once for all orders.
+    k_K = np.arange(min(max(orders, default=1), _LARGEST_MIXTURE) + 1, dtype=np.float64)
+    in_K, out_K, moments_K = k_K * log_in, k_K * log_out, log_moments(k_K)
+
+    def exponent(order: int) -> float:
+        if order == 1:
+            return 0.0
+        # An upper bound, as a power is convex: (1 - q + q L)^alpha <= 1 - q + q L^alpha.
+        if order > _LARGEST_MIXTURE:
+            return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
+        terms_K = _log_choices(order) + in_K[: order + 1] + out_K[order::-1] + moments_K[: order + 1]
+        return _log_sum(terms_K)
+
+    return [exponent(order) for order in orders]
+
+
+def _log_sum(terms_K: FloatArray) -> float:
+    """ln of the sum of exponentials, at least 0; scipy's logsumexp to the digit, without its checks.
+
+    They cost ten times as much, and a calibration makes thousands.
+    """
+    shift = terms_K.max()
+    largest_K = terms_K == shift
+    terms_K[largest_K] = -math.inf
+    ties = np.count_nonzero(largest_K) or 1  # none where a moment is NaN
+    total = np.log1p(np.exp(terms_K - shift).sum() / ties) + math.log(ties) + shift
+    return float(np.maximum(total, 0.0))  # which keeps a NaN, for the accountant to refuse
+
+
+@lru_cache(maxsize=_LARGEST_MIXTURE)
+def _log_choices(order: int) -> FloatArray:
+    k_K = np.arange(order + 1, dtype=np.float64)
+    log_choices_K: FloatArray = (
+        scipy.special.gammaln(order + 1) - scipy.special.gammaln(k_K + 1) - scipy.special.gammaln(order - k_K + 1)
+    )
+    return log_choices_K
+
+
 Accounting = Literal["rdp", "pld"]
 
 # The best order falls as epsilon grows: near 1 for large ones, thousands for the smallest.
@@ -109,7 +300,7 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
         return np.full(len(orders_A), math.inf)
     if not event.count:
         return np.zeros(len(orders_A))
-    return event.count * subsampled.poisson_gaussian_rdp(
+    return event.count * poisson_gaussian_rdp(
         event.noise_multiplier, sampling_rate=event.sampling_rate, orders_A=orders_A
     )
 
@@ -218,7 +409,7 @@ def event_pld(event: object, interval: float) -> LossDistribution | None:  # noq
 
 @event_pld.register
 def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
-    return divergences.poisson_gaussians(
+    return loss_distributions.poisson_gaussians(
         event.count,
         event.noise_multiplier,
         sampling_rate=event.sampling_rate,
@@ -340,3 +531,240 @@ def _require_data_independent(events: Sequence[Event]) -> None:
             f"Expected data-independent events, got {', '.join(holding_votes)}: "
             "use the function named data_dependent and keep its result with the operator."
         )
+
+
+# Relative error of the few float operations behind a limit, given up on the side of refusing.
+_ROUNDING = 16 * sys.float_info.epsilon
+# Below 2^63, so that the conversion to int64 cannot overflow.
+_UNLIMITED = 2.0**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenyiFilter:
+    """Admits charges while the total converts to at most ``target_epsilon`` at ``target_delta``.
+
+    Sound for adaptively submitted queries if every charge is the same curve or zero, or if ``orders_A`` is a single
+    order; see the module. ``orders_A``: distinct orders > 1, kept as a tuple. ValueError for a negative or undefined
+    ``target_epsilon``, unless 0 < target_delta < 1, and for orders that are not finite or not above 1.
+    """
+
+    target_epsilon: float
+    target_delta: float
+    orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
+
+    def __post_init__(self) -> None:
+        # A copy, so that a frozen filter does not change with the caller's array.
+        object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+        if not 0 <= self.target_epsilon < math.inf:
+            raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
+        if not 0 < self.target_delta < 1:
+            raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
+        if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
+            raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
+
+    @cached_property
+    def limit_A(self) -> FloatArray:
+        """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
+
+        Improved conversion (Canonne, Kamath and Steinke 2020, Proposition 12). An order too small for the target,
+        where that would be negative, keeps what costs no epsilon at all: -ln(1 - delta^2), by the total variation of
+        two distributions that close (Bretagnolle and Huber 1979). The last digits are given up to rounding.
+        """
+        orders = np.array(self.orders_A)
+        # log1p keeps the digits of ln(1 - 1 / alpha) at large orders.
+        surcharge_A = np.log1p(-1 / orders) - (math.log(self.target_delta) + np.log(orders)) / (orders - 1)
+        slack_A = _ROUNDING * (self.target_epsilon + np.abs(surcharge_A))
+        free = -math.log1p(-(self.target_delta**2)) * (1 - _ROUNDING)
+        limit_A: FloatArray = np.maximum(self.target_epsilon - surcharge_A - slack_A, free)
+        # Cached, so every caller gets the same array.
+        limit_A.setflags(write=False)
+        return limit_A
+
+    def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
+        """Whether some order is within its limit after ``next_rdp_A`` as well, both of shape (A,).
+
+        ValueError for a cost that is NaN, negative or of another shape.
+        """
+        total_A = self._checked("spent_rdp_A", spent_rdp_A) + self._checked("next_rdp_A", next_rdp_A)
+        return bool(np.any(total_A <= self.limit_A))
+
+    def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
+        """How many equal charges are admitted from nothing; ``sys.maxsize`` where they cost nothing.
+
+        Errors as :meth:`admits`.
+        """
+        return int(self._most_queries(rdp_per_query_A).max())
+
+    def best_order(self, rdp_per_query_A: npt.ArrayLike) -> float:
+        """The order at which most of these charges fit, the smallest in a tie: the one a filter fixes in advance."""
+        most_A, orders = self._most_queries(rdp_per_query_A), np.array(self.orders_A)
+        return float(orders[most_A == most_A.max()].min())
+
+    def _most_queries(self, rdp_per_query_A: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
+        # A charge that costs nothing fits infinitely often.
+        with np.errstate(divide="ignore", over="ignore"):
+            most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
+        # A quotient that was rounded up would admit one charge too many. Capped costs, as 0 times inf is NaN.
+        most_A[most_A * np.minimum(cost_A, sys.float_info.max) > self.limit_A] -= 1
+        return np.where(most_A == _UNLIMITED, sys.maxsize, most_A.astype(np.int64))
+
+    def _checked(self, name: str, rdp_A: npt.ArrayLike) -> FloatArray:
+        costs = np.asarray(rdp_A, dtype=np.float64)
+        if costs.shape != self.limit_A.shape or not np.all(costs >= 0):
+            raise ValueError(
+                f"Expected {name} of shape {self.limit_A.shape} without NaN or negative values, got {rdp_A!r}."
+            )
+        return costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveLimit:
+    """A limit of ``epsilon`` at ``delta`` on releases, each of which may be chosen in view of all earlier ones.
+
+    A Renyi filter at one order of ``DEFAULT_ORDERS``, over which all curves are given. Errors as :class:`RenyiFilter`.
+    """
+
+    epsilon: float
+    delta: float
+
+    @cached_property
+    def place(self) -> int:
+        """The place of the limit's order in ``DEFAULT_ORDERS``: where a curve that is linear in it has most room."""
+        return int(np.argmax(self._limit_A / np.array(DEFAULT_ORDERS)))
+
+    @property
+    def order(self) -> float:
+        """The order at which everything is counted."""
+        return DEFAULT_ORDERS[self.place]
+
+    @property
+    def budget(self) -> float:
+        """The Renyi divergence of that order which all releases together may have."""
+        return float(self._limit_A[self.place])
+
+    def admits(self, rdp_A: FloatArray) -> bool:
+        """Whether releases whose curves add up to ``rdp_A`` are within the limit; NaN is not."""
+        return bool(rdp_A[self.place] <= self.budget)
+
+    @cached_property
+    def _limit_A(self) -> FloatArray:
+        return RenyiFilter(target_epsilon=self.epsilon, target_delta=self.delta).limit_A
+
+
+def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
+    """The least epsilon, to a thousandth, whose :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
+
+    No simultaneous bound: a limit that is chosen after the releases was not fixed before them.
+    """
+    if not rdp_A.any():
+        return 0.0
+    # The largest limits count at the least order.
+    if not np.isfinite(rdp_A[0]):
+        return math.inf
+    # No order converts to less than the best one. Step by step and not by bisection: where a limit's order falls to the
+    # next one, it may refuse what a smaller limit admits.
+    epsilon = max(epsilon_of_curve(rdp_A, DEFAULT_ORDERS, target_delta=delta)[0], 1e-6)
+    while not AdaptiveLimit(epsilon=epsilon, delta=delta).admits(rdp_A):
+        epsilon *= 1.001
+    return epsilon
+
+
+EventsOfNoise = Callable[[float], Sequence[Event]]
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
+# A stride aims a factor short of the target: pricing with far too little noise is what takes long.
+_LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
+
+
+def least_noise(
+    events_of: EventsOfNoise,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    accounting: Accounting = "rdp",
+    tolerance: float = 1e-3,
+    largest_noise: float = _LARGEST_NOISE,
+) -> float:
+    """The least noise, up to ``tolerance`` of it and from above, at which ``events_of`` it stay within the target.
+
+    None above ``largest_noise`` is tried. ValueError for an infinite target, and for one that no noise reaches, such as
+    one that other events among them already exceed; errors as
+    :func:`fairpate.privacy.accountant.epsilon_of`.
+    """
+
+    if target_epsilon == math.inf:
+        raise ValueError("Expected a finite target_epsilon, got inf: there is no least noise; give a number.")
+
+    def spent(noise: float) -> float:
+        return epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)
+
+    low, high = _bracket(spent, target_epsilon, largest_noise)
+    if low == high:
+        return high
+    ends = {math.log(noise): noise for noise in (low, high)}  # spent already, and not quite exp(log(noise))
+
+    def excess(log_noise: float) -> float:
+        # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, as it may be 0 or inf.
+        noise = ends.get(log_noise) or math.exp(log_noise)
+        return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
+
+    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    # The root is found up to a tolerance, on either side; noise is only ever rounded up.
+    while spent(noise) > target_epsilon:
+        noise *= 1 + tolerance / 2
+    return noise
+
+
+def _bracket(spent: Callable[[float], float], target_epsilon: float, largest_noise: float) -> tuple[float, float]:
+    """Noises below and above the one looked for; equal where even the smallest is enough.
+
+    From above, where loss distributions are quick to compose: with much noise, epsilon falls about as its inverse.
+    """
+    high = largest_noise
+    cost = spent(high)
+    # `not >` refuses a NaN as well.
+    if not target_epsilon > 0 or cost > target_epsilon:
+        raise ValueError(
+            f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise spends "
+            f"{cost:.3g}; raise it, or spend less on what does not scale with the noise."
+        )
+    while high > _SMALLEST_NOISE:
+        left = target_epsilon / cost if cost else math.inf
+        low = high / min(max(left / _CAREFUL, 2.0), _LARGEST_STRIDE)
+        cost = spent(low)
+        if cost > target_epsilon:
+            return low, high
+        high = low
+    return high, high
+
+
+@lru_cache
+def noise_multiplier_for(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sampling_rate: float,
+    num_steps: int,
+    relation: Relation = "add or remove one",
+    accounting: Accounting = "rdp",
+    tolerance: float = 1e-3,
+) -> float:
+    """:func:`least_noise` of ``num_steps`` Gaussian sums over Poisson samples.
+
+    ValueError for a target that no noise reaches, and for Renyi curves under replacing a record.
+    """
+
+    def events(noise_multiplier: float) -> tuple[PoissonGaussians]:
+        return (
+            PoissonGaussians(
+                count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, relation=relation
+            ),
+        )
+
+    return least_noise(
+        events,
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        accounting=accounting,
+        tolerance=tolerance,
+    )

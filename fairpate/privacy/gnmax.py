@@ -1,4 +1,16 @@
-"""Renyi cost of noisy plurality votes: GNMax, its confidence threshold, and the two as one mechanism.
+"""Renyi cost of noisy plurality votes (Papernot et al. 2018): GNMax, its confidence threshold, and both as one
+mechanism.
+
+Renyi moments behind ``gnmax``: Theorem 6 and the joint moment of threshold and argmax, many histograms at once.
+
+A cost R at order alpha is handled through its moment e^((alpha - 1) R), or, at orders where that may overflow a float,
+through the moment's logarithm, the exponent. Orders here are increasing. This module knows nothing of votes, noise
+tails or validation.
+
+Shapes: U distinct (largest count, log_q) pairs, V distinct largest counts, S the two neighbouring counts v - 1 and
+v + 1, A orders, K chunks, B rows of one chunk, R the leading orders at which Theorem 6 has a say about them.
+
+Renyi cost of noisy plurality votes: GNMax, its confidence threshold, and the two as one mechanism.
 
 ``log_q`` and Theorem 6 are from Papernot et al. 2018 ("Scalable Private Learning with PATE", arXiv 1802.08908). The
 joint cost of a confident query is exact in its first step: whether the threshold is passed is one bit, so its
@@ -17,26 +29,335 @@ Shapes: Q queries, C classes, A orders; U, V, B, R as in ``_moments``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy._moments import (
-    DistinctHistograms,
-    JointPricing,
-    TheoremSix,
-    ThresholdBit,
-    join_exponents,
-    pricings,
-)
-from fairpate.privacy.discrete_gaussian_tails import log_difference_survival_table, log_survival_and_complement
+from fairpate.privacy.discrete_gaussian import log_difference_survival_table, log_survival_and_complement
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]
+
+
+MAX_EXPONENT = 600.0  # moments up to e^600 are handled as numbers, greater ones by their logarithm
+NEVER = -1e300  # stands for ln 0 where an infinity would meet another: costs come out as exactly 0
+_CHUNK_ROWS = 128
+_BLOCK_ROWS = 512
+_RUN_START = 4  # evenly spaced orders that are exponentiated before factors take over
+
+
+@dataclass(frozen=True)
+class DistinctHistograms:
+    """What a query's cost depends on, once each: grouped by largest count, within a group by log_q.
+
+    Chunks (K) are runs of U that share a largest count, few enough rows each to stay in the processor's cache.
+    """
+
+    largest_V: IntArray
+    log_q_U: FloatArray
+    counts_U: FloatArray
+    inverse_Q: IntArray
+    group_K: IntArray
+    starts_K: IntArray
+
+    @classmethod
+    def of(cls, largest_Q: IntArray, log_q_Q: FloatArray) -> DistinctHistograms:
+        """Group queries; ``inverse_Q`` leads back from U to them."""
+        # One key sorts faster than two; keys that rounding makes equal cost time, never a wrong group.
+        order_Q = np.argsort(largest_Q - 1 / (2 - log_q_Q))
+        largest_Q, log_q_Q = largest_Q[order_Q], log_q_Q[order_Q]
+        opens_group_Q = np.diff(largest_Q, prepend=-1) != 0
+        is_first_Q = opens_group_Q.copy()
+        is_first_Q[1:] |= log_q_Q[1:] != log_q_Q[:-1]
+        first_U = np.flatnonzero(is_first_Q)
+        inverse_Q = np.empty(len(order_Q), dtype=np.int64)
+        inverse_Q[order_Q] = np.cumsum(is_first_Q) - 1
+        starts_V = np.flatnonzero(opens_group_Q[first_U])
+        group_K, starts_K = _chunks(starts_V, len(first_U))
+        counts_U = np.diff(first_U, append=len(order_Q)).astype(np.float64)
+        return cls(largest_Q[first_U[starts_V]], log_q_Q[first_U], counts_U, inverse_Q, group_K, starts_K)
+
+
+def _chunks(starts_V: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
+    """Cut every group into chunks: the group each belongs to and the row it starts at."""
+    num_chunks_V = -(-np.diff(starts_V, append=num_rows) // _CHUNK_ROWS)
+    group_K = np.repeat(np.arange(len(starts_V)), num_chunks_V)
+    position_K = np.arange(len(group_K)) - np.repeat(np.cumsum(num_chunks_V) - num_chunks_V, num_chunks_V)
+    return group_K, starts_V[group_K] + _CHUNK_ROWS * position_K
+
+
+@dataclass(frozen=True)
+class TheoremSix:
+    """Papernot et al. 2018, Theorem 6, prepared per log_q: its moment is e^a + e^b, a and b linear in alpha.
+
+    a = ln(1 - q) + (alpha - 1) growth,  b = log_q + (alpha - 1) slope, for orders below ``limit_U`` (mu1 in the
+    paper, -inf where a condition of the theorem fails). From mu1 on the exponent is the data-independent
+    alpha (alpha - 1) / variance, which b touches at mu1 and never exceeds. ``lines_2UL``: coefficients of a and b.
+    """
+
+    limit_U: FloatArray
+    lines_2UL: FloatArray
+    variance: float
+
+    @classmethod
+    def prepare(cls, log_q_U: FloatArray, variance: float) -> TheoremSix:
+        """``variance``: of a Gaussian mechanism with the same data-independent cost, alpha / variance per query."""
+        # ln 0 would lead to inf - inf in the conditions below.
+        log_q_U = np.maximum(log_q_U, NEVER)
+        mu2_U = np.sqrt(-variance * log_q_U)
+        cost2_U = mu2_U / variance
+        inner_U = np.where(mu2_U > 1, mu2_U, 2.0)  # finite logarithms also where the theorem does not apply
+        penalty_U = inner_U * (np.log1p(1 / inner_U) + np.log1p(1 / (inner_U - 1)))
+        applies_U = (mu2_U > 1) & (-log_q_U > cost2_U) & (log_q_U <= (mu2_U - 1) * cost2_U - penalty_U)
+        log_stay_U = np.log1p(-np.exp(np.where(applies_U, log_q_U, -1.0)))
+        overlap_U = np.where(applies_U, (log_q_U + cost2_U) * (1 - 1 / inner_U), -1.0)
+        growth_U = log_stay_U - np.log1p(-np.exp(overlap_U))
+        slope_U = (2 * mu2_U + 1) / variance  # e1 - log_q / (mu1 - 1), by mu1 - 1 = mu2
+        lines_2UL = np.stack([np.stack([growth_U, log_stay_U], -1), np.stack([slope_U, log_q_U], -1)])
+        return cls(np.where(applies_U, mu2_U + 1, -math.inf), lines_2UL, variance)
+
+    def moments(
+        self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
+    ) -> FloatArray:
+        """The moment, or with ``logs`` the exponent, of rows of U; a moment may overflow to inf.
+
+        ``powers_LA``, ``runs``: ``order_powers`` and ``even_runs`` of the orders; ``independent_A``: the same quantity
+        for any votes.
+        """
+        moment_BA: FloatArray
+        if logs:
+            moment_BA = np.logaddexp(*(self.lines_2UL[:, rows] @ powers_LA))
+        else:
+            stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
+            moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
+        # Both bound the moment. Close to mu1 e^b alone comes up to the other, and e^a is added to it.
+        np.minimum(moment_BA, independent_A, out=moment_BA)
+        # `powers_LA` holds alpha - 1.
+        last_B = self.limit_U[rows] - 1
+        sure = int(powers_LA[0].searchsorted(last_B.min()))
+        if sure < len(independent_A):
+            beyond_BR = powers_LA[0, sure:] >= last_B[:, None]  # 0 or 1: a product and a maximum beat a masked copy
+            np.maximum(moment_BA[:, sure:], beyond_BR * independent_A[sure:], out=moment_BA[:, sure:])
+        return moment_BA
+
+    def rdp(self, orders_A: FloatArray) -> FloatArray:
+        """R itself, shape (U, A), with small relative error also for tiny costs; orders need not increase."""
+        stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
+        # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
+        excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))
+        is_small_UA = np.maximum(stay_UA, leave_UA) <= 1
+        exponent_UA = np.where(is_small_UA, np.log1p(excess_UA), np.logaddexp(stay_UA, leave_UA))
+        independent_A = orders_A / self.variance
+        dependent_UA = np.minimum(exponent_UA / (orders_A - 1), independent_A)
+        rdp_UA: FloatArray = np.where(orders_A < self.limit_U[:, None], dependent_UA, independent_A)
+        return rdp_UA
+
+
+def order_powers(orders_A: FloatArray) -> FloatArray:
+    """(alpha - 1, 1), shape (2, A): what the lines of ``TheoremSix`` are multiplied by."""
+    powers_LA: FloatArray = np.stack([orders_A - 1, np.ones_like(orders_A)])
+    return powers_LA
+
+
+def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
+    """e to the lines, shape (2, B, A). In a run of evenly spaced orders what is known gives the rest by factors."""
+    lines_2LB, exp_2AB = lines_2BL.transpose(0, 2, 1), np.empty((2, powers_LA.shape[1], lines_2BL.shape[1]))
+    done = 0
+    for run in runs if lines_2BL[..., 1].min() > -MAX_EXPONENT else ():  # what starts near 0 would stay there
+        start, known, stop = run.start, run.start + _RUN_START, min(run.stop, exp_2AB.shape[1])
+        if known >= stop:
+            break
+        exp_2AB[:, done:known] = np.exp(powers_LA[:, done:known].T @ lines_2LB)
+        factor_21B = np.exp((powers_LA[0, known] - powers_LA[0, start]) * lines_2LB[:, :1])
+        while known < stop:
+            # By doubling what is known, a run of n orders takes about log2(n) products of whole blocks.
+            more = min(stop - known, known - start)
+            np.multiply(exp_2AB[:, start : start + more], factor_21B, out=exp_2AB[:, known : known + more])
+            known, factor_21B = known + more, factor_21B * factor_21B
+        done = stop
+    exp_2AB[:, done:] = np.exp(powers_LA[:, done:].T @ lines_2LB)
+    return exp_2AB.transpose(0, 2, 1)
+
+
+def even_runs(orders_A: FloatArray) -> tuple[slice, ...]:
+    """The longer runs of evenly spaced orders; the end of one may be the start of the next."""
+    steps = np.diff(orders_A)
+    bounds = np.flatnonzero(np.diff(steps, prepend=np.nan, append=np.nan) != 0)
+    return tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START)
+
+
+@dataclass(frozen=True)
+class ThresholdBit:
+    """The first step, per distinct v: ln p(v) and ln(1 - p(v)), and how far they are above those at v - 1 and v + 1."""
+
+    log_yes_V: FloatArray
+    log_no_V: FloatArray
+    log_yes_ratio_SV: FloatArray
+    log_no_ratio_SV: FloatArray
+
+    @classmethod
+    def noisy(cls, log_yes_3V: FloatArray, log_no_3V: FloatArray) -> ThresholdBit:
+        """From the logarithms of p and 1 - p at v, v - 1 and v + 1, in that order."""
+        return cls(log_yes_3V[0], log_no_3V[0], log_yes_3V[0] - log_yes_3V[1:], log_no_3V[0] - log_no_3V[1:])
+
+    @classmethod
+    def constant(cls, *, passes: bool, num_counts: int) -> ThresholdBit:
+        """A bit that never looks at the votes."""
+        zero_V, never_V, same_SV = np.zeros(num_counts), np.full(num_counts, NEVER), np.zeros((2, num_counts))
+        return cls(zero_V, never_V, same_SV, same_SV) if passes else cls(never_V, zero_V, same_SV, same_SV)
+
+    def log_factors(self, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln p(v)^alpha p(w)^(1 - alpha) and the same for 1 - p, each of shape (S, V, A)."""
+        log_yes_SVA = self.log_yes_ratio_SV[:, :, None] * (orders_A - 1) + self.log_yes_V[:, None]
+        return log_yes_SVA, self.log_no_ratio_SV[:, :, None] * (orders_A - 1) + self.log_no_V[:, None]
+
+
+@dataclass(frozen=True)
+class JointPricing:
+    """Both steps together at some of the orders, tabulated for the threshold bit per distinct v.
+
+    The joint moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha) and no alike for
+    1 - p. It is convex in p(w), and p(v) lies between p(v - 1) and p(v + 1): so w = v is never the largest, and only
+    the two neighbours are kept. With ``logs`` every moment and factor is held as its logarithm.
+    """
+
+    distinct: DistinctHistograms
+    argmax: TheoremSix
+    orders_A: FloatArray
+    powers_LA: FloatArray
+    runs: tuple[slice, ...]
+    independent_A: FloatArray
+    yes_SVA: FloatArray
+    no_SVA: FloatArray
+    logs: bool
+
+    @classmethod
+    def prepare(
+        cls, distinct: DistinctHistograms, argmax: TheoremSix, bit: ThresholdBit, orders_A: FloatArray, *, logs: bool
+    ) -> JointPricing:
+        """Tabulate the bit, and the argmax's moment for any votes."""
+        independent_A = orders_A * (orders_A - 1) / argmax.variance
+        yes_SVA, no_SVA = bit.log_factors(orders_A)
+        if not logs:
+            independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
+        powers_LA, runs = order_powers(orders_A), even_runs(orders_A)
+        return cls(distinct, argmax, orders_A, powers_LA, runs, independent_A, yes_SVA, no_SVA, logs)
+
+    def total_exponents(self) -> FloatArray:
+        """The sum of (alpha - 1) R over all queries, shape (A,)."""
+        reach_K, independent_VA = self._reach(), self._independent_exponents()
+        # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
+        weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
+        counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
+        # Plain indexing would count a reach of one group once, however many of its chunks have it.
+        np.add.at(weight_VA, (self.distinct.group_K, reach_K), counts_K)
+        total_A: FloatArray = np.einsum("va,va->a", np.cumsum(weight_VA, axis=1)[:, :-1], independent_VA)
+        for rows, moment_BR in self._live_chunks(reach_K):
+            total_A[: moment_BR.shape[1]] += self._sum_of_exponents(moment_BR, self.distinct.counts_U[rows])
+        return total_A
+
+    def write_exponents(self, exponent_UA: FloatArray) -> None:
+        """Fill in (alpha - 1) R of every distinct histogram."""
+        sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
+        exponent_UA[:] = self._independent_exponents()[np.repeat(self.distinct.group_K, sizes_K)]
+        for rows, moment_BR in self._live_chunks(self._reach()):
+            exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
+
+    def _reach(self) -> IntArray:
+        """How many of the orders Theorem 6 can lower, per chunk."""
+        limit_K = np.maximum.reduceat(self.argmax.limit_U, self.distinct.starts_K)
+        return np.searchsorted(self.orders_A, limit_K)
+
+    def _live_chunks(self, reach_K: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+        """Joint moments of the chunks that Theorem 6 reaches, at the orders it reaches: (rows of U, (B, R))."""
+        starts_K = self.distinct.starts_K
+        stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
+        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]
+        with np.errstate(over="ignore"):  # a moment beyond any float is above the data-independent one
+            for block_K4 in _blocks(table_K4):
+                first, last, reach = block_K4[0, 1], block_K4[-1, 2], block_K4[:, 3].max()
+                moment_BA = self.argmax.moments(
+                    slice(first, last), self.powers_LA[:, :reach], self.runs, self.independent_A[:reach], logs=self.logs
+                )
+                for group, start, stop, reach in block_K4.tolist():
+                    yes_SR, no_SR = self.yes_SVA[:, group, None, :reach], self.no_SVA[:, group, None, :reach]
+                    yield slice(start, stop), self._join(moment_BA[start - first : stop - first, :reach], yes_SR, no_SR)
+
+    def _independent_exponents(self) -> FloatArray:
+        """(alpha - 1) R where the argmax is charged in full, shape (V, A)."""
+        return self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
+
+    def _join(self, moment: FloatArray, yes_S: FloatArray, no_S: FloatArray) -> FloatArray:
+        if self.logs:
+            return join_exponents(moment, yes_S, no_S)
+        joint_S = yes_S * moment
+        joint_S += no_S
+        larger: FloatArray = np.maximum(joint_S[0], joint_S[1], out=joint_S[0])
+        return larger
+
+    def _exponents(self, moments: FloatArray) -> FloatArray:
+        exponents: FloatArray = moments if self.logs else np.log(moments, out=moments)
+        np.maximum(exponents, 0.0, out=exponents)  # a divergence: only rounding makes it negative
+        return exponents
+
+    def _sum_of_exponents(self, moment_BR: FloatArray, counts_B: FloatArray) -> FloatArray:
+        if self.logs:
+            weighted_R: FloatArray = counts_B @ moment_BR
+            return weighted_R
+        # Each row once as a factor and its repetitions as a weight: a moment to that power might overflow.
+        sum_R, repeated_B = _sum_of_logs(moment_BR), counts_B > 1
+        if repeated_B.any():
+            sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])
+        return sum_R
+
+
+def _blocks(table_K4: IntArray) -> Iterator[IntArray]:
+    """Runs of chunks (group, start, stop, reach) that together span about ``_BLOCK_ROWS`` rows."""
+    if len(table_K4):
+        block_K = (table_K4[:, 1] - table_K4[0, 1]) // _BLOCK_ROWS
+        yield from np.split(table_K4, np.flatnonzero(np.diff(block_K)) + 1)
+
+
+def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
+    """(alpha - 1) R of both steps from that of the argmax, everything in logarithms."""
+    below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
+    larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
+    return larger
+
+
+def _sum_of_logs(values_BR: FloatArray) -> FloatArray:
+    """The sum of logarithms down each column, shape (R,): as logarithms of as few products as a float can hold."""
+    # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
+    rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(values_BR.max()), math.e))))
+    total_R = np.zeros(values_BR.shape[1])
+    for first in range(0, len(values_BR), rows_per_product):
+        total_R += np.log(np.multiply.reduce(values_BR[first : first + rows_per_product], axis=0))
+    return total_R
+
+
+def pricings(
+    distinct: DistinctHistograms,
+    bit: ThresholdBit,
+    *,
+    noise_variance: float,
+    orders_A: FloatArray,
+    largest_exponent_A: FloatArray,
+) -> Iterator[tuple[slice, JointPricing]]:
+    """One pricing for the orders whose moments fit a float, one for the others, with the columns each covers.
+
+    ``largest_exponent_A``: (alpha - 1) times the data-independent cost of both steps, which bounds every exponent.
+    """
+    argmax = TheoremSix.prepare(distinct.log_q_U, noise_variance)
+    split = int(np.searchsorted(largest_exponent_A, MAX_EXPONENT, side="right"))
+    for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
+        if columns.start < columns.stop:
+            yield columns, JointPricing.prepare(distinct, argmax, bit, orders_A[columns], logs=logs)
+
 
 _TINY = 1e-250  # probabilities below are added up as logarithms
 

@@ -34,13 +34,14 @@ import numpy.typing as npt
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
-from fairpate.privacy.divergences import Laplace, unsampled
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
+    Laplace,
     LossDistribution,
     nothing,
     randomised_response,
     repeated,
+    unsampled,
 )
 from fairpate.types import IntArray, Relation, Unit
 

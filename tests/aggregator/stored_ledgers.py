@@ -5,9 +5,8 @@ import sqlite3
 import numpy as np
 from serving import TERMS
 
-from aggregator.ledger.entries import Asker
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.stores import is_database
+from aggregator.chain import is_database
+from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 
 VOTES = np.array([[40, 15, 5]])

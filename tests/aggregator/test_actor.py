@@ -12,9 +12,8 @@ from ray import cloudpickle
 from serving import POOL, TERMS, free_port, open_backend
 
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger.ledger import Ledger
-from aggregator.service.actor import AggregatorActor, ServiceError, bind, start_service
-from aggregator.service.api import ServiceSettings
+from aggregator.ledger import Ledger
+from aggregator.service.server import AggregatorActor, ServiceError, ServiceSettings, bind, start_service
 
 cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from aggregator.admission import admit_queries
+from aggregator.session import admit_queries
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.types import GateRule
 

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.own_limits import QuotaRule
-from aggregator.service.batching import until_next_step
-from aggregator.service.questions import PublicPool
-from aggregator.service.request_bodies import max_body_bytes
+from aggregator.budgets import QuotaRule
+from aggregator.chain import LedgerError
+from aggregator.service.wire import PublicPool, max_body_bytes
+from aggregator.service.writer import until_next_step
 from aggregator.session import VotesUnavailableError
 from fairpate.types import Budget
 

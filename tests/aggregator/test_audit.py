@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from serving import POOL, TERMS, open_backend, table_votes
 
-from aggregator.ledger import audit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
+from aggregator import audit
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import UserError

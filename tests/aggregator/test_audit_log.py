@@ -9,10 +9,9 @@ import time
 import pytest
 from serving import POOL, TERMS, table_votes
 
-from aggregator.ledger.audit_log import START, follow, last_of, lines_after
-from aggregator.ledger.entries import Asker, OwnLimit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
+from aggregator.audit import START, follow, last_of, lines_after
+from aggregator.chain import LedgerError
+from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.session import AggregatorSession, Query
 from fairpate.privacy.discrete_gaussian import SeededSource
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from serving import ANALYST
 
-from aggregator.service.connections import ConnectionLimits
+from aggregator.service.server import ConnectionLimits
 
 LIMITS = {"head_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0, "idle_timeout_s": 1.0}
 CLOSED_WITHIN_S = 8.0  # the longest limit, the moment for which a refused caller is listened to, and a busy machine
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[3:]
 from serving import running, tokens_of_both_roles
-from aggregator.service.connections import ConnectionLimits
+from aggregator.service.server import ConnectionLimits
 
 limits = ConnectionLimits(**json.loads(sys.argv[2]))
 with running(Path(sys.argv[1]), limits=limits, tokens=tokens_of_both_roles()) as url:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from local_postgres import programs
 
-from aggregator.ledger.ledger import Ledger
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"

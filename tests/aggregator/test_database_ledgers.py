@@ -11,13 +11,12 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, REFUSAL, answer, execute, fill, holds_all, reserve
 
-from aggregator.ledger import audit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.stores import shown
+from aggregator import audit
+from aggregator.chain import LedgerError, shown
+from aggregator.ledger import Ledger
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-from aggregator.ledger.postgres import split_place  # noqa: E402
+from aggregator.postgres import split_place  # noqa: E402
 
 
 def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database):
@@ -183,8 +182,8 @@ def _pause_and_go_on(place, said):
 
 def _without_ending():
     patch = pytest.MonkeyPatch()
-    patch.setattr("aggregator.ledger.postgres_store._TAKE_OVER_S", 0.1)
-    patch.setattr("aggregator.ledger.postgres_store._end_holder", lambda *_: None)
+    patch.setattr("aggregator.postgres._TAKE_OVER_S", 0.1)
+    patch.setattr("aggregator.postgres._end_holder", lambda *_: None)
     return _Undone(patch)
 
 

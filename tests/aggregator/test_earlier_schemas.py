@@ -11,11 +11,9 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, VOTES, fill, holds_all, reserve
 
-from aggregator.ledger import audit
-from aggregator.ledger.chain import canonical
-from aggregator.ledger.entries import Asker, OwnLimit
-from aggregator.ledger.files import LedgerError, head_path, ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator import audit
+from aggregator.chain import LedgerError, canonical, head_path, ledger_files
+from aggregator.ledger import Asker, Ledger, OwnLimit
 
 
 def earlier_terms():

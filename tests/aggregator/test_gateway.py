@@ -14,13 +14,10 @@ from browser import Browser, barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
 from aggregator.client import AggregatorClient, QueryError
-from aggregator.service.actor import HttpServer, bind
-from aggregator.service.api import ServiceSettings
-from aggregator.service.gateway import Runs
-from aggregator.service.rates import RequestRate
-from aggregator.service.tokens import read_tokens
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.serving.serve import _behind_gateway
+from aggregator.service.auth import RequestRate, read_tokens
+from aggregator.service.server import HttpServer, Runs, ServiceSettings, bind
+from fairpate.run.folder import RunDirectory
+from fairpate.run.serve import _behind_gateway
 
 OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from ledger_terms import TERMS
 
-from aggregator.ledger.audit_log import START, lines_after
-from aggregator.ledger.chain import canonical, noted_head
-from aggregator.ledger.entries import Asker, OwnLimit
-from aggregator.ledger.files import LedgerError, ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator.audit import START, lines_after
+from aggregator.chain import LedgerError, canonical, ledger_files, noted_head
+from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
 
 VOTES = np.array([[40, 15, 5]])
@@ -55,7 +53,7 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
 
 
 def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.ledger.entry_text", canonical)
+    monkeypatch.setattr("aggregator.ledger.entry_text", canonical)
     with Ledger(path, TERMS) as ledger:
         ledger.commit(ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")]), [ANSWER])
     monkeypatch.undo()
@@ -66,7 +64,7 @@ def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeyp
 
 
 def test_an_entry_that_is_no_json_is_named(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.ledger.entry_text", lambda _: "{")
+    monkeypatch.setattr("aggregator.ledger.entry_text", lambda _: "{")
     with Ledger(path, TERMS) as ledger:
         reserve(ledger, "key")
     with pytest.raises(LedgerError, match="entry 1 cannot be read"):

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from serving import running
 
-from aggregator.ledger.entries import OwnLimit
-from aggregator.service.token_store import added, change, expired, revoked, rotated
-from aggregator.service.tokens import TokenBook
+from aggregator.ledger import OwnLimit
+from aggregator.service.auth import TokenBook, added, change, expired, revoked, rotated
 
 
 def add(store, name, role="analyst"):

@@ -10,9 +10,9 @@ import pytest
 from serving import TERMS, running
 from stored_ledgers import ANSWER, REFUSAL, fill, holds_all, reserve
 
-from aggregator.ledger import sqlite_store
-from aggregator.ledger.files import LedgerError, head_path, ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator import sqlite
+from aggregator.chain import LedgerError, head_path, ledger_files
+from aggregator.ledger import Ledger
 
 NAMES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head")
 SUBSETS = [chosen for count in range(1, 5) for chosen in itertools.combinations(NAMES, count)]
@@ -195,7 +195,7 @@ def test_a_head_without_entries_is_no_licence_to_start_again(path):
 def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path, monkeypatch):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    connect = sqlite_store.connect
+    connect = sqlite.connect
 
     def replaced(asked):
         other = asked.with_suffix(".other")
@@ -204,7 +204,7 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
         return connect(asked)
 
     with monkeypatch.context() as changed:
-        changed.setattr(sqlite_store, "connect", replaced)
+        changed.setattr(sqlite, "connect", replaced)
         with pytest.raises(LedgerError, match="was replaced while it was opened"):
             Ledger(path, TERMS)
     assert holds_all(path, create=True)

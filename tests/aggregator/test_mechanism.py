@@ -4,8 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.mechanism import NOT_CONFIDENT, Outcome, check_votes
+from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax, Outcome, check_votes
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.types import GateRule

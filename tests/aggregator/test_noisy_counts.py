@@ -11,22 +11,17 @@ import ledger_terms
 import numpy as np
 import pytest
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.labelling import SessionResult, answer_queries
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.mechanism import Outcome
-from aggregator.mechanisms import mechanism_named, mechanism_of
-from aggregator.noisy_counts import ConfidentCounts, label_chances
-from aggregator.service.analyst_routes import statement_json
-from aggregator.service.questions import PublicPool
-from aggregator.service.wire import reply_json
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger
+from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label_chances, mechanism_named, mechanism_of
+from aggregator.service.routes import statement_json
+from aggregator.service.wire import PublicPool, reply_json
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, PublicationError
+from aggregator.session import AggregatorSession, PublicationError, SessionResult, answer_queries
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, IntArray, MechanismParameters, VoteBatch
 
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}

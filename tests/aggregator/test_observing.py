@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.service.api import TlsFiles
-from aggregator.service.observing import JsonLines, otlp_tracer, tracer_to
-from aggregator.service.rates import Buckets, RequestRate
+from aggregator.service.auth import Buckets, RequestRate
+from aggregator.service.metrics import JsonLines, otlp_tracer, tracer_to
+from aggregator.service.server import TlsFiles
 from aggregator.session import VotesUnavailableError
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

@@ -22,12 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from pydantic import ValidationError
 from serving import ANALYST, OPERATOR, ids, running, tokens_of_both_roles
 
-from aggregator.ledger.entries import OwnLimit
-from aggregator.service import oidc
-from aggregator.service.oidc import OidcConfig, name_of
-from aggregator.service.rates import RequestRate
-from aggregator.service.token_store import TokenStore, limited
-from aggregator.service.tokens import TokenBook, TokenError, check_name
+from aggregator.ledger import OwnLimit
+from aggregator.service import auth
+from aggregator.service.auth import (
+    OidcConfig,
+    RequestRate,
+    TokenBook,
+    TokenError,
+    TokenStore,
+    check_name,
+    limited,
+    name_of,
+)
 
 pytest.importorskip("joserfc", reason="needs `pip install 'fairpate[oidc]'`")
 RSA = {kid: rsa.generate_private_key(65537, 2048) for kid in ("one", "two")}
@@ -271,15 +277,15 @@ def test_keys_are_read_once_then_again_for_one_that_is_new_and_not_for_every_one
         assert me(url, unknown).status_code == 401
     assert issuer.asked <= 2
     issuer.keys = [rsa_jwk("two")]
-    monkeypatch.setattr(oidc, "_RETRY_S", 0.0)
+    monkeypatch.setattr(auth, "_RETRY_S", 0.0)
     assert me(url, issuer.token("two")).status_code == 200
     assert me(url, issuer.token("one")).status_code == 401  # withdrawn
 
 
 def test_a_key_that_was_withdrawn_is_believed_until_the_keys_are_read_again_and_no_longer_than_an_hour():
     now = [0.0]
-    keys = oidc.Keys("http://127.0.0.1:9/nobody", clock=lambda: now[0])
-    keys._keys, keys._read_s, keys._tried_s = oidc._public_keys([rsa_jwk("one")]), 0.0, 0.0
+    keys = auth.Keys("http://127.0.0.1:9/nobody", clock=lambda: now[0])
+    keys._keys, keys._read_s, keys._tried_s = auth._public_keys([rsa_jwk("one")]), 0.0, 0.0
     assert keys.key("one") is keys.key(None) is not None
     assert [keys.are_due(kid) for kid in ("one", "new")] == [False, False]
     now[0] = 11.0

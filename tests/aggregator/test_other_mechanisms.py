@@ -16,25 +16,22 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
-from aggregator.ledger import audit
-from aggregator.ledger.budget import epsilon_fixed_beforehand, queries_that_fit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.terms import LedgerTerms
-from aggregator.mechanism import Mechanism, Outcome, gated
-from aggregator.mechanisms import mechanism_named, register
+from aggregator import audit
+from aggregator.budgets import epsilon_fixed_beforehand, queries_that_fit
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.mechanism import Mechanism, Outcome, gated, mechanism_named, register
 from aggregator.service import writer
-from aggregator.service.analyst_routes import statement_json
-from aggregator.service.questions import PublicPool
+from aggregator.service.routes import statement_json
+from aggregator.service.wire import PublicPool
 from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, OverBudget, PublicationError, Query, VotesUnavailableError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
-from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import PoissonGaussians
-from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.mechanism_events import NeighbourVotes, VoteTables, event_from, event_json
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray
 
 NEAREST, SEED = 50, 7

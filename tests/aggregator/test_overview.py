@@ -16,17 +16,12 @@ import pytest
 from pydantic import ValidationError
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.ledger.ledger import Ledger
+from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
-from aggregator.service.about import gate_words
-from aggregator.service.history import History, Point
-from aggregator.service.outlook import advice, forecast, span
-from aggregator.service.questions import PublicPool
-from aggregator.service.request_bodies import _record_type
+from aggregator.service.page import History, Point, advice, forecast, span
+from aggregator.service.wire import PublicPool, _record_type, gate_words
 from aggregator.session import VotesUnavailableError
-from fairpate.data.declared.columns import Feature
-from fairpate.data.declared.feature_codes import feature_codes
-from fairpate.data.declared.form import form_of
+from fairpate.data.columns import Feature, feature_codes, form_of
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule
 

@@ -13,15 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import POOL, TERMS, ids, open_backend, running, table_votes
 
-from aggregator.ledger.entries import Asked, Asker, OwnLimit
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.own_limits import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
+from aggregator.budgets import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
+from aggregator.ledger import Asked, Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
-from aggregator.service.batching import Batcher
-from aggregator.service.health import Health
-from aggregator.service.token_store import added, change, limited
-from aggregator.service.tokens import Caller, TokenBook
-from aggregator.service.writer import Books, Writer
+from aggregator.service.auth import Caller, TokenBook, added, change, limited
+from aggregator.service.writer import Batcher, Books, Health, Writer
 from aggregator.session import AggregatorSession, OverBudget
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource

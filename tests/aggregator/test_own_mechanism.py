@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator import mechanisms
+from aggregator import mechanism
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_mechanism.py"
 
@@ -22,7 +22,7 @@ def epsilon_by_hand(queries: int) -> float:
 
 
 def test_it_asks_until_its_budget_is_used_up(capsys, monkeypatch):
-    monkeypatch.setattr(mechanisms, "_KINDS", dict(mechanisms._KINDS))  # the example's name is given up again
+    monkeypatch.setattr(mechanism, "_KINDS", dict(mechanism._KINDS))  # the example's name is given up again
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     outcomes, spent = capsys.readouterr().out.splitlines()
     counts = ast.literal_eval(outcomes)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from serving import TERMS, ids, open_backend, running
 
-from aggregator.ledger.anchors import open_anchor
-from aggregator.ledger.ledger import Ledger
+from aggregator.chain import open_anchor
+from aggregator.ledger import Ledger
 
 NOBODY_LOOKS = 3600.0
 _SHARED_S = 0.25  # one look answers all who ask within this time
@@ -128,7 +128,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import httpx, psutil
 from serving import ids, running
-from teachers.cluster import start_ray
+from teachers.ray_pool import start_ray
 from fairpate.config import RayConfig
 
 settings = {"health_interval_s": 0.2}

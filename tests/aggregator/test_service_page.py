@@ -12,15 +12,11 @@ import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
-from aggregator.service.about import Facts
-from aggregator.service.actor import HttpServer
-from aggregator.service.api import ServiceSettings
-from aggregator.service.questions import PublicPool
-from fairpate.data.declared.columns import Feature
-from fairpate.data.declared.feature_codes import feature_codes
-from fairpate.data.declared.form import form_of
-from fairpate.meaning import delta_text
+from aggregator.service.server import HttpServer, ServiceSettings
+from aggregator.service.wire import Facts, PublicPool
+from fairpate.data.columns import Feature, feature_codes, form_of
 from fairpate.types import Budget
+from fairpate.words import delta_text
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 FORM = form_of(

@@ -10,24 +10,23 @@ import numpy as np
 import pytest
 from ledger_terms import MECHANISM, TERMS
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.labelling import answer_queries
-from aggregator.ledger.budget import epsilon_fixed_beforehand, open_filter
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.mechanism import Outcome
+from aggregator.budgets import epsilon_fixed_beforehand, open_filter
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger
+from aggregator.mechanism import ConfidentGnmax, Outcome
 from aggregator.session import (
     AggregatorSession,
     OverBudget,
     PublicationError,
     Query,
     VotesUnavailableError,
+    answer_queries,
     query_key,
 )
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Answer, Budget, Refusal, VoteBatch
 
 

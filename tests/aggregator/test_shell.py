@@ -5,8 +5,15 @@ import pytest
 from rich.console import Console
 from serving import ANALYST, OPERATOR, POOL, tokens_of_both_roles
 
-from aggregator.client import AggregatorClient, QueryError, _describe
-from aggregator.shell import CommandError, QueryShell, parse_questions, parse_range
+from aggregator.client import (
+    AggregatorClient,
+    CommandError,
+    QueryError,
+    QueryShell,
+    _describe,
+    parse_questions,
+    parse_range,
+)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every back end keeps (aggregator.ledger.stores), tried on each."""
+"""What every back end keeps (aggregator.chain), tried on each."""
 
 import multiprocessing
 import os
@@ -10,12 +10,9 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
-from aggregator.ledger import audit
-from aggregator.ledger.chain import SCHEMA_VERSION, Chain, Header
-from aggregator.ledger.entries import OwnLimit
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.stores import reading, write_store
+from aggregator import audit
+from aggregator.chain import SCHEMA_VERSION, Chain, Header, LedgerError, reading, write_store
+from aggregator.ledger import Ledger, OwnLimit
 
 EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",

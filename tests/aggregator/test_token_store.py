@@ -9,9 +9,20 @@ import httpx
 import pytest
 from serving import ANALYST, running, tokens_of_both_roles
 
-from aggregator.ledger.entries import OwnLimit
-from aggregator.service.token_store import LiveTokens, added, change, expired, limited, read_store, revoked, rotated
-from aggregator.service.tokens import TokenBook, TokenError, token_digest
+from aggregator.ledger import OwnLimit
+from aggregator.service.auth import (
+    LiveTokens,
+    TokenBook,
+    TokenError,
+    added,
+    change,
+    expired,
+    limited,
+    read_store,
+    revoked,
+    rotated,
+    token_digest,
+)
 
 OLD_AND_NOW = {"old_expires_s": 0.0, "now_s": 0.0}
 
@@ -119,7 +130,7 @@ def test_whatever_goes_wrong_in_reading_a_store_what_was_good_is_forgotten(store
     tokens = LiveTokens(TokenBook(store=store))
     assert tokens.caller(token) is not None
     add(store, "bob")
-    monkeypatch.setattr("aggregator.service.token_store.read_store", lambda _: 1 / 0)
+    monkeypatch.setattr("aggregator.service.auth.read_store", lambda _: 1 / 0)
     tokens._look_again_s = 0
     assert tokens.caller(token) is None
 

@@ -1,6 +1,6 @@
 import pytest
 
-from aggregator.service.tokens import Caller, TokenError, is_loopback, read_tokens
+from aggregator.service.auth import Caller, TokenError, is_loopback, read_tokens
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
 ANALYST = Caller(name="alice", role="analyst")

@@ -17,11 +17,8 @@ import pytest
 from serving import ANALYST, OPERATOR, TERMS, ids, open_backend, running, tokens_of_both_roles
 from stored_ledgers import answer, execute
 
-from aggregator.ledger.entries import Asker
-from aggregator.ledger.files import UnreachableError, head_path, ledger_files
-from aggregator.ledger.ledger import Ledger
-from aggregator.ledger.slices import verified_slices
-from aggregator.ledger.stores import is_database, reading
+from aggregator.chain import UnreachableError, head_path, is_database, ledger_files, reading
+from aggregator.ledger import Asker, Ledger, verified_slices
 from aggregator.mechanism import Outcome
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

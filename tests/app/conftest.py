@@ -6,13 +6,12 @@ import pytest
 import typer.main
 from each_method import train
 
-from fairpate.app import cli
-from fairpate.app.finished import finished_run
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.terminal.progress import Reporter
+from fairpate import cli
 from fairpate.config_reader import apply_override
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.folder import RunDirectory
+from fairpate.run.run import finished_run, run_method
+from fairpate.terminal import Reporter
 
 SMALL = [
     "noise=seeded",

@@ -4,12 +4,11 @@ import dataclasses
 
 from small_runs import QUIET
 
-from fairpate.app.run import run_method
 from fairpate.data import load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.methods import method_names
-from fairpate.methods.load import configured
-from student.predict import load_student
+from fairpate.methods.base import configured, method_names
+from fairpate.run.run import run_method
+from student.student import load_student
 
 METHODS = tuple(method_names())
 UNPROTECTED = ("sgd", "f_ld", "covariance_constraint")

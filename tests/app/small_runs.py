@@ -6,9 +6,9 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from aggregator.ledger.terms import LedgerTerms
-from fairpate.app.run import run_method
-from fairpate.app.terminal.progress import Reporter
+from aggregator.ledger import LedgerTerms
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
 QUIET = Reporter(quiet=True)

@@ -8,11 +8,11 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.records_table import Row
-from fairpate.app.compare.run import Comparison, compare
-from fairpate.compare_config import SweepConfig
+from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
+from fairpate.report.frontier import Row
+from fairpate.run.compare import Comparison, compare
+from fairpate.run.sweep import Cell, cells_of
 from fairpate.types import RunRecord, VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module

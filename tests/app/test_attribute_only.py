@@ -14,21 +14,19 @@ import pytest
 import torch
 from scipy import stats
 
-from fairpate.app.compare.cells import cells_of
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.trained_on import as_trained
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.learn import as_trained
+from fairpate.run.run import run_method
+from fairpate.run.sweep import cells_of
+from fairpate.terminal import Reporter
 from fairpate.types import READING_TELLS
-from teachers.shard import assign_teachers, shard_key
+from teachers.ensemble import assign_teachers, shard_key
 
 REFUSING = (
     ["method=f_ld"],

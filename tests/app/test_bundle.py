@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from small_runs import QUIET
 
-from fairpate.app.publication.bundle import HEAD, head_of, write_bundle
-from fairpate.app.publication.card import write_card
-from fairpate.app.publication.verify import BundleError, Unpacked, Verdict, verify_bundle
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.data.files import sha256_of
-from fairpate.methods.load import configured
-from fairpate.steps import heard_by
+from fairpate.data.dataset import sha256_of
+from fairpate.methods.base import configured
+from fairpate.run.bundle import HEAD, BundleError, Unpacked, Verdict, head_of, verify_bundle, write_bundle
+from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.types import heard_by
 
 DP_SGD = {
     "student": {"model": {"name": "mlp", "hidden": [16]}},

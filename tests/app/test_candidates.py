@@ -8,16 +8,14 @@ import pytest
 import torch
 from typer.main import get_command
 
-from fairpate.app.cli import app
-from fairpate.app.cli.options import data_config
-from fairpate.app.identity import config_digest
-from fairpate.app.planning.candidates import VOTERS, candidates, describe_candidates
-from fairpate.app.planning.plan import worth_of
-from fairpate.app.terminal.output import Output
+from fairpate.cli import app
+from fairpate.cli.base import data_config
 from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import config_digest
 from fairpate.data import Dataset, Split
-from fairpate.methods.fitted import fitted, method_for, resolved
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured, fitted, method_for, resolved
+from fairpate.run.plan import VOTERS, candidates, describe_candidates, worth_of
+from fairpate.terminal import Output
 
 
 def pool_in_two_corners(num_public: int) -> Dataset:
@@ -103,16 +101,16 @@ def test_the_command_of_a_plan_runs_what_was_planned(tmp_path, monkeypatch) -> N
     data = data_config(str(folder / "clinic.yaml"), None, folder).model_copy(update={"num_public": 300})
     planned, run = {}, []
     corners = pool_in_two_corners(300)
-    monkeypatch.setattr("fairpate.app.planning.candidates.load_dataset", lambda _: corners)
-    monkeypatch.setattr("fairpate.app.planning.candidates.public_size", lambda *_: 900)
+    monkeypatch.setattr("fairpate.run.plan.load_dataset", lambda _: corners)
+    monkeypatch.setattr("fairpate.run.plan.public_size", lambda *_: 900)
 
     def resolving(overrides, method):
         planned[method] = resolved(overrides, method)
         return planned[method]
 
-    monkeypatch.setattr("fairpate.app.planning.candidates.resolved", resolving)
-    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: run.append(config))
-    monkeypatch.setattr("fairpate.app.terminal.summary.outcome", lambda _: Output(facts={}, words=""))
+    monkeypatch.setattr("fairpate.run.plan.resolved", resolving)
+    monkeypatch.setattr("fairpate.run.run.run_method", lambda config, *_, **__: run.append(config))
+    monkeypatch.setattr("fairpate.cli.summaries.outcome", lambda _: Output(facts={}, words=""))
     command = get_command(app)
     for each in candidates(data, str(folder / "clinic.yaml"), epsilon=0.7000000001, delta=3e-7):
         words = [*shlex.split(each.command)[1:], "--set", "data.num_public=300"]
@@ -144,6 +142,6 @@ def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
 def test_an_impossible_assumption_is_refused_before_records_are_read(
     agreement: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairpate.app.planning.candidates.load_dataset", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("fairpate.run.plan.load_dataset", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="agreement"):
         candidates(DataConfig(num_public=60), "color_digits", epsilon=1, delta=1e-5, agreement=agreement)

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from fairpate.app import cli
-from fairpate.app.publication.card import described_event, write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.spending.stating import size_remarks
-from fairpate.app.terminal.progress import Reporter
-from fairpate.methods.load import configured
-from fairpate.privacy.event_values import event_json
+from fairpate import cli
+from fairpate.methods.base import configured
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
-from fairpate.privacy.fair_training import (
+from fairpate.privacy.laplace import PureReleases
+from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,
+    NeighbourVotes,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
+    VoteTables,
+    event_json,
 )
-from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.publication import described_event, write_card
+from fairpate.run.run import run_method, size_remarks
+from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE
 
 SMALL: dict[str, Any] = {

@@ -14,14 +14,12 @@ import pytest
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.spending.meter import Meter
-from fairpate.app.spending.odometer import Odometer
 from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
-from fairpate.methods import all_methods
-from fairpate.methods.load import configured
+from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.events import PoissonGaussians
+from fairpate.run.folder import RunDirectory
+from fairpate.run.release_log import Meter, Odometer
 from fairpate.types import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +117,7 @@ def test_the_end_of_a_file_is_no_interrupt(fairpate, monkeypatch):
     def damaged():
         raise EOFError("marshal data too short")
 
-    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", damaged)
+    monkeypatch.setattr("fairpate.cli.summaries.findings", damaged)
     with pytest.raises(EOFError, match="marshal"):
         fairpate("doctor")
 
@@ -208,8 +206,8 @@ def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, name):
 
 
 def test_a_file_may_serve_several_methods_and_is_checked_for_all(fairpate, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairpate.app.run.run_method", lambda config, *_, **__: found.append(config))
-    monkeypatch.setattr("fairpate.app.terminal.summary.outcome", lambda _: None)
+    monkeypatch.setattr("fairpate.run.run.run_method", lambda config, *_, **__: found.append(config))
+    monkeypatch.setattr("fairpate.cli.summaries.outcome", lambda _: None)
     found = []
     (tmp_path / "all.yaml").write_text("dp_sgd: {epochs: 2}\nraco_dp: {bound: 0.2}\nteachers: {num_teachers: 7}\n")
     for method in ("dp_sgd", "pate"):
@@ -266,7 +264,7 @@ def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairpate.app.run.run_method", interrupted)
+    monkeypatch.setattr("fairpate.run.run.run_method", interrupted)
     code, _, errors = fairpate("run")
     assert code == 130
     assert "the same command goes on" in errors
@@ -317,7 +315,7 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
                 raise
             raise RuntimeError("what a library made of it") from None
 
-    monkeypatch.setattr("fairpate.app.run.run_method", ended)
+    monkeypatch.setattr("fairpate.run.run.run_method", ended)
     fresh = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     earlier = signal.signal(number, fresh)  # a Ray of this session may have put its own handler there
     try:
@@ -371,7 +369,7 @@ def test_every_documented_run_is_a_valid_configuration(arguments, fairpate, monk
         asked.append(config)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("fairpate.app.run.run_method", stop)
+    monkeypatch.setattr("fairpate.run.run.run_method", stop)
     monkeypatch.chdir(ROOT)
     *_, said = fairpate(*(word.replace("~", "/nowhere") for word in arguments))
     assert asked, said
@@ -389,7 +387,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
     fairpate("tokens", "add", "run", "a_name_of_someone_that_takes_its_room", "--expires", "30d", "--epsilon", "1.5")
     shown = Console(file=io.StringIO(), width=80)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.terminal.output.terminal", lambda: shown)
+        patched.setattr("fairpate.terminal.terminal", lambda **_: shown)
         assert fairpate(*words)[0] == 0
     lines = shown.file.getvalue().splitlines()
     assert lines

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fairpate.named_code import ALLOWED, allowing, is_allowed
+from fairpate.config import ALLOWED, allowing, is_allowed
 
 RAN = "import pathlib; pathlib.Path('ran').touch()\n"
 
@@ -41,7 +41,7 @@ def test_what_is_allowed_or_typed_runs(fairpate, tmp_path):
     (tmp_path / "config.yaml").write_text(f"method: {place(tmp_path, 'NoMethod')}\n")
     code, _, errors = fairpate("run", "config.yaml", "--allow-code")
     assert code == 2
-    assert "is no subclass of fairpate.methods.definition.Method" in errors
+    assert "is no subclass of fairpate.methods.base.Method" in errors
     assert (tmp_path / "ran").exists()
 
 

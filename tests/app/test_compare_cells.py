@@ -8,19 +8,12 @@ from typing import Any
 
 import pytest
 
-from fairpate.app import compare
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.reading import load_sweep
-from fairpate.app.identity import config_digest
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError
-from fairpate.config_reader import parse_config
-from fairpate.methods import method_names
-from fairpate.methods.definition import Method
-from fairpate.methods.fitted import resolved
-from fairpate.methods.load import start_of
+from fairpate.config import ConfigError, SweepConfig
+from fairpate.config_reader import config_digest, parse_config
+from fairpate.methods.base import Method, method_names, resolved, start_of
+from fairpate.run.sweep import Cell, cells_of, load_sweep
 
-CONFIGS = Path(compare.__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SWEEPS = sorted(
     [
         *(CONFIGS / f"{name}.yaml" for name in ("quick", "frontier", "faces", "cluster")),
@@ -395,7 +388,7 @@ def test_overrides_reach_grids(tmp_path: Path) -> None:
 def test_every_sweep_that_is_offered_is_valid_and_its_commands_repeat_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)
+    monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)
     found = cells_of(load_sweep(path), folder=path.parent)
     assert len({cell.digest for cell in found}) == len(found) > 5
     one_of_each = {(cell.data, cell.method): cell for cell in found}.values()

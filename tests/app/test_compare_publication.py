@@ -14,10 +14,9 @@ import ray
 from rich.console import Console
 from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run, sweep_of
 
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.folder import open_sweep_folder
-from fairpate.app.compare.records_table import Row, read_rows, write_rows
-from fairpate.app.compare.report import summarise_comparison, write_frontier_reports
+from fairpate.report.frontier import Row
+from fairpate.run.compare import summarise_comparison, write_frontier_reports
+from fairpate.run.sweep import Cell, cells_of, open_sweep_folder, read_rows, write_rows
 from fairpate.types import VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their letters are most of the time of a page."""
-    monkeypatch.setattr("fairpate.app.compare.report.frontier_figures", lambda _: {})
+    monkeypatch.setattr("fairpate.run.compare.frontier_figures", lambda _: {})
 
 
 def priced(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
@@ -91,7 +90,7 @@ def test_why_a_run_failed_and_how_long_one_took_are_the_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(  # what is drawn, which the compressed letters of a picture hide
-        "fairpate.app.compare.report.frontier_figures", lambda points: {"slices.txt": repr(points).encode()}
+        "fairpate.run.compare.frontier_figures", lambda points: {"slices.txt": repr(points).encode()}
     )
     comparison = run(tmp_path, diverging, methods={"sgd": {}, "pf_ld": COLOUR_UNSEEN, "dp_sgd": {}}, grid={})
     write_frontier_reports(comparison, title="sweep")
@@ -174,7 +173,7 @@ def test_pages_that_an_interrupt_left_old_are_written_again(tmp_path: Path, monk
 
     write_frontier_reports(run(tmp_path, counted, grid={}), title="sweep")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("fairpate.app.compare.report.frontier_figures", interrupted)
+        patched.setattr("fairpate.run.compare.frontier_figures", interrupted)
         write_frontier_reports(run(tmp_path, counted, grid={}, seeds=[0, 1]), title="sweep")
     again = run(tmp_path, counted, grid={}, seeds=[0, 1])
     assert not again.changed

@@ -16,21 +16,15 @@ import ray
 from rich.console import Console
 from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, sweep_of
 
-from fairpate.app.backbones import with_pinned_weights
-from fairpate.app.compare.cells import Cell, cells_of
-from fairpate.app.compare.folder import SweepFolder, open_sweep_folder, sole_driver
-from fairpate.app.compare.outcome import comparison_outcome
-from fairpate.app.compare.records_table import Row, read_rows
-from fairpate.app.compare.report import summarise_comparison
-from fairpate.app.compare.run import Comparison, run_cell
-from fairpate.app.compare.table import SweepTable
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectoryError, check_run_directory
-from fairpate.app.terminal.progress import Reporter
-from fairpate.methods.definition import Method
-from fairpate.strict_json import strict
-from fairpate.types import VoteBatch
-from teachers.pool import PoolError
+from fairpate.methods.base import Method
+from fairpate.report.frontier import Row
+from fairpate.run.compare import Comparison, SweepTable, comparison_outcome, run_cell, summarise_comparison
+from fairpate.run.folder import RunDirectoryError, check_run_directory
+from fairpate.run.run import run_method, with_pinned_weights
+from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows, sole_driver
+from fairpate.terminal import Reporter
+from fairpate.types import VoteBatch, strict
+from teachers.ensemble import PoolError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -165,7 +159,7 @@ def test_the_terminal_shows_the_baseline_and_names_degenerate_models_within_80_c
 def test_cells_that_no_node_can_hold_are_refused_before_teachers_are_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairpate.app.compare.run.collect_shared_votes", refused)
+    monkeypatch.setattr("fairpate.run.compare.collect_shared_votes", refused)
     with pytest.raises(PoolError, match=r"tasks\.num_cpus=1000 .* the cluster has .* CPUs .*ray\.wait_for_nodes_s"):
         run(tmp_path, counted, tasks={"num_cpus": 1000})
 
@@ -236,7 +230,7 @@ def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("no teacher came")
 
-    monkeypatch.setattr("fairpate.app.compare.votes.collect_vote_batch", refused)
+    monkeypatch.setattr("fairpate.run.compare.collect_vote_batch", refused)
     comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={})
     assert [(row.method, row.error) for row in comparison.rows] == [("dp_sgd", ""), ("pate", "failed")]
     assert [row.error for row in comparison.failed] == ["RuntimeError: no teacher came"]
@@ -261,8 +255,8 @@ def test_a_folder_that_got_votes_is_that_of_the_run_whose_weights_are_pinned(
         raise KeyboardInterrupt
 
     (tmp_path / "weights.pth").write_bytes(b"weights")
-    monkeypatch.setattr("fairpate.nn.weights.imagenet_file", lambda _: tmp_path / "weights.pth")
-    monkeypatch.setattr("fairpate.app.compare.run.run_method", begun)
+    monkeypatch.setattr("fairpate.nn.models.imagenet_file", lambda _: tmp_path / "weights.pth")
+    monkeypatch.setattr("fairpate.run.compare.run_method", begun)
     student = {"student.model": {"name": "resnet18", "weights": "imagenet"}}
     (cell,) = cells_of(sweep_of(methods=["pate"], grid={}, settings=SMALL | student), folder=Path())
     votes = VoteBatch(

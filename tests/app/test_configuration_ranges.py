@@ -10,11 +10,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.methods import all_methods
-from fairpate.methods.load import configured
+from fairpate.methods.base import all_methods, configured
 
 HUGE, INTEGER, SEED = 1e12, 2**31 - 1, 2**63 - 1
 # What each range leaves out: numbers just beyond its ends. By field, or by section and field where names are shared.

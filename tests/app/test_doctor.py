@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairpate import __version__
-from fairpate.app.extras import MODULES
+from fairpate.terminal import MODULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ class Missing:
             raise {raising}
 
 sys.meta_path.insert(0, Missing())
-from fairpate.app.terminal.doctor import findings
+from fairpate.cli.summaries import findings
 print(json.dumps({{each.name: [each.level, each.value] for each in findings()}}))
 """
 

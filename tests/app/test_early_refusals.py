@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.budget import queries_that_fit
-from aggregator.ledger.terms import LedgerTerms
-from fairpate.app.run import run_method
+from aggregator.budgets import queries_that_fit
+from aggregator.ledger import LedgerTerms
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset
 from fairpate.files import PlaceError, check_output_file, check_output_folder
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.run.run import run_method
 from fairpate.types import Budget, GateRule
 
 MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
@@ -65,7 +65,7 @@ def test_an_impossible_place_is_refused_before_any_work(fairpate, tmp_path, monk
     def nothing(*_, **__):
         raise AssertionError("work began")
 
-    monkeypatch.setattr("fairpate.data.load.entry_for", nothing)
+    monkeypatch.setattr("fairpate.data.registry.entry_for", nothing)
     (tmp_path / "file").touch()
     place = place.format(file=tmp_path / "file")
     (tmp_path / "sweep.yaml").write_text("data_sets: [color_digits]\nmethods: [sgd]\n")

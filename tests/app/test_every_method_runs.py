@@ -13,21 +13,18 @@ from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, con
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
-from fairpate.app.finished import finished_run
-from fairpate.app.identity import config_digest
-from fairpate.app.publication.card import write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectoryError, create_run_directory, sole_worker
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override
+from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import find_entry, load_dataset
-from fairpate.fairness.named_constraints import named_constraints
-from fairpate.methods import find_method
-from fairpate.methods.load import configured, load_method
-from fairpate.methods.releasing import ReleasingMethod
+from fairpate.fairness.constraints import named_constraints
+from fairpate.methods.base import configured, find_method, load_method
+from fairpate.methods.record_votes import ReleasingMethod
+from fairpate.run.folder import RunDirectoryError, create_run_directory, sole_worker
+from fairpate.run.publication import write_card
+from fairpate.run.run import finished_run, run_method
+from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
-from student.predict import load_student
+from student.student import load_student
 
 CALIBRATION = "public_data.calibration={epochs: 2, batch_size: 64}"
 PRIVATE = {"release.json", "without_privacy.json"}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fairpate.methods.preprocess import cost_behind_sorted_filter, target_behind_sorted_filter
+from fairpate.methods.pate import cost_behind_sorted_filter, target_behind_sorted_filter
 
 
 def test_a_tenth_triples_epsilon_and_the_target_is_its_inverse(fairpate) -> None:

@@ -8,7 +8,7 @@ from fairpate.config import DataConfig
 from fairpate.data import load_dataset
 from fairpate.data.embedding import Embedding
 from student.card import StudentFileError
-from student.predict import load_student
+from student.student import load_student
 
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding={graph_share: 0, num_components: 20}")
 BY_CURVES = ("--set", "target.accounting=rdp")

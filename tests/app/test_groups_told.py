@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairpate.app.terminal.summary import measured_rows
-from fairpate.evaluation.metrics import Evaluation, evaluate
-from fairpate.evaluation.report import prediction_words
+from fairpate.cli.summaries import measured_rows
+from fairpate.report.metrics import Evaluation, evaluate
+from fairpate.report.run_page import prediction_words
 
 LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
 

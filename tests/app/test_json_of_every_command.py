@@ -10,9 +10,9 @@ import sys
 import pytest
 import typer
 
-from fairpate.app.cli import app
-from fairpate.app.cli.commands import Commands
-from fairpate.app.terminal.output import Output, show, speaking
+from fairpate.cli import app
+from fairpate.cli.base import Commands
+from fairpate.terminal import Output, show, speaking
 
 DECLARATION = """
 name: clinic
@@ -178,7 +178,7 @@ def test_what_a_command_prints_by_the_way_is_not_on_standard_output(fairpate, mo
         sys.stdout.write("by the way")
         return []
 
-    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", noisy)
+    monkeypatch.setattr("fairpate.cli.summaries.findings", noisy)
     code, output, errors = fairpate("doctor", "--json")
     assert (code, strictly(output)) == (0, {"findings": []})
     assert "by the way" in errors
@@ -193,7 +193,7 @@ def test_there_is_never_a_second_document(capsys):
 
 
 def test_a_defect_is_a_document_and_a_traceback(fairpate, monkeypatch, capsys):
-    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", lambda: 1 / 0)
+    monkeypatch.setattr("fairpate.cli.summaries.findings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fairpate("doctor", "--json")
     assert "ZeroDivisionError" in strictly(capsys.readouterr().out)["error"]["message"]

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from small_runs import open_terms, run
 
-from aggregator.ledger import audit
-from aggregator.ledger.entries import Asker
-from aggregator.ledger.files import LedgerError, head_path, ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator import audit
+from aggregator.chain import LedgerError, head_path, ledger_files
+from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
-from fairpate.app.ledgers import copies
-from fairpate.app.ledgers.commands import back_up
-from fairpate.app.ledgers.copies import last_backup_s, restore
-from fairpate.app.ledgers.place import place_of
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.tables import read_labels
+from fairpate.run import ledger_commands
+from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.label_queries import place_of
+from fairpate.run.ledger_commands import back_up_run, last_backup_s, restore
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def test_verify_compares_the_released_labels_with_the_ledger(fairpate, copied, t
 def test_a_copy_of_now_is_put_back_and_the_run_goes_on_with_the_same_labels(fairpate, copied, tmp_path, lost):
     folder, config = copied
     out, before = tmp_path / "copy.sqlite", folder.labels.read_bytes()
-    back_up(folder.root, out)
+    back_up_run(folder.root, out)
     if lost != "nothing":
         folder.ledger.unlink()
     if lost == "all files":
@@ -93,7 +90,7 @@ def test_a_copy_of_now_is_put_back_and_the_run_goes_on_with_the_same_labels(fair
 def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
-    back_up(folder.root, out)
+    back_up_run(folder.root, out)
     charge(folder, "later", terms)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
@@ -105,8 +102,8 @@ def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied,
 def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp_path, terms, monkeypatch):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
-    back_up(folder.root, out)
-    held = copies._held
+    back_up_run(folder.root, out)
+    held = ledger_commands._held
 
     @contextmanager
     def after_a_charge(*given):
@@ -114,7 +111,7 @@ def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp
         with held(*given):
             yield
 
-    monkeypatch.setattr(copies, "_held", after_a_charge)
+    monkeypatch.setattr(ledger_commands, "_held", after_a_charge)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
 
@@ -123,7 +120,7 @@ def test_an_older_copy_is_refused_by_the_anchor_where_all_files_are_lost(fairpat
     folder, _ = copied
     out, anchor = tmp_path / "copy.sqlite", tmp_path / "elsewhere"
     assert fairpate("ledger", "anchor", str(folder.root), str(anchor))[0] == 0
-    back_up(folder.root, out)
+    back_up_run(folder.root, out)
     charge(folder, "later", terms)
     for file in ledger_files(folder.ledger):
         file.unlink()
@@ -149,7 +146,7 @@ def test_a_run_without_a_ledger_has_none_to_anchor(fairpate, trained, tmp_path):
 def test_an_empty_or_damaged_copy_is_refused(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
-    back_up(folder.root, out)
+    back_up_run(folder.root, out)
     with sqlite3.connect(out) as database:
         database.execute("UPDATE entries SET payload = replace(payload, '0', '1') WHERE number = 2")
     database.close()
@@ -165,7 +162,7 @@ def test_an_empty_or_damaged_copy_is_refused(copied, tmp_path, terms):
 def test_a_ledger_that_is_written_is_not_replaced(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
-    back_up(folder.root, out)
+    back_up_run(folder.root, out)
     with (
         Ledger(folder.ledger, terms, create=False),
         pytest.raises(LedgerError, match="another process writes"),
@@ -191,7 +188,7 @@ def test_a_ledger_moves_into_a_database_goes_on_there_and_comes_back(fairpate, c
         Ledger(place, terms, create=False),
         pytest.raises(LedgerError, match="another process writes"),
     ):
-        back_up(folder.root, second)
+        back_up_run(folder.root, second)
         restore(folder, second, to=str(folder.ledger))
     restore(folder, second, to=str(folder.ledger))
     assert place_of(folder).ledger == folder.ledger.absolute()

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from fairpate import load_data
-from fairpate.app import new_project
-from fairpate.app.spending.odometer import Odometer
-from fairpate.data.declared.declaration import read_declaration
-from fairpate.methods.load import load_method
+from fairpate.cli import summaries
+from fairpate.data.declaration import read_declaration
+from fairpate.methods.base import load_method
+from fairpate.run.release_log import Odometer
 
 FILES = {
     *("README.md", "settings.yaml", "data.yaml", "test_project.py", ".gitignore"),
@@ -182,6 +182,6 @@ def test_an_interrupt_leaves_no_part_of_a_project(fairpate, tmp_path, monkeypatc
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(new_project.Path, "rename", interrupted)
+    monkeypatch.setattr(summaries.Path, "rename", interrupted)
     assert fairpate("new", "hospital")[0] == 130
     assert list(tmp_path.iterdir()) == []

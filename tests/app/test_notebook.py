@@ -14,12 +14,11 @@ from browser import faults, opened_tab
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fairpate.app.compare.folder import SweepFolder
-from fairpate.app.compare.records_table import write_rows
-from fairpate.app.compare.run import Comparison
-from fairpate.app.rundir import RunDirectory
 from fairpate.estimators import FairClassifier
-from fairpate.evaluation.rows import Row
+from fairpate.report.frontier import Row
+from fairpate.run.compare import Comparison
+from fairpate.run.folder import RunDirectory
+from fairpate.run.sweep import SweepFolder, write_rows
 from fairpate.types import RunRecord
 
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -15,20 +15,23 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.files import LedgerError
-from aggregator.ledger.ledger import Ledger
-from fairpate.app.compare.tasks import count_cell
-from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.spending.meter import LedgerMeter, Meter
-from fairpate.app.spending.odometer import LimitReachedError, Odometer, state_folder
-from fairpate.app.spending.receipt import OdometerError
+from aggregator.chain import LedgerError
+from aggregator.ledger import Ledger
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.event_values import event_from, event_json
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians, of_unit
-from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.mechanism_events import (
+    AttributeGaussians,
+    AttributeQueries,
+    PoissonGaussianLaplaces,
+    event_from,
+    event_json,
+)
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.run.compare import count_cell
+from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.release_log import LedgerMeter, LimitReachedError, Meter, Odometer, OdometerError, state_folder
 
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,

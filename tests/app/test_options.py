@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from fairpate.app import cli
-from fairpate.app.cli.commands import Commands, Mode, in_modes
+from fairpate import cli
+from fairpate.cli.base import Commands, Mode, in_modes
 from fairpate.types import UsageError
 
 Function = Any

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.app.planning.outlook import Majority, too_little_to_learn
-from fairpate.methods.definition import Voting
+from fairpate.methods.base import Voting
+from fairpate.run.plan import Majority, too_little_to_learn
 
 DECLARATION = """
 name: clinic

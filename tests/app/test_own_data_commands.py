@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairpate.data.declared.declaration import read_declaration
-from fairpate.data.declared.draft import outwards
+from fairpate.data.declaration import read_declaration
+from fairpate.data.draft import outwards
 from fairpate.types import READING_TELLS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"

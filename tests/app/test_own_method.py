@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairpate import methods
-from fairpate.app.rundir import open_run_directory, read_statement
+from fairpate.methods import base
+from fairpate.run.folder import open_run_directory, read_statement
 
 NAME = "own_method:ClassMeans"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,8 +71,8 @@ def test_one_that_cannot_be_imported_is_named(fairpate, tmp_path):
 
 
 BROKEN = """
-from fairpate.methods.definition import Method
-from fairpate.methods.sgd import Sgd
+from fairpate.methods.base import Method
+from fairpate.methods.dp_sgd import Sgd
 
 class NoTrain(Method):
     title, paper = "none", "none"
@@ -106,7 +106,7 @@ def test_a_broken_package_hides_no_other_method(fairpate, tmp_path, monkeypatch)
     entry = metadata.EntryPoint("theirs", "raising:Anything", "fairpate.methods")
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [entry])
     monkeypatch.setenv("COLUMNS", "300")
-    methods._places.cache_clear()
+    base._places.cache_clear()
     try:
         code, output, _ = fairpate("methods")
         assert code == 0
@@ -118,4 +118,4 @@ def test_a_broken_package_hides_no_other_method(fairpate, tmp_path, monkeypatch)
         code, _, errors = fairpate("run", "--method", "theirs")
         assert (code, "ZeroDivisionError" in errors) == (2, True)
     finally:
-        methods._places.cache_clear()
+        base._places.cache_clear()

@@ -6,9 +6,9 @@ import pytest
 from safetensors import safe_open
 from small_runs import read_json
 
-from fairpate.app.compare.report import compare_methods
 from fairpate.config import ConfigError
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.compare import compare_methods
 
 MODULE = """
 from sklearn.ensemble import HistGradientBoostingClassifier

@@ -11,13 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fairpate.app.compare.pictures import write_figures
-from fairpate.app.compare.records_table import write_rows
-from fairpate.evaluation.figure_style import FigureStyle
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_figures import frontier_figures
-from fairpate.evaluation.frontier_looks import COLOURS
-from fairpate.evaluation.rows import Row
+from fairpate.report.figures import COLOURS, FigureStyle, frontier_figures
+from fairpate.report.frontier import Row, points_of
+from fairpate.run.compare import write_figures
+from fairpate.run.sweep import write_rows
 from fairpate.types import RunRecord, UsageError
 
 
@@ -56,7 +53,7 @@ def drawn(place):
     """The points that pictures of a table are drawn of."""
     asked = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.app.compare.pictures.frontier_figures", lambda points, _: asked.extend(points) or {})
+        patched.setattr("fairpate.run.compare.frontier_figures", lambda points, _: asked.extend(points) or {})
         write_figures(place, style=FigureStyle())
     return {(point.method, point.epsilon_is_data_dependent, point.settings["target.epsilon"]) for point in asked}
 
@@ -122,7 +119,7 @@ def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(tab
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairpate.evaluation.frontier_figures._pictures", lambda _, style: {style.formats[0]: b""})
+    monkeypatch.setattr("fairpate.report.figures._pictures", lambda _, style: {style.formats[0]: b""})
     place = table()
     code, output, _ = fairpate("figures", place, "--format", "pdf", "--width-mm", "120", "--out", "here")
     assert code == 0
@@ -144,7 +141,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
 
 
 def test_data_sets_whose_names_read_alike_have_files_of_their_own(monkeypatch):
-    monkeypatch.setattr("fairpate.evaluation.frontier_figures._pictures", lambda _, style: {style.formats[0]: b""})
+    monkeypatch.setattr("fairpate.report.figures._pictures", lambda _, style: {style.formats[0]: b""})
     records = [replace(row("dp_sgd", 1.0, 0).record, data=data) for data in ("my data", "my-data", "My_Data", "é")]
     assert len(frontier_figures(points_of(records), FigureStyle(formats=("png",)))) == 4 * 3
 

@@ -12,17 +12,16 @@ import pytest
 from each_method import weights
 from small_runs import read_json
 
-from aggregator.gnmax import ConfidentGnmax
-from aggregator.ledger.budget import mechanism_within
-from fairpate.app.publication.card import write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, open_run_directory
-from fairpate.app.tables import read_labels, write_labels
-from fairpate.app.terminal.progress import Reporter
+from aggregator.budgets import mechanism_within
+from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.run.folder import RunDirectory, RunDirectoryError, open_run_directory, read_labels, write_labels
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 from fairpate.types import STOPPED_BY_VOTES
 
 SMALL: dict[str, Any] = {
@@ -112,7 +111,7 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
         seen["labels"] = labelled
         return options["initial_model"].eval()
 
-    monkeypatch.setattr("fairpate.app.students.fit_student", spy)
+    monkeypatch.setattr("fairpate.run.learn.fit_student", spy)
     run = train("pate_s_pre", "aggregator.gate={max_disparity: 0.0, min_count: 5}", "seed=0")
     released, kept = read_labels(run.labels), seen["labels"]
     counts = [[0] * 10, [0] * 10]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fairpate.app.publication.card import write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.app.spending.odometer import Odometer
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement
+from fairpate.run.publication import write_card
+from fairpate.run.release_log import Odometer
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 from fairpate.types import RECORDS_ALONE, TELLS_SIZE
 
 VALUES: dict[str, Any] = {

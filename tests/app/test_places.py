@@ -3,9 +3,9 @@
 import pytest
 from small_runs import run
 
-from fairpate.app.identity import config_digest
-from fairpate.app.rundir import RunDirectoryError, create_run_directory
-from fairpate.storage import StorageError
+from fairpate.config_reader import config_digest
+from fairpate.files import StorageError
+from fairpate.run.folder import RunDirectoryError, create_run_directory
 
 
 def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path):

@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from aggregator.gnmax import ConfidentGnmax
-from fairpate.app import cli
-from fairpate.app.planning.plan import Plan, Profile, Proposal, assumed_profile, plans, profile_of_votes, propose
-from fairpate.app.planning.plan_text import describe, proposal_json
-from fairpate.app.tables import write_votes
+from aggregator.mechanism import ConfidentGnmax
+from fairpate import cli
 from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.run.folder import write_votes
+from fairpate.run.plan import (
+    Plan,
+    Profile,
+    Proposal,
+    assumed_profile,
+    describe,
+    plans,
+    profile_of_votes,
+    proposal_json,
+    propose,
+)
 from fairpate.types import VoteBatch
 
 TARGET = {"epsilon": 2.0, "delta": 1e-5}
@@ -141,7 +150,7 @@ def test_the_command_plans_from_assumptions_and_from_a_run(
             code = int(leaving.code or 0)
         return code, *capsys.readouterr()
 
-    monkeypatch.setattr("fairpate.app.planning.candidates.VOTERS", {"fairpate": "models"})  # all: test_candidates.py
+    monkeypatch.setattr("fairpate.run.plan.VOTERS", {"fairpate": "models"})  # all: test_candidates.py
     code, output, _ = fairpate("--epsilon", "2", "--teachers", "100", "--queries", "100", "--queries", "9999", "--json")
     assert code == 0
     assert [plan["num_queries"] for plan in json.loads(output)["for_any_votes"]] == [100]

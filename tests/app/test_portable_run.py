@@ -18,12 +18,12 @@ from safetensors import safe_open
 from small_runs import FILES
 
 import student.portable
-from fairpate.app.publication import portable
 from fairpate.config import DataConfig, EmbeddingConfig
-from fairpate.data import Dataset, gradients, load_dataset
+from fairpate.data import Dataset, embedding, load_dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import embedded
-from student.predict import load_student
+from fairpate.run import publication
+from student.student import load_student
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("with_graphs")
@@ -209,7 +209,7 @@ def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tm
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (gradients.feature_names(), "oriented gradients"),
+        (embedding.feature_names(), "oriented gradients"),
         (("my_pictures:edges 0", "my_pictures:edges 1"), "what my_pictures:edges gives for a picture, which is code"),
         (("age", "weight"), "features in the order of the data set"),
     ],
@@ -225,7 +225,7 @@ def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded):
         group_names=("a", "b"),
     )
     dataset = embedded(plain, EmbeddingConfig(steps=0)) if is_embedded else plain
-    told = portable.encoding_of(dataset, (len(names),))
+    told = publication.encoding_of(dataset, (len(names),))
     assert words in told["of"]
     assert [each["feature"] for each in told["features"]] == list(names)
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from small_runs import read_json
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.methods.load import configured
-from student.predict import load_student
+from fairpate.methods.base import configured
+from fairpate.run.folder import RunDirectory
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 METHODS = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")
 SMALL: dict[str, Any] = {

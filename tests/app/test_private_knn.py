@@ -17,26 +17,24 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from threadpoolctl import threadpool_limits
 
-from aggregator.ledger import audit
-from aggregator.ledger.files import ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator import audit
+from aggregator.chain import ledger_files
+from aggregator.ledger import Ledger
 from aggregator.session import OverBudget, query_key
-from fairpate.app.publication.card import write_card
-from fairpate.app.release import choose_queries, ledger_terms
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.serving.serve import open_backend
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.load import configured
-from fairpate.methods.places import Clusters, Places
-from fairpate.methods.private_knn import PrivateKnn
+from fairpate.methods.base import configured
+from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
 from fairpate.privacy import accountant
-from fairpate.privacy.record_votes import NeighbourVotes
+from fairpate.privacy.mechanism_events import NeighbourVotes
+from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
+from fairpate.run.label_queries import choose_queries, ledger_terms
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.run.serve import open_backend
+from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, IntArray
-from student.predict import load_student
+from student.student import load_student
 from teachers.neighbours import Nearest, Sampler, blocks_of, merged, nearest_of_samples
 
 SMALL: dict[str, Any] = {

@@ -18,12 +18,11 @@ import pytest
 from pyarrow import csv
 from rich.console import Console
 
-from fairpate.app.planning.plan import assumed_profile, plans
-from fairpate.app.terminal import progress
-from fairpate.app.terminal.output import speaking
-from fairpate.app.terminal.progress import Pace, Reporter, duration, waiting
-from fairpate.data.declared import tables
-from fairpate.steps import heard_by, tell
+from fairpate import terminal
+from fairpate.data import tables
+from fairpate.run.plan import assumed_profile, plans
+from fairpate.terminal import Pace, Reporter, duration, speaking, waiting
+from fairpate.types import heard_by, tell
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -39,7 +38,7 @@ def clock(monkeypatch):
             return self.now
 
     found = Clock()
-    monkeypatch.setattr("fairpate.app.terminal.progress.time.monotonic", found)
+    monkeypatch.setattr("fairpate.terminal.time.monotonic", found)
     return found
 
 
@@ -86,7 +85,7 @@ def test_what_is_quick_says_nothing_and_what_takes_longer_says_how_far_it_is(clo
         (30, "ledger       3/4, 30 s so far, about 10 s left\nledger       done in 30.0 s\n"),
     ):
         console = Console(file=io.StringIO(), width=80)
-        monkeypatch.setattr(progress, "terminal", lambda console=console, **_: console)
+        monkeypatch.setattr(terminal, "terminal", lambda console=console, **_: console)
         clock.now = 0.0
         with waiting("ledger"):
             tell(0, 4)
@@ -102,7 +101,7 @@ def test_a_program_hears_nothing(capsys):
 
 
 def test_loops_below_tell_whoever_listens(finished):
-    from aggregator.ledger import audit, ledger
+    from aggregator import audit, ledger
 
     told = []
     with heard_by(lambda *steps: told.append(steps)):
@@ -123,7 +122,7 @@ def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch)
         return heard_by(lambda *steps: told[-1].append(steps))
 
     run, _ = finished
-    monkeypatch.setattr(progress, "waiting", heard)
+    monkeypatch.setattr(terminal, "waiting", heard)
     for words in (["card", run.root], ["report", run.root]):
         told.clear()
         assert fairpate(*words)[0] == 0
@@ -160,7 +159,7 @@ def drawn(code, **environment):
 
 STAGE = """
 import time
-from fairpate.app.terminal.progress import Reporter
+from fairpate.terminal import Reporter
 reporter = Reporter()
 with reporter.stage("teachers") as advance:
     for step in range(5):
@@ -212,7 +211,7 @@ def test_an_interrupt_is_a_document_for_a_program(fairpate, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairpate.app.terminal.doctor.findings", interrupted)
+    monkeypatch.setattr("fairpate.cli.summaries.findings", interrupted)
     code, output, errors = fairpate("doctor", "--json")
     assert (code, json.loads(output)["error"]["exit_code"], errors.count("\n")) == (130, 130, 1)
 

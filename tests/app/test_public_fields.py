@@ -18,20 +18,18 @@ import pytest
 from safetensors import safe_open
 from small_runs import read_json
 
-from fairpate.app.compare.cells import cells_of
-from fairpate.app.compare.folder import open_sweep_folder
-from fairpate.app.compare.report import write_frontier_reports
-from fairpate.app.compare.run import Comparison, failure, run_cell
-from fairpate.app.publication.card import write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.terminal.progress import Reporter
-from fairpate.compare_config import SweepConfig
+from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.evaluation.frontier_page import FrontierReport
-from fairpate.evaluation.report import Guarantee, PublicReport, Voting
-from fairpate.fairness.notions import NOTIONS
-from fairpate.methods.load import configured
+from fairpate.fairness.rates import NOTIONS
+from fairpate.methods.base import configured
+from fairpate.report.frontier_page import FrontierReport
+from fairpate.report.records import Guarantee, PublicReport, Voting
+from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
+from fairpate.run.folder import RunDirectory
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.run.sweep import cells_of, open_sweep_folder
+from fairpate.terminal import Reporter
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
 GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
@@ -198,9 +196,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder.assemble(cells)
     comparison = Comparison(folder=folder, changed=True)
     with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/app/test_paper_figures.py
-        patched.setattr(
-            "fairpate.app.compare.report.frontier_figures", lambda points: {"slices.pdf": bytes(len(points))}
-        )
+        patched.setattr("fairpate.run.compare.frontier_figures", lambda points: {"slices.pdf": bytes(len(points))})
         write_frontier_reports(comparison, title="sweep")
     return comparison
 

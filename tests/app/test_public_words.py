@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.serving.public_pool import public_words
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.embedding import embedded
-from fairpate.methods.load import configured
+from fairpate.methods.base import configured
+from fairpate.run.folder import RunDirectory
+from fairpate.run.serve import public_words
 
 
 def test_a_record_has_its_own_features_beside_the_coordinates_that_voters_see():

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairpate.app.compare.records_table import RecordsTableError, Row, publishable, read_rows, read_table, write_rows
-from fairpate.fairness.notions import NOTIONS
+from fairpate.fairness.rates import NOTIONS
+from fairpate.report.frontier import Row
+from fairpate.run.sweep import RecordsTableError, publishable, read_rows, read_table, write_rows
 from fairpate.types import RunRecord
 
 

@@ -13,18 +13,12 @@ import pytest
 import yaml
 from small_runs import FILES, read_json, run
 
-from fairpate.app import rundir
-from fairpate.app.finished import finished_run
-from fairpate.app.rundir import (
-    RunDirectory,
-    RunDirectoryError,
-    create_run_directory,
-    open_run_directory,
-    sole_worker,
-)
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
 from fairpate.data import load_dataset
-from student.predict import load_student
+from fairpate.run import folder as rundir
+from fairpate.run.folder import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory, sole_worker
+from fairpate.run.release_log import LimitReachedError, Odometer
+from fairpate.run.run import finished_run
+from student.student import load_student
 
 
 def test_the_run_directory_holds_what_it_promises(finished):

@@ -11,25 +11,23 @@ import pytest
 from rich.console import Console
 from small_runs import open_terms, read_json, run
 
-from aggregator.ledger.budget import epsilon_fixed_beforehand
-from aggregator.ledger.files import LedgerError, ledger_files
-from aggregator.ledger.ledger import Ledger
+from aggregator.budgets import epsilon_fixed_beforehand
+from aggregator.chain import LedgerError, ledger_files
+from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
-from fairpate.app.ledgers.opened import ANSWERED_BY_SERVICE, state_for_service
-from fairpate.app.publication.card import write_card
-from fairpate.app.release import choose_queries, ledger_terms
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, read_statement
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
-from fairpate.app.tables import read_votes, write_votes
-from fairpate.app.terminal.summary import summarise
+from fairpate.cli.summaries import summarise
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
-from fairpate.evaluation.page import epsilon_text
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_release import SmoothRelease
-from student.predict import load_student
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.report.page import epsilon_text
+from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
+from fairpate.run.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.run.publication import write_card
+from fairpate.run.release_log import LimitReachedError, Odometer
+from student.student import load_student
 
 
 def test_what_was_spent_is_the_price_of_the_votes_the_ledger_holds(finished):

@@ -12,7 +12,7 @@ import torch
 from small_runs import read_json, run
 
 from fairpate.config import RayConfig
-from student.predict import load_student
+from student.student import load_student
 
 
 @pytest.mark.slow  # interrupted before and after the ledger is written: tests/app/test_run_queries.py
@@ -62,7 +62,7 @@ def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_s
 @pytest.mark.slow
 def test_a_run_without_actors_imports_no_ray(small_overrides, tmp_path):
     settings = [argument for value in small_overrides for argument in ("--set", value)]
-    watched = "import sys; from fairpate.app.cli import main; main(); sys.exit('ray' in sys.modules)"
+    watched = "import sys; from fairpate.cli import main; main(); sys.exit('ray' in sys.modules)"
     command = [sys.executable, "-c", watched, "run", "--out", str(tmp_path / "run"), *settings]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
     assert ended.returncode == 0, ended.stderr

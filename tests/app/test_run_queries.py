@@ -6,14 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 from small_runs import read_json, run
 
-from aggregator.ledger.ledger import Ledger
+from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession
-from fairpate.app.release import choose_queries
-from fairpate.app.rundir import read_statement
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.run.folder import read_statement
+from fairpate.run.label_queries import choose_queries
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):

@@ -6,8 +6,8 @@ import pytest
 from each_method import METHODS, UNPROTECTED, train
 from small_runs import copied
 
-from fairpate.app.rundir import RunDirectoryError, read_statement
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
+from fairpate.run.folder import RunDirectoryError, read_statement
+from fairpate.run.release_log import LimitReachedError, Odometer
 
 
 def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):

@@ -19,25 +19,20 @@ import ray
 import torch
 from page_references import References
 
-from aggregator.ledger.files import ledger_files
-from aggregator.ledger.ledger import Ledger
-from aggregator.service.actor import HttpServer, Service
-from aggregator.service.api import ServiceSettings
+from aggregator.chain import ledger_files
+from aggregator.ledger import Ledger
+from aggregator.service.server import HttpServer, Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
-from fairpate.app.publication.card import write_card
-from fairpate.app.release import ledger_terms
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serving import serve
-from fairpate.app.serving.public_pool import public_pool
-from fairpate.app.serving.serve import open_backend
-from fairpate.app.serving.settings import service_settings
-from fairpate.app.tables import read_labels, read_votes
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.votes import VoteCounter
 from fairpate.data import load_dataset
+from fairpate.run import serve
+from fairpate.run.folder import RunDirectory, RunDirectoryError, read_labels, read_votes
+from fairpate.run.label_queries import VoteCounter, ledger_terms
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.run.serve import open_backend, public_pool, service_settings
+from fairpate.terminal import Reporter
 from teachers.ensemble import collect_votes, train_ensemble
-from teachers.voters import BESIDE_WORK, Voters, VoterWatch
+from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     questions = [public_pool(dataset, config.aggregator).question(number) for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))
-    voters = Voters(ensemble, config.ray)
+    voters = ServingTeachers(ensemble, config.ray)
     try:
         np.testing.assert_array_equal(voters.votes(x), expected)
         count = VoteCounter(read_votes(run.votes), voters.votes)
@@ -239,7 +234,7 @@ def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairpate.app.serving.query.write_atomically", full)
+        patched.setattr("fairpate.run.query.write_atomically", full)
         code, _, errors = fairpate("query", url, "--ids", "20:25", "--out", tmp_path / "labels.csv")
     assert code == 1
     assert all(word in errors for word in ("labels.csv", "No space left", "again for free"))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.app.run import run_method
-from fairpate.app.terminal.progress import Reporter
-from student.predict import load_student
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 PLAIN_INSTALL = """
 import sys
@@ -26,7 +26,7 @@ class Missing:
             raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
 
 sys.meta_path.insert(0, Missing())
-from fairpate.app.cli import main
+from fairpate.cli import main
 main()
 """
 

@@ -11,28 +11,26 @@ import pytest
 import torch
 from small_runs import read_json
 
-from fairpate.app.identity import config_digest
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunFolderError, create_run_directory
-from fairpate.app.serving import serve
-from fairpate.app.serving.settings import service_settings
-from fairpate.app.spending.odometer import LimitReachedError, Odometer
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.trained_on import as_trained
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override
+from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods import sf_pate
-from fairpate.methods.definition import Training
-from fairpate.methods.load import configured as load
-from fairpate.methods.mean_parity import UNKNOWN
+from fairpate.methods.base import Training
+from fairpate.methods.base import configured as load
+from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.sf_pate import SfPate, with_labels
 from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.privacy.fair_training import AttributeQueries
+from fairpate.privacy.mechanism_events import AttributeQueries
+from fairpate.run import serve
+from fairpate.run.folder import RunDirectory, RunFolderError, create_run_directory, read_labels
+from fairpate.run.learn import as_trained
+from fairpate.run.release_log import LimitReachedError, Odometer
+from fairpate.run.run import run_method
+from fairpate.run.serve import service_settings
+from fairpate.terminal import Reporter
 from fairpate.types import LabelledSet, Unit, VoteBatch
-from teachers.shard import assign_teachers, shard_key, shard_rows
+from teachers.ensemble import assign_teachers, shard_key, shard_rows
 
 SMALL = [
     "method=sf_pate",

@@ -12,19 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.app.release import choose_queries
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, create_run_directory
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.trained_on import as_trained
 from fairpate.config import DataConfig
 from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
-from fairpate.methods.definition import Training
-from fairpate.methods.load import configured as load_configured
+from fairpate.methods.base import Training
+from fairpate.methods.base import configured as load_configured
 from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
+from fairpate.run.folder import RunDirectory, create_run_directory, read_labels
+from fairpate.run.label_queries import choose_queries
+from fairpate.run.learn import as_trained
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch
 from teachers.ensemble import train_ensemble
 
@@ -52,7 +51,7 @@ def with_other_sex(row: list[str]) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("fairpate.data.files.check_sha256", lambda *_: None)
+    monkeypatch.setattr("fairpate.data.dataset.check_sha256", lambda *_: None)
     (tmp_path / "data" / "adult").mkdir(parents=True)
     write(tmp_path / "data" / "adult" / "adult.test", rows_of_adult(20))
     return tmp_path / "data"
@@ -150,7 +149,7 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attacker knows all but one sex and the run's secret, and lets the run itself name the record under both."""
-    monkeypatch.setattr("fairpate.app.trained_on.secrets.token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr("fairpate.run.learn.secrets.token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(SfPate, "ask", knowing_teachers)
     monkeypatch.setattr(
         "fairpate.methods.pate.check_teachers", lambda *_: None

@@ -12,20 +12,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from fairpate.app.compare.cells import cells_of
-from fairpate.app.compare.releases import release_name
-from fairpate.app.compare.run import Comparison, compare
-from fairpate.app.released import read_release
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError, RunFolderError, read_statement
-from fairpate.app.spending.odometer import Odometer
-from fairpate.app.terminal.progress import Reporter
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods.load import configured
-from fairpate.methods.releasing import ReleasingMethod
+from fairpate.methods.base import configured
+from fairpate.methods.record_votes import ReleasingMethod
+from fairpate.run.compare import Comparison, compare, release_name
+from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.run.release_log import Odometer, read_release
+from fairpate.run.run import run_method
+from fairpate.run.sweep import cells_of
+from fairpate.terminal import Reporter
 
 GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairpate.app.rundir import open_run_directory, read_json
+from fairpate.run.folder import open_run_directory, read_json
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from fairpate.app.compare.records_table import write_rows
-from fairpate.app.compare.specify import repeat_command
-from fairpate.evaluation.rows import Row
+from fairpate.report.frontier import Row
+from fairpate.run.specify import repeat_command
+from fairpate.run.sweep import write_rows
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
 

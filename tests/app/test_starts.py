@@ -8,12 +8,12 @@ import sys
 import pytest
 from small_runs import run
 
-from fairpate.app.terminal.catalogue import list_methods
+from fairpate.cli.summaries import list_methods
 
 LIBRARIES = ("torch", "torchvision", "sklearn", "scipy.stats", "pandas", "matplotlib", "dp_accounting", "ray", "onnx")
 WATCHED = """
 import importlib, json, os, sys
-from fairpate.app.cli import main
+from fairpate.cli import main
 
 def ended(words):
     if words[0] == "import":
@@ -64,8 +64,8 @@ RUNS = {
 }
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
 MODULES = (
-    *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.load"),
-    *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.actor", "aggregator.service.gateway"),
+    *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.base"),
+    *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.server", "aggregator.service.server"),
 )
 
 

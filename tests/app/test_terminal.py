@@ -10,10 +10,9 @@ from rich.json import JSON
 from rich.table import Table
 from rich.text import Text
 
+from aggregator.client import describe
 from aggregator.service.wire import Reply
-from aggregator.shell import describe
-from fairpate.app.terminal.console import facts, listing, terminal
-from fairpate.app.terminal.output import fail
+from fairpate.terminal import facts, fail, listing, terminal
 
 HOSTILE = "digit\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 OBEYED = set("\x1b\x07\x08\x9b\r\u202e")

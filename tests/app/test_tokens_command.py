@@ -5,12 +5,9 @@ import time
 import pytest
 from serving import TERMS
 
-from aggregator.ledger.entries import OwnLimit
-from aggregator.ledger.ledger import Ledger
-from aggregator.service.oidc import name_of
-from aggregator.service.token_store import read_store
-from aggregator.service.tokens import token_digest
-from fairpate.app.rundir import RunDirectory
+from aggregator.ledger import Ledger, OwnLimit
+from aggregator.service.auth import name_of, read_store, token_digest
+from fairpate.run.folder import RunDirectory
 
 
 @pytest.fixture

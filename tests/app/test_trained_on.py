@@ -12,22 +12,19 @@ import pytest
 import torch
 import yaml
 
-from fairpate.app.compare.cells import cells_of
-from fairpate.app.planning.plan import profile_of_run
-from fairpate.app.publication.card import write_card
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, RunDirectoryError
-from fairpate.app.serving.serve import serve_aggregators
-from fairpate.app.serving.settings import service_settings
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.trained_on import recorded_data
-from fairpate.compare_config import SweepConfig
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import FairClassifier
-from fairpate.methods.definition import Method
-from fairpate.methods.load import configured
+from fairpate.methods.base import Method, configured
+from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.learn import recorded_data
+from fairpate.run.plan import profile_of_run
+from fairpate.run.publication import write_card
+from fairpate.run.run import run_method
+from fairpate.run.serve import serve_aggregators, service_settings
+from fairpate.run.sweep import cells_of
+from fairpate.terminal import Reporter
 
 QUIET = Reporter(quiet=True)
 SETTINGS = [

@@ -16,19 +16,17 @@ from scipy.stats import binom, norm
 from serving import free_port, ids
 from small_runs import open_terms, read_json
 
-from aggregator.ledger.budget import mechanism_within
-from aggregator.mechanisms import mechanism_of
-from aggregator.service.actor import HttpServer
-from aggregator.service.api import ServiceSettings
-from fairpate.app.aggregate import aggregate as aggregate_votes
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.serving.serve import _run_with_votes, open_backend
-from fairpate.app.spending.odometer import Odometer
-from fairpate.app.tables import read_labels
-from fairpate.app.terminal.progress import Reporter
-from fairpate.app.votes_file import VotesConfig, VotesFileError, read_votes_file
+from aggregator.budgets import mechanism_within
+from aggregator.mechanism import mechanism_of
+from aggregator.service.server import HttpServer, ServiceSettings
+from fairpate.methods.own_votes import VotesConfig, VotesFileError, read_votes_file
+from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.release_log import Odometer
+from fairpate.run.run import aggregate as aggregate_votes
+from fairpate.run.serve import _run_with_votes, open_backend
+from fairpate.terminal import Reporter
 from fairpate.types import MechanismParameters
-from student.predict import load_student
+from student.student import load_student
 
 SITES, RECORDS = 12, 40
 CLASSES = ("no", "yes")

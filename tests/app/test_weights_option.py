@@ -17,8 +17,8 @@ from PIL import Image
 from pretrained import published
 from safetensors import safe_open
 
-from fairpate.app import cli
-from student.predict import load_student
+from fairpate import cli
+from student.student import load_student
 
 RACES = 5
 Command = Callable[..., tuple[int, str]]

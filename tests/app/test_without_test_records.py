@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.app.rundir import open_run_directory, read_json
+from fairpate.run.folder import open_run_directory, read_json
 
 DECLARATION = """
 name: clinic

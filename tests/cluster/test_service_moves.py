@@ -19,11 +19,11 @@ import pytest
 from local_cluster import Cluster, make_environment
 from serving import free_port, ids
 
-from aggregator.ledger import audit
+from aggregator import audit
 
 pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_database_ledgers.py has writers alone
 
-FAIRPATE = (sys.executable, "-c", "from fairpate.app.cli import main; main()")
+FAIRPATE = (sys.executable, "-c", "from fairpate.cli import main; main()")
 CONFIG = """
 data: {name: color_digits}
 teachers: {num_teachers: 12, model: {name: logistic}, fit: {epochs: 2}}

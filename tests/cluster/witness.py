@@ -16,12 +16,10 @@ import ray
 import torch
 from ray._private.internal_api import node_stats
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
-from fairpate.votes_config import TeachersConfig
-from teachers.cluster import start_ray
 from teachers.ensemble import train_ensemble
-from teachers.ray_pool import RayPool
+from teachers.ray_pool import RayPool, start_ray
 
 NUM_RECORDS, NUM_FEATURES, NUM_TEACHERS = 600, 20_000, 12
 SETTLE_LIMIT_S, MEETING_LIMIT_S = 10.0, 100.0

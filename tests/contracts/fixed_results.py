@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
-from fairpate.methods import method_names
-from fairpate.methods.load import configured
-from student.predict import load_student
+from fairpate.methods.base import configured, method_names
+from fairpate.run.folder import RunDirectory
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 STORED = Path(__file__).with_name("fixed_results.json")
 PIPELINE = "run"
@@ -83,7 +82,7 @@ def _described(run: RunDirectory) -> dict[str, Any]:
         "epsilon": statement["epsilon"],
     }
     if run.labels.exists():
-        from fairpate.app.tables import read_labels
+        from fairpate.run.folder import read_labels
 
         described["labels"] = np.bincount(read_labels(run.labels).labels, minlength=2).tolist()
     return described

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from fairpate import privacy
-from fairpate.app.publication.card import described_event
 from fairpate.privacy.accountant import event_kinds
+from fairpate.run.publication import described_event
 from fairpate.types import UNITS, Relation
 
 for module in pkgutil.iter_modules(privacy.__path__):

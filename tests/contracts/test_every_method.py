@@ -15,20 +15,17 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from aggregator.service.wire import worded
-from fairpate.app.run import run_method
-from fairpate.app.rundir import read_json, read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded
-from fairpate.estimators import FairClassifier, dataset_of
-from fairpate.estimators.parameters import Sizes, parameters_of
-from fairpate.methods import all_methods, method_names
-from fairpate.methods.definition import Method
-from fairpate.methods.fitted import ONE_RELEASE, fitted_to
-from fairpate.methods.load import configured
-from fairpate.privacy.event_values import event_json
-from student.predict import load_student
+from fairpate.estimator_records import dataset_of
+from fairpate.estimators import FairClassifier, Sizes, parameters_of
+from fairpate.methods.base import ONE_RELEASE, Method, all_methods, configured, fitted_to, method_names
+from fairpate.privacy.mechanism_events import event_json
+from fairpate.run.folder import read_json, read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 METHODS = list(method_names())
 QUICK: dict[str, Any] = {  # less training than where results are compared with stored ones

@@ -10,18 +10,17 @@ import pytest
 from fixed_results import SMALL, TARGET, two_labels
 from test_every_method import QUICK
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import read_json, read_statement
-from fairpate.app.spending.odometer import Odometer
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
-from fairpate.methods import all_methods
-from fairpate.methods.load import configured
+from fairpate.methods.base import all_methods, configured
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.event_values import event_from
 from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.mechanism_events import event_from
+from fairpate.run.folder import read_json, read_statement
+from fairpate.run.release_log import Odometer
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 VALUES: dict[str, Any] = {**SMALL, **TARGET, **QUICK}
 PROTECTING = {

@@ -14,9 +14,8 @@ from sklearn.datasets import load_digits
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, SourceFile, load_dataset
-from fairpate.data.color_mnist import read_images, read_labels
-from fairpate.data.colouring import paint
-from fairpate.data.identity import keyed_uniform
+from fairpate.data.dataset import keyed_uniform
+from fairpate.data.published_pictures import paint, read_images, read_labels
 
 
 def whole(dataset: Dataset) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from fairpate.config import Section
 from fairpate.data import DataError
-from fairpate.data.declared.columns import Coding, Feature, Label, Meaning
-from fairpate.data.declared.encode import Cells, codes, codes_of, encode, numbers
-from fairpate.data.declared.faults import Faults
-from fairpate.data.declared.tables import read_table
+from fairpate.data.columns import Coding, Feature, Label, Meaning
+from fairpate.data.tables import Cells, Faults, codes, codes_of, encode, numbers, read_table
 
 
 def column(*values: Any, kind: Any = None) -> pa.Table:

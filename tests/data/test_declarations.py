@@ -12,12 +12,10 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_dataset
-from fairpate.data.declared.columns import Feature, Group, Label, Meaning
-from fairpate.data.declared.declaration import Declaration
-from fairpate.data.declared.own_pictures import PicturesConfig
-from fairpate.data.declared.sections import Choice, Identity, Person, Rule, Trim
-from fairpate.data.declared.sources import Files
-from fairpate.data.entry import DatasetEntry, Records, Request, SourceFile
+from fairpate.data.columns import Feature, Group, Label, Meaning
+from fairpate.data.dataset import DatasetEntry, Records, Request, SourceFile
+from fairpate.data.declaration import Choice, Declaration, Files, Identity, Person, Rule, Trim
+from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
 
 DECLARATION = """
@@ -159,8 +157,7 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     registry = Registry(shop)
     assert "shop" in registry
     assert set(registry) == {name for name, entry in REGISTRY.items() if entry.kind == "image"} | {"shop"}
-    for module in ("registry", "describe"):
-        monkeypatch.setattr(import_module(f"fairpate.data.{module}"), "REGISTRY", registry)
+    monkeypatch.setattr(import_module("fairpate.data.registry"), "REGISTRY", registry)
     assert {line.entry.name for line in list_datasets(shop) if line.present} == {"color_digits", "shop"}
     assert option_showing_attribute("shop", {"sensitive_as_feature": True}) == "sensitive_as_feature"
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)

@@ -8,7 +8,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, describe, load_dataset
-from fairpate.data.entry import DataSettingsError
+from fairpate.data.dataset import DataSettingsError
 
 DECLARATION = """
 name: clinic

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate import load_data
-from fairpate.data import DataError
-from fairpate.data.declared import tables
+from fairpate.data import DataError, tables
 
 DECLARED = """
 name: notes

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fairpate.app.terminal.summary import describe_table
+from fairpate.cli.summaries import describe_table
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_dataset
 from fairpate.data.registry import CODEBOOKS

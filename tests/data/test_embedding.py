@@ -9,8 +9,8 @@ import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_dataset
+from fairpate.data.dataset import DataError
 from fairpate.data.embedding import Components, Embedding, embedded
-from fairpate.data.entry import DataError
 
 
 @pytest.fixture(scope="module")

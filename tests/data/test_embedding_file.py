@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_dataset
-from fairpate.data.embedding import Embedding
-from fairpate.data.embedding_file import EmbeddingFileError, read_embedding, save_embedding
+from fairpate.data.embedding import Embedding, EmbeddingFileError, read_embedding, save_embedding
 
 
 @pytest.mark.parametrize("kind", ["table", "pictures"])

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairpate.data.declared.columns import Feature
-from fairpate.data.declared.encode import encode
-from fairpate.data.declared.faults import Faults
-from fairpate.data.declared.feature_codes import feature_codes
-from fairpate.data.declared.form import FormField, form_of
+from fairpate.data.columns import Feature, FormField, feature_codes, form_of
+from fairpate.data.tables import Faults, encode
 
 FEATURES = [
     ("age", Feature(bounds=(17, 90))),

@@ -14,7 +14,7 @@ import torch
 import fairpate
 from fairpate.config import ConfigError
 from fairpate.data import DataError, Dataset
-from fairpate.data.entry import DataSettingsError
+from fairpate.data.dataset import DataSettingsError
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fairpate.data.gradients import NUM_CELLS, NUM_DIRECTIONS, feature_names, oriented_gradients
-from fairpate.oriented_gradients import angles
+from fairpate.data.embedding import feature_names
+from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, angles, oriented_gradients
 
 
 def grids(pixels: torch.Tensor) -> torch.Tensor:

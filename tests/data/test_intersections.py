@@ -15,7 +15,7 @@ import torch
 import fairpate
 from fairpate.config import DataConfig
 from fairpate.data import DataError, load_dataset
-from fairpate.data.entry import DataSettingsError
+from fairpate.data.dataset import DataSettingsError
 
 DECLARED: dict[str, Any] = {
     "name": "court",

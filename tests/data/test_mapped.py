@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from fairpate.data import mapped
-from fairpate.data.mapped import Append, Pixels, kept_pixels, map_pixels, write_pixels
+from fairpate.data import large_arrays
+from fairpate.data.large_arrays import Append, Pixels, kept_pixels, map_pixels, write_pixels
 
 SHAPE = (7, 3, 4, 5)
 
@@ -23,7 +23,7 @@ def pictures(shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def give(pixels: np.ndarray) -> mapped.Callable[[Append], None]:
+def give(pixels: np.ndarray) -> large_arrays.Callable[[Append], None]:
     def fill(append: Append) -> None:
         for start in range(0, len(pixels), 3):
             append(pixels[start : start + 3])
@@ -88,7 +88,7 @@ def test_few_rows_are_copied_and_many_kept_in_a_file_of_their_own(file: Path, mo
     pixels, index = Pixels(x=map_pixels(file, SHAPE), file=file), torch.tensor([5, 0, 6])
     assert np.array_equal(pixels.rows(index).numpy(), pictures()[index])
     assert list(file.parent.iterdir()) == [file]
-    monkeypatch.setattr(mapped, "COPIED_BYTES", 100)
+    monkeypatch.setattr(large_arrays, "COPIED_BYTES", 100)
     assert np.array_equal(pixels.rows(index).numpy(), pictures()[index])
     (kept,) = set(file.parent.iterdir()) - {file}
     made_at = kept.stat().st_mtime_ns
@@ -118,7 +118,7 @@ def test_mapping_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     script = """
 import re, sys, torch
 from pathlib import Path
-from fairpate.data.mapped import Pixels, map_pixels
+from fairpate.data.large_arrays import Pixels, map_pixels
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 torch.ones(3).sum()

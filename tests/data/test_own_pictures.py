@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from fairpate import load_data
+from fairpate.config import allowing
 from fairpate.data import DataError, Dataset, describe
-from fairpate.named_code import allowing
 from fairpate.oriented_gradients import NUM_VALUES, oriented_gradients
 
 TABLE = """

@@ -11,9 +11,17 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split, load_dataset
-from fairpate.data.entry import DataError, DatasetEntry, Records
-from fairpate.data.persons import shortened_by_person, whole_persons
-from fairpate.data.splits import SplitSizes, check_persons, divide, with_persons
+from fairpate.data.dataset import (
+    DataError,
+    DatasetEntry,
+    Records,
+    SplitSizes,
+    check_persons,
+    divide,
+    shortened_by_person,
+    whole_persons,
+    with_persons,
+)
 
 COUNT = 60
 PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
@@ -110,7 +118,7 @@ def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.Monkey
         name="visits", task="", sensitive="", publisher="", address="", licence="", rows=COUNT, kind="tabular",
         load=lambda _: records(), num_public=7, num_validation=2, num_test=9, persons=17,
     )  # fmt: skip
-    monkeypatch.setattr("fairpate.data.load.entry_for", lambda _: entry)
+    monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: entry)
     assert load_dataset(DataConfig(name="visits")).unit == "person"
     alone = load_dataset(DataConfig(name="visits", unit="record"))
     assert (alone.unit, alone.private.person_id) == ("record", ())

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, fairface, load_dataset, utkface
-from fairpate.data.chexpert import FINDINGS
+from fairpate.data import DataError, Dataset, load_dataset, published_pictures
+from fairpate.data.published_pictures import FINDINGS
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
@@ -83,7 +83,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     by_race = load("utkface", tmp_path, label="age", sizes=(30, 0, 30))
     assert by_race.label_names[0] == "0 to 9"
     assert by_race.label_names[7:] == ("70 to 79", "80 or older")
-    assert by_race.group_names == utkface.RACES
+    assert by_race.group_names == published_pictures.UTKFACE_RACES
     for name, (label, *_) in by_id(by_race).items():
         assert label == class_of[int(name.removeprefix("utkface-").split("_")[0])]
 
@@ -91,7 +91,10 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     assert (by_both.sensitive_attribute, len(by_both.group_names)) == ("race and gender", 10)
     for name, (_, group, *_) in by_id(by_both).items():
         place = int(name.rpartition("_")[2].removeprefix("2017"))
-        assert by_both.group_names[group] == f"{utkface.RACES[place // 2 % 5]} & {utkface.GENDERS[place % 2]}"
+        assert (
+            by_both.group_names[group]
+            == f"{published_pictures.UTKFACE_RACES[place // 2 % 5]} & {published_pictures.UTKFACE_GENDERS[place % 2]}"
+        )
 
     with pytest.raises(DataError, match=r"data\.options\.sensitive: expected race with label: gender, got gender"):
         load("utkface", tmp_path, sensitive="gender")
@@ -100,15 +103,17 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
 def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("TRAIN_LABELS", "VAL_LABELS"):
-        monkeypatch.setattr(fairface, name, getattr(fairface, name).model_copy(update={"sha256": None}))
+    for name in ("FAIRFACE_TRAIN_LABELS", "VAL_LABELS"):
+        monkeypatch.setattr(
+            published_pictures, name, getattr(published_pictures, name).model_copy(update={"sha256": None})
+        )
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):
         rows = [
             {
                 "file": f"{prefix}{part}/{i}.jpg",
                 "age": "20-29",
-                "gender": fairface.GENDERS[i % 2],
-                "race": fairface.RACES[i % 7],
+                "gender": published_pictures.FAIRFACE_GENDERS[i % 2],
+                "race": published_pictures.FAIRFACE_RACES[i % 7],
                 "service_test": "True",
             }
             for i in range(count)

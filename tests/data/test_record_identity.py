@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairpate.data.identity import Names, content_units, counted, keyed_hash, keyed_uniform
+from fairpate.data.dataset import content_units, counted, keyed_hash, keyed_uniform
+from fairpate.data.large_arrays import Names
 
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "a", "é", "\x1f"])), max_size=12)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fairpate.data import spill
-from fairpate.data.record_names import GatheredNames, Names, as_names
+from fairpate.data import large_arrays
+from fairpate.data.large_arrays import GatheredNames, Names, as_names
 
 TEXTS = ["ann", "", "bob", "ann", "Ø\x1f\n", "bob", "ann"]
 
@@ -18,7 +18,7 @@ TEXTS = ["ann", "", "bob", "ann", "Ø\x1f\n", "bob", "ann"]
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Names:
     """TEXTS as names, in memory or in a mapped file, gathered from blocks, one of which is a slice."""
     if request.param == "file":
-        monkeypatch.setattr(spill, "KEPT_BYTES", 1)
+        monkeypatch.setattr(large_arrays, "KEPT_BYTES", 1)
     gathered = GatheredNames()
     gathered.append(TEXTS[:2])
     gathered.append([])

@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.entry import Records, Request
-from fairpate.data.splits import SplitSizes, default_size, divide
+from fairpate.data.dataset import Records, Request, SplitSizes, default_size, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")

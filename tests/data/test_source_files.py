@@ -10,7 +10,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, SourceFile, find_entry, load_dataset
-from fairpate.data.files import read_any, read_bytes, resolve_data_dir
+from fairpate.data.dataset import read_any, read_bytes, resolve_data_dir
 
 CONTENT = b"age,sex\n1,2\n"
 FILE = SourceFile(path="toy/toy.csv", sha256=hashlib.sha256(CONTENT).hexdigest(), url="https://example.org/toy.csv")

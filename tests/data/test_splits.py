@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, Split, load_dataset
-from fairpate.data.entry import DatasetEntry, Records, origins
-from fairpate.data.splits import SplitSizes, check_members, default_size, divide
+from fairpate.data.dataset import DatasetEntry, Records, SplitSizes, check_members, default_size, divide, origins
 from fairpate.types import UserError
 
 SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
@@ -128,7 +127,7 @@ def test_with_default_sizes_a_private_record_moves_no_other_record(
     def load(kept: list[int]) -> dict[str, set[str]]:
         everyone = records_of(names(100))
         found = replace(everyone, records=everyone.records.take(kept))
-        monkeypatch.setattr("fairpate.data.load.entry_for", lambda _: entry_of(found, rows=100))
+        monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: entry_of(found, rows=100))
         return members(load_dataset(DataConfig(name="t")).splits)
 
     before = load(list(range(100)))

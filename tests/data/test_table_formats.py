@@ -20,11 +20,9 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_dataset, spill
-from fairpate.data.declared import tables
-from fairpate.data.declared.declaration import read_declaration
-from fairpate.data.declared.reader import entry_of
-from fairpate.data.entry import Records, Request
+from fairpate.data import DataError, large_arrays, load_dataset, tables
+from fairpate.data.dataset import Records, Request
+from fairpate.data.declaration import entry_of, read_declaration
 from fairpate.files import CACHE_VARIABLE
 
 DECLARATION = """
@@ -155,7 +153,7 @@ def test_batches_and_a_mapped_file_change_nothing(
 ) -> None:
     monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 512)
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
+    monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     found = read(tmp_path, FORMS[form](tmp_path))
     assert found.mapped is not None
     assert found.mapped.is_mapped
@@ -170,7 +168,7 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
     (tmp_path / "visits.yaml").write_text(declared.replace("FILES", write_parquet(tmp_path)), encoding="utf-8")
     config = DataConfig.model_validate({"name": "visits", "declaration": {"path": tmp_path / "visits.yaml"}})
     before = load_dataset(config)
-    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
+    monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     after = load_dataset(config)
     for name, split in before.splits.items():
         assert torch.equal(split.x, after.splits[name].x)
@@ -187,7 +185,7 @@ def test_decimals_are_named_as_the_numbers_they_are() -> None:
 
 
 def test_a_full_disk_names_the_folder(tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "KEPT_BYTES", 100)
+    monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     (tmp_path / "blocked").write_text("no folder")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))
     with pytest.raises(Exception, match=r"FAIRPATE_CACHE: .*cannot take the records .*; name a folder with room"):

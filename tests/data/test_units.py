@@ -17,12 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fairpate.data import find_entry, utkface
-from fairpate.data.declared.declaration import Declaration, read_declaration
-from fairpate.data.entry import DataError, Records, Request
+from fairpate.data import find_entry, published_pictures
+from fairpate.data.dataset import DataError, Records, Request, SplitSizes, divide
+from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
-from fairpate.data.splits import SplitSizes, divide
-from teachers.shard import assign_teachers, shard_key
+from teachers.ensemble import assign_teachers, shard_key
 
 SIZES = SplitSizes(num_public=3, num_validation=2, num_test=2)
 NUM_TEACHERS = 7
@@ -144,7 +143,7 @@ LAYOUTS = {
 @pytest.fixture(autouse=True)
 def _unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files pass for the publishers'."""
-    monkeypatch.setattr("fairpate.data.files.check_sha256", lambda *_: None)
+    monkeypatch.setattr("fairpate.data.dataset.check_sha256", lambda *_: None)
 
 
 def write(path: Path, layout: Layout, rows: list[Row]) -> None:
@@ -245,7 +244,9 @@ def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True)
             Image.fromarray(np.full((8, 8, 3), 20 * place, np.uint8)).save(path, format="PNG")
         options = {"image_size": 32, "label": "age", "sensitive": sensitive}
-        return utkface.load(Request(data_dir=tmp_path, seed=0, options=utkface.ENTRY.complete_options(options)))
+        return published_pictures.load_utkface(
+            Request(data_dir=tmp_path, seed=0, options=published_pictures.UTKFACE.complete_options(options))
+        )
 
     groups = [(place % 2, place % 5) for place in range(8)]
     for sensitive, units, genders in (("race", 4, False), ("race_and_gender", 2, True)):
@@ -266,4 +267,6 @@ def test_a_picture_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
     with pytest.raises(DataError, match=r"one picture 2 times: part1/30_0_1_2017\.jpg, part2/30_0_1_2017\.jpg; remove"):
-        utkface.load(Request(data_dir=tmp_path, seed=0, options=utkface.ENTRY.complete_options({"image_size": 32})))
+        published_pictures.load_utkface(
+            Request(data_dir=tmp_path, seed=0, options=published_pictures.UTKFACE.complete_options({"image_size": 32}))
+        )

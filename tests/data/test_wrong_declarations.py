@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.data.declared.declaration import read_declaration
-from fairpate.data.entry import DataSettingsError
+from fairpate.data.dataset import DataSettingsError
+from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import Registry
 
 SMALL = """

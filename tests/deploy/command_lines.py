@@ -133,7 +133,7 @@ def _nested(path: str, values: dict[str, Any]) -> list[str]:
 def _tree() -> dict[str, Any]:
     from ray.scripts.scripts import cli
 
-    from fairpate.app.cli import app
+    from fairpate.cli import app
 
     return {"ray": cli, "fairpate": typer.main.get_command(app)}
 

@@ -21,8 +21,8 @@ from command_lines import CommandError, check
 from two_groups import untrained_student
 
 from student.card import StudentFileError
-from student.predict import save_student
-from student.replicas import application
+from student.server import application
+from student.student import save_student
 
 Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")

@@ -18,9 +18,8 @@ import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
 
-from fairpate.app.compare.cells import cells_of  # noqa: E402
-from fairpate.app.compare.reading import load_sweep  # noqa: E402
-from fairpate.methods.load import load_method  # noqa: E402
+from fairpate.methods.base import load_method  # noqa: E402
+from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -103,7 +102,7 @@ def test_what_is_quoted_of_another_page_stands_there() -> None:
 def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, known = ROOT / "configs" / "paper" / f"{name}.yaml", set(measured.read(name))
     if path.exists():
-        monkeypatch.setattr("fairpate.app.compare.cells.locate", lambda *_: None)  # names need no files
+        monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)  # names need no files
         of_sweep = set(papers.cell_names(cells_of(load_sweep(path), folder=path.parent)).values())
         assert known <= of_sweep
         known = of_sweep

@@ -23,8 +23,8 @@ import pictures  # noqa: E402
 import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
-from fairpate.app.terminal.catalogue import as_yaml, fields_of  # noqa: E402
-from fairpate.methods import all_methods  # noqa: E402
+from fairpate.cli.summaries import as_yaml, fields_of  # noqa: E402
+from fairpate.methods.base import all_methods  # noqa: E402
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in (".md", ".ipynb")]
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import sklearn
 
-from aggregator.service.oidc import OidcConfig
-from fairpate.app.compare.reading import parse_sweep
+from aggregator.service.auth import OidcConfig
 from fairpate.config_reader import read_yaml
-from fairpate.data.declared.declaration import read_declaration
-from fairpate.methods.load import load_method
+from fairpate.data.declaration import read_declaration
+from fairpate.methods.base import load_method
+from fairpate.run.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(json|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fairpate.evaluation.rows import Row
+from fairpate.report.frontier import Row
 from fairpate.types import RunRecord
 
 METHODS = {

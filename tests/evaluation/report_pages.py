@@ -7,17 +7,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.operator_report import private_report
-from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread
-from fairpate.evaluation.report import (
-    GroupOutcomes,
-    Guarantee,
-    PrivateReport,
-    PublicReport,
-    Voting,
-    public_report,
-)
+from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread
+from fairpate.report.records import GroupOutcomes, Guarantee, PrivateReport, PublicReport, Voting
+from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule
 
 VOID = {"meta", "link", "br"}

@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from fairpate.evaluation import charts
-from fairpate.evaluation.page import course, delta_text, epsilon_text, number, percent, place, scale_end
+from fairpate.report import run_page
+from fairpate.report.page import course, epsilon_text, number, percent, place, scale_end
+from fairpate.words import delta_text
 
 pytestmark = pytest.mark.usefixtures("with_drawings")
 
@@ -21,7 +22,7 @@ def drawn(drawing: str, style: str) -> list[list[tuple[float, float]]]:
 
 
 def test_histogram_blocks_are_as_high_as_their_counts() -> None:
-    drawing = charts.histogram(
+    drawing = run_page.histogram(
         [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[(1, "1")]
     )
     (four,), (two, one) = (drawn(drawing, f"fill: var(--{color})") for color in ("answered", "confidence"))
@@ -33,8 +34,8 @@ def test_histogram_blocks_are_as_high_as_their_counts() -> None:
 
 
 def test_a_curve_goes_through_its_points() -> None:
-    drawing = charts.curves(
-        [charts.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
+    drawing = run_page.curves(
+        [run_page.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
     )
     ((first, middle, last),) = drawn(drawing, "fill: none; stroke: var(--answered)")
     assert middle == pytest.approx(np.add(first, last) / 2)

@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from run_records import run_record
 
-from fairpate.evaluation.dominance import dominance
-from fairpate.evaluation.frontier import (
+from fairpate.report.frontier import (
     OBJECTIVES,
+    attainment_surface,
     by_panel,
     by_series,
+    dominance,
     frontier,
+    hypervolume,
     is_seeded,
     pareto_mask,
     points_of,
-    settings_of,
-)
-from fairpate.evaluation.hypervolume import (
-    attainment_surface,
-    hypervolume,
     reference_point,
     sets_by_seed,
+    settings_of,
     volume_interval,
 )
 

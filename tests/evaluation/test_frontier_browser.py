@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 
-from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
+from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.types import STOPPED_BY_VOTES
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_looks import COLOURS, DARK_COLOURS, DASHES, FAMILIES, SHAPES, by_family, looks
-from fairpate.methods import method_names
+from fairpate.methods.base import method_names
+from fairpate.report.figures import COLOURS, DARK_COLOURS, DASHES, FAMILIES, SHAPES, by_family, looks
+from fairpate.report.frontier import points_of
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear sRGB.
 VISION = {

@@ -11,11 +11,9 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_charts import on_frontier, script_data
-from fairpate.evaluation.frontier_figures import frontier_figures
-from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
-from fairpate.evaluation.rows import Row
+from fairpate.report.figures import frontier_figures, on_frontier, script_data
+from fairpate.report.frontier import Row, points_of
+from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.types import STOPPED_BY_VOTES
 
 VOID = {"meta", "link", "input", "br", "wbr"}
@@ -151,7 +149,7 @@ def test_pictures_say_that_noise_came_from_a_seed(noise, comparison, monkeypatch
     records = [replace(row.record, config=row.config | {"noise": noise}) for row in rows]
     captions = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text, **__: captions.append(" ".join(text.split())))
-    monkeypatch.setattr("fairpate.evaluation.frontier_figures._pictures", lambda *_: {})
+    monkeypatch.setattr("fairpate.report.figures._pictures", lambda *_: {})
     frontier_figures(points_of(records))
     assert len(captions) == 3
     assert all(("noise from a seed: not private" in caption) == (noise == "seeded") for caption in captions)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_page import FrontierReport
-from fairpate.evaluation.frontier_planes import (
+from fairpate.report.figures import (
     LARGEST,
     MOST_SHIFT,
     SMALLEST,
@@ -26,6 +24,8 @@ from fairpate.evaluation.frontier_planes import (
     shifts,
     size_of,
 )
+from fairpate.report.frontier import points_of
+from fairpate.report.frontier_page import FrontierReport
 
 
 def points(*runs):

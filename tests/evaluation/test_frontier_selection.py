@@ -8,9 +8,8 @@ import math
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.demands import Demand, achievable, offer, transfer, transfer_frontier
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.selection import SelectionRule, best_error, left_out_by, select
+from fairpate.report.frontier import SelectionRule, best_error, left_out_by, points_of, select
+from fairpate.run.specify import Demand, achievable, offer, transfer, transfer_frontier
 
 
 def run(name, epsilon, disparity, accuracy, coverage=1.0, *, seed=0, data="adult", method="pate"):

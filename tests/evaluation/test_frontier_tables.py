@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.dominance import dominance
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_tables import baseline_words, baselines, choices, left_out_words
-from fairpate.evaluation.selection import SelectionRule
-from fairpate.fairness.notions import NAMES
+from fairpate.fairness.rates import NAMES
+from fairpate.report.frontier import SelectionRule, dominance, points_of
+from fairpate.report.frontier_page import baseline_words, baselines, choices, left_out_words
 
 
 @pytest.fixture

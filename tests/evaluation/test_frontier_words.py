@@ -12,8 +12,8 @@ import math
 import pytest
 from run_records import run_record
 
-from fairpate.evaluation.frontier import points_of
-from fairpate.evaluation.frontier_words import dominated, findings, is_beyond
+from fairpate.report.frontier import points_of
+from fairpate.report.frontier_page import dominated, findings, is_beyond
 
 CONSTANT = ("predicts 'no' for every record",)
 

@@ -11,22 +11,21 @@ import numpy as np
 import pytest
 from run_records import run_record
 
-from fairpate.api_page import api_page
-from fairpate.evaluation.card_page import Card, CardData, CardModel, IntendedUse, card_page
-from fairpate.evaluation.frontier_page import FrontierReport, frontier_report
-from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.operator_report import private_report
-from fairpate.evaluation.private_population import PrivatePopulation, private_population
-from fairpate.evaluation.report import (
+from fairpate.fairness.private_population import Population
+from fairpate.pages import api_page
+from fairpate.report.frontier import Row
+from fairpate.report.frontier_page import FrontierReport, frontier_report
+from fairpate.report.metrics import evaluate
+from fairpate.report.records import (
     GroupOutcomes,
     Guarantee,
+    PrivatePopulation,
     PrivateReport,
     PublicReport,
     Voting,
-    public_report,
+    private_population,
 )
-from fairpate.evaluation.rows import Row
-from fairpate.fairness.private_population import Population
+from fairpate.report.run_page import Card, CardData, CardModel, IntendedUse, card_page, private_report, public_report
 from fairpate.types import GateRule, MechanismParameters
 
 HOSTILE = [

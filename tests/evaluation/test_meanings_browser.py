@@ -6,7 +6,7 @@ import pytest
 from browser import faults, opened_tab
 from test_hostile_names import card, operators, report
 
-from fairpate.evaluation.report import public_report
+from fairpate.report.run_page import public_report
 
 pytestmark = pytest.mark.usefixtures("with_drawings")
 PAGES = {

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairpate.evaluation.metrics import Evaluation, describe_cell, evaluate
-from fairpate.fairness.gaps import Cell
+from fairpate.fairness.rates import Cell
+from fairpate.report.metrics import Evaluation, describe_cell, evaluate
 
 LABELS = [0, 1, 0, 1, 1, 1, 0, 0]
 GROUPS = [0, 0, 0, 1, 1, 1, 1, 1]

@@ -9,9 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.reject_option import RejectOptionSpread, reject_option_spread, resampled_reject_option
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
+from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread, resampled_reject_option
 from fairpate.types import GateRule
 
 STREAM = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 1)]

@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 from report_pages import PAGES, VOTING, Page, measured, operated, published, reordered
 
-from fairpate.evaluation.metrics import evaluate
-from fairpate.evaluation.operator_report import private_report
-from fairpate.evaluation.page import decimal, percent
-from fairpate.evaluation.report import (
-    PrivateReport,
-    PublicReport,
-    public_report,
-)
+from fairpate.report.metrics import evaluate
+from fairpate.report.page import decimal, percent
+from fairpate.report.records import PrivateReport, PublicReport
+from fairpate.report.run_page import private_report, public_report
 from fairpate.types import STOPPED_BY_VOTES, GateRule
 
 

@@ -17,9 +17,8 @@ import pytest
 from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fairpate.evaluation.metrics import Evaluation, evaluate
-from fairpate.evaluation.small_cells import shown_records
-from fairpate.evaluation.verdict import fairness_of, verdict
+from fairpate.report.metrics import Evaluation, evaluate, shown_records
+from fairpate.report.records import fairness_of, verdict
 
 LEAST = 10
 FEWEST = 4

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import report_pages
 
-from fairpate.evaluation.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.evaluation.page import made_words
-from fairpate.evaluation.verdict import Verdict, earlier_words, fairness_of, verdict
-from fairpate.fairness.notions import NOTIONS
+from fairpate.fairness.rates import NOTIONS
+from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
+from fairpate.report.page import made_words
+from fairpate.report.records import Verdict, earlier_words, fairness_of, verdict
 
 NB = "\u00a0"
 GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import precision_score
 
-from fairpate.fairness import gaps, rates
+from fairpate.fairness import rates
 
 # FairPATE, Appendix H: class by group.
 APPENDIX_H_GYC = np.array([[324, 287], [420, 274], [445, 250]], dtype=float)[:, None, :]
 ALL_GAPS = {
-    "dp_one_vs_rest": gaps.dp_one_vs_rest,
-    "dp_to_overall": gaps.dp_to_overall,
-    "dp_pairwise": gaps.dp_pairwise,
-    "eo_full": gaps.eo_full,
-    "eo_lowy": gaps.eo_lowy,
-    "accuracy_parity": gaps.accuracy_parity,
+    "dp_one_vs_rest": rates.dp_one_vs_rest,
+    "dp_to_overall": rates.dp_to_overall,
+    "dp_pairwise": rates.dp_pairwise,
+    "eo_full": rates.eo_full,
+    "eo_lowy": rates.eo_lowy,
+    "accuracy_parity": rates.accuracy_parity,
 }
 
 
@@ -110,21 +110,21 @@ def test_fairlearn_agrees_where_it_defines_the_gap(joint_GYC: np.ndarray) -> Non
             "equal_opportunity_difference",
         )
     }
-    assert gaps.dp_pairwise(joint_GYC).value == pytest.approx(theirs["demographic_parity_difference"])
-    assert gaps.eo_lowy(joint_GYC).value == pytest.approx(theirs["equalized_odds_difference"])
-    opportunity = gaps.found_apart(joint_GYC).value
+    assert rates.dp_pairwise(joint_GYC).value == pytest.approx(theirs["demographic_parity_difference"])
+    assert rates.eo_lowy(joint_GYC).value == pytest.approx(theirs["equalized_odds_difference"])
+    opportunity = rates.found_apart(joint_GYC).value
     assert opportunity == pytest.approx(theirs["equal_opportunity_difference"])
 
 
 @given(tables(4, 3))
 def test_pairwise_bounds_one_vs_rest_bounds_to_overall(joint_GYC: np.ndarray) -> None:
-    pairwise = gaps.dp_pairwise(joint_GYC).value
+    pairwise = rates.dp_pairwise(joint_GYC).value
     assume(not math.isnan(pairwise))
     counts_GC = joint_GYC.sum(axis=1)
-    one_vs_rest = float(np.nanmax(np.abs(gaps.one_vs_rest(counts_GC.T, np.tile(counts_GC.sum(axis=1), (3, 1))))))
+    one_vs_rest = float(np.nanmax(np.abs(rates.one_vs_rest(counts_GC.T, np.tile(counts_GC.sum(axis=1), (3, 1))))))
     assert pairwise >= one_vs_rest - 1e-12
-    assert one_vs_rest >= gaps.dp_to_overall(joint_GYC).value - 1e-12
-    assert one_vs_rest >= gaps.dp_one_vs_rest(joint_GYC).value >= -1e-12
+    assert one_vs_rest >= rates.dp_to_overall(joint_GYC).value - 1e-12
+    assert one_vs_rest >= rates.dp_one_vs_rest(joint_GYC).value >= -1e-12
 
 
 @given(tables(4, 3))
@@ -140,19 +140,19 @@ def test_distance_to_overall_is_a_share_of_one_vs_rest(joint_GYC: np.ndarray) ->
 
 @given(tables(2, 4, smallest=1))
 def test_with_two_groups_pairwise_is_one_vs_rest(joint_GYC: np.ndarray) -> None:
-    pairwise = gaps.dp_pairwise(joint_GYC).value
-    assert gaps.dp_one_vs_rest(joint_GYC).value == pytest.approx(pairwise)
+    pairwise = rates.dp_pairwise(joint_GYC).value
+    assert rates.dp_one_vs_rest(joint_GYC).value == pytest.approx(pairwise)
 
 
 @given(tables(2, 2, smallest=1))
 def test_equalized_odds_definitions_meet_for_two_classes_and_groups(joint_GYC: np.ndarray) -> None:
-    lowy = gaps.eo_lowy(joint_GYC).value
-    assert gaps.eo_full(joint_GYC).value == pytest.approx(lowy)
+    lowy = rates.eo_lowy(joint_GYC).value
+    assert rates.eo_full(joint_GYC).value == pytest.approx(lowy)
 
 
 def test_equalized_odds_definitions_differ_for_three_classes() -> None:
     joint_GYC = np.array([[[9, 1, 0], [1, 8, 1], [2, 0, 8]], [[9, 0, 1], [4, 6, 0], [0, 3, 7]]], dtype=float)
-    assert gaps.eo_lowy(joint_GYC).value != pytest.approx(gaps.eo_full(joint_GYC).value)
+    assert rates.eo_lowy(joint_GYC).value != pytest.approx(rates.eo_full(joint_GYC).value)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_GAPS if not name.startswith("accuracy")])
@@ -195,24 +195,24 @@ def test_one_group_alone_is_undefined_not_fair(name: str) -> None:
 def test_the_worst_cell_and_the_smallest_are_reported() -> None:
     # P[1] is 1/4, 3/4 and 1/2; group 2 has two records, group 3 none.
     joint_GYC = np.array([[[3, 1]], [[2, 6]], [[1, 1]], [[0, 0]]], dtype=float)
-    worst = gaps.dp_pairwise(joint_GYC)
-    assert worst == gaps.WorstCase(
-        value=0.5, n_undefined=2, min_cell_size=2, where=gaps.Cell(group=0, other_group=1, label=0)
+    worst = rates.dp_pairwise(joint_GYC)
+    assert worst == rates.WorstCase(
+        value=0.5, n_undefined=2, min_cell_size=2, where=rates.Cell(group=0, other_group=1, label=0)
     )
-    assert gaps.dp_one_vs_rest(joint_GYC).where == gaps.Cell(group=0, label=0)
+    assert rates.dp_one_vs_rest(joint_GYC).where == rates.Cell(group=0, label=0)
 
 
 def test_undefined_conditional_cells_are_left_out_one_by_one() -> None:
     # True label 1 exists in group 0 only: only label 0 can be compared, 1/2 against 3/4.
     joint_GYC = np.array([[[2, 2], [0, 5]], [[3, 1], [0, 0]]], dtype=float)
-    worst = gaps.eo_full(joint_GYC)
+    worst = rates.eo_full(joint_GYC)
     assert worst.value == pytest.approx(1 / 4)
     assert worst.n_undefined == 4
     assert worst.min_cell_size == 4
-    assert worst.where == gaps.Cell(group=1, label=0, given_label=0)
+    assert worst.where == rates.Cell(group=1, label=0, given_label=0)
 
 
-def literal_error_rates(joint_GYC: np.ndarray, c: int) -> dict[gaps.ErrorRate, float | None]:
+def literal_error_rates(joint_GYC: np.ndarray, c: int) -> dict[rates.ErrorRate, float | None]:
     _, labels, predicted = records_of(joint_GYC)
     return {
         "fnr": share(predicted != c, labels == c),
@@ -224,7 +224,7 @@ def literal_error_rates(joint_GYC: np.ndarray, c: int) -> dict[gaps.ErrorRate, f
 @given(tables(2, 2))
 def test_error_rates_of_two_classes_are_those_of_the_second(joint_GYC: np.ndarray) -> None:
     for kind, expected in literal_error_rates(joint_GYC, 1).items():
-        value = gaps.error_rate(kind)(joint_GYC).value
+        value = rates.error_rate(kind)(joint_GYC).value
         assert value == pytest.approx(math.nan if expected is None else expected, nan_ok=True)
 
 
@@ -233,7 +233,7 @@ def test_error_rates_of_more_classes_are_the_worst(joint_GYC: np.ndarray) -> Non
     by_class = [literal_error_rates(joint_GYC, c) for c in range(3)]
     for kind in by_class[0]:
         expected = [rate for each in by_class if (rate := each[kind]) is not None]
-        worst = gaps.error_rate(kind)(joint_GYC)
+        worst = rates.error_rate(kind)(joint_GYC)
         assert worst.value == pytest.approx(max(expected, default=math.nan), nan_ok=True)
         assert worst.n_undefined == 3 - len(expected)
 
@@ -241,15 +241,15 @@ def test_error_rates_of_more_classes_are_the_worst(joint_GYC: np.ndarray) -> Non
 def test_false_discovery_is_one_minus_precision_and_the_worst_class_is_named() -> None:
     joint_GYC = np.array([[[5, 2], [1, 4]], [[3, 3], [2, 1]]], dtype=float)
     _, labels, predicted = records_of(joint_GYC)
-    assert gaps.error_rate("fdr")(joint_GYC).value == pytest.approx(1 - precision_score(labels, predicted))
+    assert rates.error_rate("fdr")(joint_GYC).value == pytest.approx(1 - precision_score(labels, predicted))
     # Missed: 1/4 of class 0, 3/4 of class 1, none of class 2; half of what is called 2 is something else.
     joint_GYC = np.array([[[3, 0, 1], [0, 1, 3], [0, 0, 4]]], dtype=float)
-    missed = gaps.error_rate("fnr")(joint_GYC)
+    missed = rates.error_rate("fnr")(joint_GYC)
     assert (missed.value, missed.min_cell_size) == (pytest.approx(3 / 4), 4)
-    assert missed.where == gaps.Cell(label=1, given_label=1, label_is=False)
-    discovered = gaps.error_rate("fdr")(joint_GYC)
+    assert missed.where == rates.Cell(label=1, given_label=1, label_is=False)
+    discovered = rates.error_rate("fdr")(joint_GYC)
     assert (discovered.value, discovered.min_cell_size) == (pytest.approx(1 / 2), 1)
-    assert discovered.where == gaps.Cell(label=2)
+    assert discovered.where == rates.Cell(label=2)
 
 
 def test_accuracy_parity_equals_fairlearn() -> None:
@@ -258,25 +258,25 @@ def test_accuracy_parity_equals_fairlearn() -> None:
     frame = fairlearn_metrics.MetricFrame(
         metrics=lambda y, p: float((y == p).mean()), y_true=labels, y_pred=predicted, sensitive_features=groups
     )
-    assert gaps.accuracy_parity(joint_GYC).value == pytest.approx(frame.difference("between_groups"))
+    assert rates.accuracy_parity(joint_GYC).value == pytest.approx(frame.difference("between_groups"))
 
 
 def test_ermi_golden_and_bounds() -> None:
     joint_GYC = np.array([[0.3, 0.2], [0.1, 0.4]])[:, None, :]
-    assert gaps.ermi(joint_GYC) == pytest.approx(1 / 6)
+    assert rates.ermi(joint_GYC) == pytest.approx(1 / 6)
     independent = np.outer([1.0, 3.0], [2.0, 1.0, 5.0])[:, None, :]
-    assert gaps.ermi(independent) == pytest.approx(0, abs=1e-12)
-    assert gaps.ermi(np.diag([2.0, 5.0, 1.0])[:, None, :]) == pytest.approx(2)
-    assert math.isnan(gaps.ermi(np.array([[[3.0, 1.0]], [[0.0, 0.0]]])))
+    assert rates.ermi(independent) == pytest.approx(0, abs=1e-12)
+    assert rates.ermi(np.diag([2.0, 5.0, 1.0])[:, None, :]) == pytest.approx(2)
+    assert math.isnan(rates.ermi(np.array([[[3.0, 1.0]], [[0.0, 0.0]]])))
     with_empty_group = np.concatenate([joint_GYC, np.zeros((1, 1, 2))])
-    assert gaps.ermi(with_empty_group) == pytest.approx(1 / 6)
+    assert rates.ermi(with_empty_group) == pytest.approx(1 / 6)
 
 
 @given(tables(3, 2, smallest=1))
 def test_conditional_ermi_averages_over_labels(joint_GYC: np.ndarray) -> None:
-    within = [gaps.ermi(joint_GYC[:, [y]]) for y in range(2)]
+    within = [rates.ermi(joint_GYC[:, [y]]) for y in range(2)]
     expected = np.average(within, weights=joint_GYC.sum(axis=(0, 2)))
-    assert gaps.ermi_given_label(joint_GYC) == pytest.approx(expected)
+    assert rates.ermi_given_label(joint_GYC) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ALL_GAPS)
@@ -299,7 +299,7 @@ def test_bootstrap_interval_matches_the_normal_approximation() -> None:
         generator=np.random.default_rng(4),
         num_replicates=4000,
     )
-    interval = gaps.bootstrap_interval(gaps.dp_pairwise, drawn_RGYC)
+    interval = rates.bootstrap_interval(rates.dp_pairwise, drawn_RGYC)
     half_width = 1.96 * math.sqrt(0.2 * 0.8 / 1000 + 0.25 / 2000)
     assert interval.low == pytest.approx(0.3 - half_width, abs=0.003)
     assert interval.high == pytest.approx(0.3 + half_width, abs=0.003)
@@ -308,30 +308,30 @@ def test_bootstrap_interval_matches_the_normal_approximation() -> None:
 
 def test_bootstrap_counts_replicates_without_a_value() -> None:
     joint_RGYC = np.array([[[[1, 1]], [[0, 0]]], [[[1, 1]], [[2, 0]]]], dtype=float)
-    interval = gaps.bootstrap_interval(gaps.dp_pairwise, joint_RGYC)
+    interval = rates.bootstrap_interval(rates.dp_pairwise, joint_RGYC)
     assert interval.n_undefined == 1
     assert interval.low == interval.high == 0.5
-    nothing = gaps.bootstrap_interval(gaps.dp_pairwise, np.zeros((3, 2, 1, 2)))
+    nothing = rates.bootstrap_interval(rates.dp_pairwise, np.zeros((3, 2, 1, 2)))
     assert math.isnan(nothing.low)
     assert nothing.n_undefined == 3
 
 
 def test_gap_of_a_stream_and_its_running_maximum() -> None:
     course = rates.cumulative_tables([1, 0, 1, 0], [0, 1, 1, 0], num_groups=2, num_classes=2)
-    values = gaps.dp_one_vs_rest.values(course)
+    values = rates.dp_one_vs_rest.values(course)
     assert np.isnan(values[0])
     assert values[1:].tolist() == [1.0, 0.5, 0.0]
 
 
 def test_missing_labels_and_too_many_classes_are_named() -> None:
     with pytest.raises(ValueError, match="pass labels_N"):
-        gaps.eo_full(APPENDIX_H_GYC)
+        rates.eo_full(APPENDIX_H_GYC)
     with pytest.raises(ValueError, match="0 < level < 1, got 95"):
-        gaps.bootstrap_interval(gaps.dp_pairwise, np.ones((2, 2, 2, 2)), level=95)
+        rates.bootstrap_interval(rates.dp_pairwise, np.ones((2, 2, 2, 2)), level=95)
 
 
 def test_every_pair_of_groups_is_compared() -> None:
     joint_GYC = np.array([[[7, 3]], [[1, 9]], [[5, 5]], [[10, 0]]], dtype=float)
     shares = (joint_GYC[:, 0] / 10).tolist()
     largest = max(abs(a[k] - b[k]) for a, b in itertools.combinations(shares, 2) for k in range(2))
-    assert gaps.dp_pairwise(joint_GYC).value == pytest.approx(largest)
+    assert rates.dp_pairwise(joint_GYC).value == pytest.approx(largest)

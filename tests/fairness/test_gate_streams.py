@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fairpate.fairness.gate import filter_stream
-from fairpate.fairness.gate_streams import filter_streams
+from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.types import GateRule
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from fairlearn import metrics as fairlearn_metrics
 
-from fairpate.fairness.notions import NAMES, NOTIONS
-from fairpate.fairness.rates import joint_table
+from fairpate.fairness.rates import NAMES, NOTIONS, joint_table
 
 
 def records(num_classes: int, num_groups: int, *, seed: int, number: int = 400) -> tuple[np.ndarray, ...]:

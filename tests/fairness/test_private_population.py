@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from fairpate.fairness import gaps
+from fairpate.fairness import rates as gaps
 from fairpate.fairness.private_population import (
     KEPT_NOISE,
     TAUGHT_NOISE,

@@ -13,24 +13,17 @@ import torch
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import read_json, read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import load_dataset
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.estimators import FairClassifier
-from fairpate.methods.covariance_constraint import (
-    CovarianceConfig,
-    coefficients,
-    covariances,
-    logistic_loss,
-    train,
-)
-from fairpate.methods.load import configured
-from fairpate.nn.mixture import LINEAR
+from fairpate.methods.base import configured
+from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train
+from fairpate.nn.fit import LINEAR, predict_probabilities
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_probabilities
+from fairpate.run.folder import read_json, read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 LIMITS = (0.0, 0.005, 0.02, 0.05, math.inf)
 

@@ -16,21 +16,29 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.fairness.gaps import ermi
+from fairpate.fairness.rates import ermi
 from fairpate.methods import dp_fermi, dp_sgd
-from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps
+from fairpate.methods.base import Trained, private_randomness
+from fairpate.methods.dp_fermi import (
+    Cells,
+    DpFermiConfig,
+    FermiLoss,
+    FermiSteps,
+    MatrixGame,
+    PublicPartitions,
+    Shares,
+    release_shares,
+    share_events,
+    watched_targets,
+)
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.fermi_shares import Cells, Shares, release_shares, share_events
-from fairpate.methods.trained import Trained, private_randomness
-from fairpate.nn.dpfr import hard_disparity
-from fairpate.nn.fermi import FermiLoss, MatrixGame, PublicPartitions, watched_targets
+from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import GaussianNoise
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.events import PoissonGaussians, SpentError
-from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
+from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
 BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 MODES = ["all", "sens_public_batches", "sens_secret_batches"]
@@ -228,7 +236,7 @@ def test_the_matrices_stay_in_their_balls() -> None:
 def test_a_weight_of_zero_is_dp_sgd_with_the_same_noise() -> None:
     x, y, _ = signal_records(800)
     steps = dp_sgd.calibrated_steps(BASE, PrivacyTarget(epsilon=3, accounting="rdp"), num_records=800)
-    plain = dp_sgd.train(
+    plain = dp_sgd.train_dp_sgd(
         network(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator()
     )
     fermi = run(weight=0.0)

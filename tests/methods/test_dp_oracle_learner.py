@@ -18,11 +18,15 @@ from sklearn.base import BaseEstimator
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, published_num_rounds
-from fairpate.methods.oracle_sides import feature_sensitivity, published_round_epsilon
+from fairpate.methods.dp_oracle_learner import (
+    DpOracleLearnerConfig,
+    cost_differences,
+    feature_sensitivity,
+    published_num_rounds,
+    published_round_epsilon,
+)
 from fairpate.methods.parity import Cells, Constraint
-from fairpate.methods.parity_game import cost_differences
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
 Floats = npt.NDArray[np.float64]

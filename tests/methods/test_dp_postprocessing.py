@@ -16,11 +16,11 @@ from sklearn.base import BaseEstimator
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.fairness.gaps import eo_lowy
+from fairpate.fairness.rates import eo_lowy
 from fairpate.methods import dp_postprocessing
+from fairpate.methods.base import private_randomness
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, guarantee, released_counts
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.trained import private_randomness
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fairpate.methods.dual_ascent import DualAscent, project
+from fairpate.methods.parity import DualAscent, project
 
 
 @pytest.mark.parametrize(("cap", "l1_radius"), [(math.inf, math.inf), (0.7, math.inf), (math.inf, 1.3)])

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from fairpate.app.run import run_method
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
-from fairpate.data.entry import DatasetEntry
-from fairpate.methods import method_names
-from fairpate.methods.fitted import fitted, method_for
-from fairpate.methods.load import configured
+from fairpate.data.dataset import DatasetEntry
+from fairpate.methods.base import configured, fitted, method_for, method_names
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 
 @pytest.mark.parametrize("name", list(method_names()))

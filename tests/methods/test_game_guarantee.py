@@ -12,12 +12,10 @@ from parity_data import records
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
+from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules, GroupRules, guarantee
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
-from fairpate.methods.oracle_releases import RULES_KJ, GroupRules
 from fairpate.methods.parity import Cells
-from fairpate.methods.parity_game import GameRules, guarantee
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
 DRAWS = np.random.default_rng(0)

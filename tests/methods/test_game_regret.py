@@ -10,12 +10,9 @@ from parity_data import records
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig
-from fairpate.methods.game_regret import nu_before_play
-from fairpate.methods.oracle_releases import GroupRules
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, nu_before_play
 from fairpate.methods.parity import Cells
-from fairpate.methods.parity_game import GameRules
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
 RULES = GameRules(num_rounds=100, dual_bound=2.0, learning_rate=0.2, max_gap=0.05)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import ConfigError
-from fairpate.methods.load import configured, load_method
+from fairpate.methods.base import configured, load_method
 
 
 def faults_of(values, *overrides, method=None):

@@ -15,19 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.data.neighbour_graph import Nearness
+from fairpate.data.embedding import Nearness, Prototypes
 from fairpate.methods import record_votes
-from fairpate.methods.load import configured
-from fairpate.methods.prototypes import Prototypes
+from fairpate.methods.base import configured
 from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, labels_of_line, noisy_votes
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.record_votes import VoteTables
+from fairpate.privacy.mechanism_events import VoteTables
+from fairpate.run.folder import RunDirectory, read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 EMBEDDINGS = ("components", "graph")
 

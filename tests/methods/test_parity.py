@@ -11,8 +11,7 @@ from fairlearn.reductions import DemographicParity, EqualizedOdds, Exponentiated
 from parity_data import error, odds_gap, records
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.methods.parity import Cells, Constraint, require_shares
-from fairpate.methods.parity_game import (
+from fairpate.methods.dp_oracle_learner import (
     GameRules,
     cost_differences,
     fit_mixture,
@@ -21,6 +20,7 @@ from fairpate.methods.parity_game import (
     prices,
     violations_of,
 )
+from fairpate.methods.parity import Cells, Constraint, require_shares
 
 X, Y, Z = records(1500, 0, num_groups=3)
 FEATURES = X.double().numpy()

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.methods import f_ld, pf_ld, pf_ld_as_in_paper
-from fairpate.methods.f_ld import FldConfig
-from fairpate.methods.mean_parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
-from fairpate.methods.pf_ld import PfLdConfig, PfLdNoise, Released
-from fairpate.nn.guided_gradients import GuidedGradients
+from fairpate.methods import f_ld
+from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, Released
+from fairpate.methods.parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.nn.models import build_model
+from fairpate.nn.per_example import GuidedGradients
 from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 from fairpate.privacy import accountant
-from fairpate.privacy.fair_training import AttributeGaussians, SecretBatchAttributeGaussians
+from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
 CONSTRAINTS: tuple[MeanConstraint, ...] = ("demographic_parity", "equalized_odds", "accuracy_parity")
 SILENT = PfLdNoise(gradient=0.0, violation=0.0, size=0.0)
@@ -67,7 +66,7 @@ def trained(
         "generator": torch.Generator().manual_seed(3),
     }
     if isinstance(config, PfLdConfig):
-        pf_ld.train_pf_ld(model, *data, config, noise, randomness=SeededRandomness(5), **shared, **options)
+        f_ld.train_pf_ld(model, *data, config, noise, randomness=SeededRandomness(5), **shared, **options)
     else:
         f_ld.train_f_ld(model, *data, config, **shared)
     return weights(model)
@@ -107,7 +106,7 @@ def test_what_is_off_costs_nothing() -> None:
     target = PrivacyTarget(accounting="rdp")
 
     def cost(**settings: Any) -> float:
-        return priced(pf_ld.pf_ld_events(PfLdConfig(epochs=7, **settings), noise, 1000), target).epsilon
+        return priced(f_ld.pf_ld_events(PfLdConfig(epochs=7, **settings), noise, 1000), target).epsilon
 
     def alone(*events: AttributeGaussians) -> float:
         return accountant.epsilon(events, target_delta=target.delta).epsilon
@@ -222,8 +221,8 @@ def test_no_changed_attribute_moves_a_release_further_than_its_sensitivity(
     ]
     furthest = [max(column) for column in zip(*moved, strict=True)]
     bounds = [
-        pf_ld.violation_sensitivity(sizes_UG, clip_value=clip_value),
-        pf_ld.gradient_sensitivity(slopes_UGK, clip_norm=clip_norm),
+        f_ld.violation_sensitivity(sizes_UG, clip_value=clip_value),
+        f_ld.gradient_sensitivity(slopes_UGK, clip_norm=clip_norm),
     ]
     for reached, bound in zip(furthest, bounds, strict=True):
         assert reached <= bound * (1 + 1e-5)
@@ -234,9 +233,9 @@ def test_no_changed_attribute_moves_a_release_further_than_its_sensitivity(
 def test_the_sensitivities_are_those_of_hand_arithmetic() -> None:
     """Sizes 2 and 4, slopes 3 and -1; then the lengths 5 and 13 of two-dimensional slopes."""
     sizes = torch.tensor([[2.0, 4.0]])
-    assert pf_ld.violation_sensitivity(sizes, clip_value=2.0) == pytest.approx(2 * math.sqrt(1 / 4 + 1 / 16))
-    assert pf_ld.gradient_sensitivity(torch.tensor([[[3.0], [-1.0]]]), clip_norm=0.5) == pytest.approx(2.0)
-    assert pf_ld.gradient_sensitivity(torch.tensor([[[3.0, 4.0], [5.0, -12.0]]]), clip_norm=0.5) == pytest.approx(9.0)
+    assert f_ld.violation_sensitivity(sizes, clip_value=2.0) == pytest.approx(2 * math.sqrt(1 / 4 + 1 / 16))
+    assert f_ld.gradient_sensitivity(torch.tensor([[[3.0], [-1.0]]]), clip_norm=0.5) == pytest.approx(2.0)
+    assert f_ld.gradient_sensitivity(torch.tensor([[[3.0, 4.0], [5.0, -12.0]]]), clip_norm=0.5) == pytest.approx(9.0)
 
 
 def test_the_printed_sensitivities_are_exceeded() -> None:
@@ -270,7 +269,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def test_noise_meets_the_target_as_one_gaussian_mechanism_on_public_batches(group_sizes: tuple[float, ...]) -> None:
     config = PfLdConfig(epochs=30, dual_share=0.3, size_share=0.05, group_sizes=group_sizes)
     target = PrivacyTarget(epsilon=1.0)
-    noise = pf_ld.calibrated_noise(config, target, num_records=1000)
+    noise = f_ld.calibrated_noise(config, target, num_records=1000)
     squares = {"gradient": 30 / noise.gradient**2, "violation": 30 / noise.violation**2, "size": noise.size**-2}
     if group_sizes is not None:
         squares["size"] = 0.0
@@ -278,24 +277,24 @@ def test_noise_meets_the_target_as_one_gaussian_mechanism_on_public_batches(grou
     assert 0.995 < gaussian_epsilon(mu, target.delta) <= 1.0
     assert squares["violation"] / mu**2 == pytest.approx(0.3)
     assert squares["size"] / mu**2 == pytest.approx(0.05 if group_sizes is None else 0.0)
-    cost = priced(pf_ld.pf_ld_events(config, noise, 1000), target)
+    cost = priced(f_ld.pf_ld_events(config, noise, 1000), target)
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")
     assert cost.epsilon == pytest.approx(gaussian_epsilon(mu, target.delta), rel=2e-3)
 
 
 def test_secret_batches_are_charged_step_by_step_by_the_mixture_bound() -> None:
     config = PfLdConfig(epochs=3, batch_size=100, batches="poisson")
-    events = pf_ld.pf_ld_events(config, PfLdNoise(gradient=3.0, violation=4.0, size=5.0), 1000)
+    events = f_ld.pf_ld_events(config, PfLdNoise(gradient=3.0, violation=4.0, size=5.0), 1000)
     assert events[0] == SecretBatchAttributeGaussians(count=30, attribute_noise_multiplier=3.0, sampling_rate=0.1)
-    noise = pf_ld.calibrated_noise(config, PrivacyTarget(epsilon=1.0, accounting="rdp"), num_records=1000)
-    cost = priced(pf_ld.pf_ld_events(config, noise, 1000), PrivacyTarget(accounting="rdp")).epsilon
+    noise = f_ld.calibrated_noise(config, PrivacyTarget(epsilon=1.0, accounting="rdp"), num_records=1000)
+    cost = priced(f_ld.pf_ld_events(config, noise, 1000), PrivacyTarget(accounting="rdp")).epsilon
     assert 0.99 < cost <= 1.0
 
 
 def test_the_papers_example_is_claimed_at_2_and_costs_11() -> None:
     config = PfLdConfig(epochs=100, batch_size=500)
     noise = PfLdNoise(gradient=5.0, violation=50.0, size=0.0)
-    claimed = pf_ld_as_in_paper.epsilon_as_in_paper(config, noise, num_records=10_000, target_delta=1e-5)
+    claimed = f_ld.epsilon_as_in_paper(config, noise, num_records=10_000, target_delta=1e-5)
     assert claimed == pytest.approx(2.15, abs=0.005)
     whole_orders = [float(order) for order in range(2, 257)]
     duals = AttributeGaussians(count=100, attribute_noise_multiplier=50.0)
@@ -310,8 +309,8 @@ def test_the_papers_example_is_claimed_at_2_and_costs_11() -> None:
 def test_the_printed_form_promises_nothing_and_says_what_its_paper_would() -> None:
     config = PfLdConfig(form="as_in_paper", epochs=4, warmup_epochs=1, batch_size=64)
     target, model, data = PrivacyTarget(epsilon=3.0), network(), records(256, groups=2)
-    noise = pf_ld_as_in_paper.published_noise(config, target, num_records=256)
-    done = pf_ld_as_in_paper.train_as_in_paper(
+    noise = f_ld.published_noise(config, target, num_records=256)
+    done = f_ld.train_as_in_paper(
         model,
         *data,
         config,
@@ -340,7 +339,7 @@ def test_the_noise_of_a_gradient_is_multiplier_times_sensitivity(batches: str) -
     silent = trained(data, config, groups=2, on_release=heard.append)
     for seed in range(12):
         model = network()
-        pf_ld.train_pf_ld(
+        f_ld.train_pf_ld(
             model, *data, config, loud, randomness=SeededRandomness(seed), generator=torch.Generator().manual_seed(3),
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2),
         )  # fmt: skip
@@ -359,7 +358,7 @@ def test_released_sizes_and_violations_have_noise_of_their_multipliers(declared:
     )
     heard: list[Released] = []
     for seed in range(80):
-        pf_ld.train_pf_ld(
+        f_ld.train_pf_ld(
             network(), *data, config, PfLdNoise(gradient=0.0, violation=5.0, size=20.0), on_release=heard.append,
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2),
             randomness=SeededRandomness(seed), generator=torch.Generator(),
@@ -461,7 +460,7 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"dual_share \+ size_share < 1"):
         PfLdConfig(dual_share=0.6, size_share=0.5)
     with pytest.raises(ValueError, match="2 classes in the paper's form"):
-        pf_ld_as_in_paper.train_as_in_paper(
+        f_ld.train_as_in_paper(
             network(3), x, y, z, PfLdConfig(), SILENT, target=PrivacyTarget(), randomness=OsRandomness(),
             parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=3),
             generator=torch.Generator(),

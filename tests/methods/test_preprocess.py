@@ -9,12 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fairpate.methods.preprocess import (
-    cost_behind_sorted_filter,
-    preprocessing_factor,
-    sorted_filter,
-    streaming_filter,
-)
+from fairpate.methods.pate import cost_behind_sorted_filter, preprocessing_factor, sorted_filter, streaming_filter
 from fairpate.types import GateRule
 
 

@@ -14,15 +14,20 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.fairness.named_constraints import NAMED_CONSTRAINTS, demographic_parity
-from fairpate.fairness.rate_constraints import Partition, RateConstraint, RateConstraints, Term
-from fairpate.methods import dp_sgd, noisy_histogram, raco_dp
+from fairpate.fairness.constraints import (
+    NAMED_CONSTRAINTS,
+    Partition,
+    RateConstraint,
+    RateConstraints,
+    Term,
+    demographic_parity,
+)
+from fairpate.methods import dp_sgd, raco_dp
+from fairpate.methods.base import private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.noisy_histogram import HistogramSteps
-from fairpate.methods.raco_dp import RacoDpConfig, RacoTrained
-from fairpate.methods.trained import private_randomness
+from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, RacoTrained
+from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_logits
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
 
@@ -80,7 +85,7 @@ def test_multipliers_that_stay_at_zero_are_dp_sgd_bit_for_bit(name: str) -> None
     train(ours, (x, y, z), steps(400), dual_learning_rate=0.0)
     train(moved, (x, y, z), steps(400), dual_learning_rate=5.0)
     randomness, generator = private_randomness("seeded", 3), torch.Generator()
-    dp_sgd.train(theirs, x, y, steps(400).gradient, randomness=randomness, generator=generator)
+    dp_sgd.train_dp_sgd(theirs, x, y, steps(400).gradient, randomness=randomness, generator=generator)
     assert torch.equal(weights(ours), weights(theirs))
     assert (weights(moved) - weights(theirs)).abs().max() > 1e-3
 
@@ -182,7 +187,7 @@ def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
 
     def gap(**settings: Any) -> float:
         config = RacoDpConfig(constraint=constraint, bound=0.02, sharpness=2.0, **settings)
-        planned = noisy_histogram.calibrated_steps(base, config, target, num_records=len(x))
+        planned = raco_dp.calibrated_steps(base, config, target, num_records=len(x))
         network = model(num_classes=2)
         trained = train(network, (x, y, z), planned, **config.model_dump())
         assert priced(trained.events, target).epsilon <= 3.0
@@ -212,7 +217,7 @@ def test_one_sample_is_amplified_once_and_the_published_number_is_too_small(
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 def test_the_split_keeps_the_budget(share: float) -> None:
     target, config = PrivacyTarget(epsilon=1.5, accounting="rdp"), RacoDpConfig(histogram_share=share)
-    planned = noisy_histogram.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
+    planned = raco_dp.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
     assert 1.47 < priced([planned.event], target).epsilon <= 1.5
     ratio = planned.gradient.noise_multiplier**-2 / planned.laplace_scale**-2
     assert ratio == pytest.approx((1 - share) / share)
@@ -223,10 +228,10 @@ def test_what_cannot_be_promised_or_kept_is_refused() -> None:
     base, config = DpSgdConfig(), RacoDpConfig()
     with pytest.raises(ValueError, match="relation 'add or remove one', got 'replace one'"):
         replaced = PrivacyTarget(relation="replace one")
-        noisy_histogram.calibrated_steps(base, config, replaced, num_records=1000)
+        raco_dp.calibrated_steps(base, config, replaced, num_records=1000)
     for share in (0.0, 1.0):
         with pytest.raises(ValueError, match="0 < histogram_share < 1"):
-            noisy_histogram.split_noise(1.0, histogram_share=share)
+            raco_dp.split_noise(1.0, histogram_share=share)
     with pytest.raises(ValueError, match="size_floor > 0, got 0"):
         HistogramSteps(gradient=steps(10).gradient, laplace_scale=1.0, size_floor=0.0)
     with pytest.raises(ValueError, match="cannot be kept"):

@@ -11,17 +11,14 @@ import pytest
 import torch
 from priced import priced
 
-from fairpate.app.identity import config_digest, determining_values
 from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.config_reader import config_digest, determining_values
 from fairpate.estimators import FairClassifier
-from fairpate.methods import noisy_histogram
+from fairpate.methods import raco_dp
+from fairpate.methods.base import configured, private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.load import configured
-from fairpate.methods.noisy_histogram import HistogramSteps
-from fairpate.methods.raco_dp import RacoDpConfig
-from fairpate.methods.trained import private_randomness
+from fairpate.methods.raco_dp import HistogramSteps, PricedTraining, RacoDpConfig, SoftPrediction, refined
 from fairpate.nn.models import build_model
-from fairpate.nn.priced_fit import PricedTraining, SoftPrediction, refined
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
 from fairpate.privacy.events import PoissonGaussians
@@ -80,7 +77,7 @@ def test_on_one_sample_sizes_cost_more_than_on_a_sample_of_their_own() -> None:
 def test_the_split_keeps_the_budget_and_the_histogram_its_part(share: float) -> None:
     target = PrivacyTarget(epsilon=1.5, accounting="rdp")
     config = RacoDpConfig(histogram_share=0.3, size_share=share)
-    steps = noisy_histogram.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
+    steps = raco_dp.calibrated_steps(DpSgdConfig(epochs=2), config, target, num_records=5000)
     assert 1.47 < priced([steps.event], target).epsilon <= 1.5
     precisions = [steps.gradient.noise_multiplier**-2, steps.laplace_scale**-2, (steps.size_noise or math.inf) ** -2]
     assert [each / sum(precisions) for each in precisions] == pytest.approx([0.7 * (1 - share), 0.3, 0.7 * share])
@@ -107,7 +104,7 @@ OWN = {
 def test_cells_of_a_label_and_a_group_have_their_sizes_released_unless_said(settings: Any, share: float) -> None:
     left_out = configured({"raco_dp": settings}, method="raco_dp")
     stated = configured({"raco_dp": settings | {"size_share": share}}, method="raco_dp")
-    steps = noisy_histogram.plan_steps(
+    steps = raco_dp.plan_steps(
         DpSgdConfig(epochs=2), left_out.raco_dp, num_records=5000, noise_multiplier=1.0, laplace_scale=1.0
     )
     assert (steps.size_noise or math.inf) ** -2 == pytest.approx(share)

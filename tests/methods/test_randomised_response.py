@@ -18,7 +18,7 @@ from fairpate.fairness.rates import joint_table
 from fairpate.methods import randomised_response
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
 from fairpate.methods.randomised_response import RandomisedResponseConfig, recovered_counts, recovery, shrinkage
-from fairpate.nn.mixture import linear_rules, said_labels
+from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import keep_probability
 from fairpate.privacy.laplace import randomise_response as respond

@@ -18,13 +18,18 @@ from priced import priced
 from fairpate.config import ConfigError, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, published_num_rounds
+from fairpate.methods.base import configured
+from fairpate.methods.dp_oracle_learner import (
+    RULES_KJ,
+    DpOracleLearnerConfig,
+    GroupRules,
+    cost_differences,
+    published_num_rounds,
+    sensitivity_of,
+)
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
-from fairpate.methods.load import configured
-from fairpate.methods.oracle_releases import RULES_KJ, GroupRules, sensitivity_of
 from fairpate.methods.parity import Cells, Constraint
-from fairpate.methods.parity_game import cost_differences
-from fairpate.nn.mixture import said_labels
+from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import choose_cheap
 

@@ -13,13 +13,11 @@ from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
-from fairpate.methods import dp_sgd, fair_dp_sgd, sgd
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.fair_dp_sgd import FairDpSgdConfig
-from fairpate.methods.trained import PublicPool, Trained, private_randomness
-from fairpate.nn.dpfr import dpfr, hard_disparity
+from fairpate.methods import dp_sgd
+from fairpate.methods.base import PublicPool, Trained, private_randomness
+from fairpate.methods.dp_sgd import DpSgdConfig, FairDpSgdConfig
+from fairpate.nn.fit import dpfr, hard_disparity, predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_logits
 from fairpate.privacy.accountant import epsilon, epsilon_pld
 from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
@@ -38,7 +36,7 @@ def weights(trained: Trained) -> Tensor:
 def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
     x, y, _ = signal_records(800)
     steps = dp_sgd.plan_steps(CONFIG.model_copy(update=changed), num_records=len(x), noise_multiplier=noise_multiplier)
-    return dp_sgd.train(
+    return dp_sgd.train_dp_sgd(
         model(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator().manual_seed(0)
     )
 
@@ -49,7 +47,7 @@ def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) 
     steps = dp_sgd.plan_steps(
         CONFIG.model_copy(update={"epochs": epochs}), num_records=len(x), noise_multiplier=noise_multiplier
     )
-    return fair_dp_sgd.train(
+    return dp_sgd.train_fair_dp_sgd(
         model(),
         x,
         y,
@@ -95,7 +93,7 @@ def test_the_gradient_of_the_regulariser_is_autograds(hidden: tuple[int, ...]) -
     config = FairDpSgdConfig(weight=2.5, temperature=0.5, public_batch_size=50)
     expected = torch.autograd.grad(2.5 * dpfr(network(x), z, config), list(network.parameters()))
     for _ in range(2):
-        gradient = fair_dp_sgd.regulariser_gradient(PublicPool(x=x, groups=z), config, torch.Generator())
+        gradient = dp_sgd.regulariser_gradient(PublicPool(x=x, groups=z), config, torch.Generator())
         for ours, theirs in zip(gradient(network), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
         network.register_forward_hook(lambda *_: None)
@@ -111,7 +109,7 @@ def test_dropout_is_drawn_from_the_generator_alone() -> None:
         steps = dp_sgd.plan_steps(CONFIG, num_records=len(x), noise_multiplier=1.0)
         generator = torch.Generator().manual_seed(seed)
         randomness = private_randomness("seeded", 3)
-        return weights(dp_sgd.train(network, x, y, steps, randomness=randomness, generator=generator))
+        return weights(dp_sgd.train_dp_sgd(network, x, y, steps, randomness=randomness, generator=generator))
 
     assert torch.equal(run(1, 5), run(2, 5))
     assert not torch.equal(run(1, 5), run(1, 6))
@@ -182,7 +180,7 @@ def test_queries_beside_sampled_steps_are_priced_by_renyi_curves() -> None:
 
 def test_plain_sgd_learns_and_promises_nothing() -> None:
     x, y, _ = signal_records(800)
-    trained = sgd.train(
+    trained = dp_sgd.train_sgd(
         model(), x, y, FitConfig(epochs=15, learning_rate=0.02), generator=torch.Generator().manual_seed(0)
     )
     assert (trained.model(x).argmax(dim=1) == y).float().mean() > 0.95
@@ -199,8 +197,6 @@ def test_seeded_noise_says_so() -> None:
 def test_public_records_of_one_group_or_of_other_lengths_are_refused() -> None:
     x, _, z = signal_records(10)
     with pytest.raises(ValueError, match="two groups"):
-        fair_dp_sgd.regulariser_gradient(
-            PublicPool(x=x, groups=torch.zeros_like(z)), FairDpSgdConfig(), torch.Generator()
-        )
+        dp_sgd.regulariser_gradient(PublicPool(x=x, groups=torch.zeros_like(z)), FairDpSgdConfig(), torch.Generator())
     with pytest.raises(ValueError, match="one group per public record"):
         PublicPool(x=x, groups=z[:3])

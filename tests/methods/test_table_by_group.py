@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.app.publication.card import write_card
-from fairpate.app.released import read_release
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, read_json, read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.evaluation.private_population import PrivatePopulation
-from fairpate.fairness import gaps, rates
+from fairpate.fairness import rates
 from fairpate.fairness.private_population import TAUGHT_NOISE
-from fairpate.methods.load import configured
-from student.predict import load_student
+from fairpate.methods.base import configured
+from fairpate.report.records import PrivatePopulation
+from fairpate.run.folder import RunDirectory, read_json, read_statement
+from fairpate.run.publication import write_card
+from fairpate.run.release_log import read_release
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 METHODS = ("record_votes", "weighted_votes")
 TABLES = {"record_votes": "votes_GKC", "weighted_votes": "sums_GCW"}
@@ -131,8 +131,8 @@ def test_intervals_hold_the_true_rates_of_private_records(method: str, digits: D
         pairs = [
             *((group.accuracy, right) for group, right in zip(found.groups, right_G, strict=True)),
             *((group.records, size) for group, size in zip(found.groups, size_G, strict=True)),
-            (found.gaps["dp_one_vs_rest"], gaps.dp_one_vs_rest(truth).value),
-            (found.gaps["eo_lowy"], gaps.eo_lowy(truth).value),
+            (found.gaps["dp_one_vs_rest"], rates.dp_one_vs_rest(truth).value),
+            (found.gaps["eo_lowy"], rates.eo_lowy(truth).value),
         ]
         held += [estimate.low <= true <= estimate.high for estimate, true in pairs]
     assert np.mean(held) > 0.8

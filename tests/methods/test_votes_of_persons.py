@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods import record_votes, weighted_votes
-from fairpate.methods.load import configured
-from fairpate.methods.weighted_votes import UNITS
-from fairpate.privacy.record_votes import VoteSums
+from fairpate.methods import record_votes
+from fairpate.methods.base import configured
+from fairpate.methods.record_votes import UNITS
+from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.run.folder import read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def table_of(name: str, dataset: Dataset, out: Path, monkeypatch: pytest.MonkeyP
         tables.append(table)
         return release(table, **options)
 
-    module = {"weighted_votes": weighted_votes, "record_votes": record_votes}[name]
+    module = {"weighted_votes": record_votes, "record_votes": record_votes}[name]
     release = module.with_noise
     monkeypatch.setattr(module, "with_noise", kept)
     values = {

@@ -13,19 +13,19 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.app.run import run_method
-from fairpate.app.rundir import RunDirectory, read_statement
-from fairpate.app.terminal.progress import Reporter
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
 from fairpate.data import Dataset, load_dataset
-from fairpate.methods import weighted_votes
-from fairpate.methods.load import configured
-from fairpate.methods.weighted_votes import UNITS, Ballot, balancing_weights, labels_of_sums, matched_rule
-from fairpate.nn.dpfr import hard_disparity
+from fairpate.methods import record_votes
+from fairpate.methods.base import configured
+from fairpate.methods.record_votes import UNITS, Ballot, balancing_weights, labels_of_sums, matched_rule
+from fairpate.nn.fit import hard_disparity
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
-from fairpate.privacy.record_votes import VoteSums
-from student.predict import load_student
+from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.run.folder import RunDirectory, read_statement
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
+from student.student import load_student
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,13 @@ def test_one_record_moves_one_row_by_at_most_the_norm_and_nothing_else(
 ) -> None:
     """The noise is equal in both runs, so that tables differ by what the record did."""
     tables: list[npt.NDArray[np.int64]] = []
-    release = weighted_votes.with_noise
+    release = record_votes.with_noise
 
     def watched(*values: Any, **named: Any) -> Any:
         tables.append(release(*values, **named))
         return tables[-1]
 
-    monkeypatch.setattr(weighted_votes, "with_noise", watched)
+    monkeypatch.setattr(record_votes, "with_noise", watched)
     smaller = dataclasses.replace(digits, private=digits.private.take(range(1, len(digits.private))))
     statements = [
         read_statement(run(settings(tmp_path / name, embedding=SMALL), dataset))
@@ -100,7 +100,7 @@ def test_the_table_is_the_sum_of_votes_by_label(ballot: Ballot, digits: Dataset,
     labels = digits.private.y.numpy()
     votes = ballot.votes(digits.private.x)
     expected = np.stack([votes[labels == c].sum(axis=0) for c in range(10)])
-    monkeypatch.setattr(weighted_votes, "_AT_ONCE", 100)
+    monkeypatch.setattr(record_votes, "_AT_ONCE", 100)
     np.testing.assert_array_equal(ballot.table(digits.private.x, labels, num_classes=10), expected)
     nobody = ballot.table(digits.private.x[:0], labels[:0], num_classes=10)
     np.testing.assert_array_equal(nobody, np.zeros_like(expected))
@@ -117,7 +117,7 @@ def test_the_event_is_that_of_the_noise_that_was_added(digits: Dataset, tmp_path
 
 def test_noise_reaches_every_number_also_of_classes_that_nobody_has(digits: Dataset, tmp_path: Path) -> None:
     empty = np.zeros((4, 500), dtype=np.int64)
-    noisy = weighted_votes.with_noise(empty, stddev=30.0 * UNITS, source=settings(tmp_path / "x").source, row="class")
+    noisy = record_votes.with_noise(empty, stddev=30.0 * UNITS, source=settings(tmp_path / "x").source, row="class")
     assert noisy.std() == pytest.approx(30 * UNITS, rel=0.1)
     assert abs(noisy.mean()) < 4 * 30 * UNITS / math.sqrt(noisy.size)
     assert len(np.unique(noisy)) > 1990

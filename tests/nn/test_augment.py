@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairpate.config import AugmentConfig
-from fairpate.nn.augment import apply_changes, augment, draw_changes
+from fairpate.nn.fit import apply_changes, augment, draw_changes
 
 EVERYTHING = AugmentConfig(
     rotation_degrees=20,

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import CalibrationConfig, FitConfig, ModelConfig
-from fairpate.nn.calibrate import calibrate
-from fairpate.nn.fit import fit
+from fairpate.nn.fit import calibrate, fit, predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_logits
 
 
 def biased() -> tuple[nn.Module, Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from doubled import Doubled
 from torch import Tensor, nn
 
-from fairpate.nn.dense_chain import DenseChain
+from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import ScaleBytes
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairpate.config import DpfrConfig, ModelConfig
-from fairpate.nn.dpfr import contrast, dpfr, dpfr_gradient, group_batches, group_gaps, hard_disparity
+from fairpate.nn.fit import contrast, dpfr, dpfr_gradient, group_batches, group_gaps, hard_disparity
 from fairpate.nn.models import build_model
 
 LOGITS = torch.tensor([[2.0, 0], [0, 1], [1, 0], [0, 3], [0.5, 0], [0, 0.2]], dtype=torch.float64)

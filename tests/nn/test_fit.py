@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
-from fairpate.nn.fit import batch_bounds, draw_epoch, fit
+from fairpate.nn.fit import batch_bounds, draw_epoch, epoch_learning_rate, fit
 from fairpate.nn.models import build_model
-from fairpate.nn.optimizer import epoch_learning_rate
 
 
 def _generator(seed: int = 0) -> torch.Generator:

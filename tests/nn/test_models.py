@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fairpate.config import ModelConfig
+from fairpate.nn.fit import predict_logits, predict_probabilities
 from fairpate.nn.models import build_model, seeded_torch
-from fairpate.nn.predict import predict_logits, predict_probabilities
 from fairpate.oriented_gradients import oriented_gradients
 
 CASES = [

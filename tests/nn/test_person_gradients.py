@@ -17,12 +17,10 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.fermi import FermiTraining, MatrixGame, watched_targets
-from fairpate.nn.owners import part_bounds
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
-from fairpate.nn.priced_fit import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
-from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.nn.shifted_fit import ShiftedClipper
+from fairpate.methods.dp_fermi import FermiTraining, MatrixGame, watched_targets
+from fairpate.methods.raco_dp import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
+from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
+from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
 
 CLIP_NORM = 0.3
 OWNERS = torch.tensor([0, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4])

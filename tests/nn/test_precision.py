@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
-from fairpate.nn.fit import fit
+from fairpate.nn.fit import fit, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
-from fairpate.nn.predict import predict_logits
-from student.train import PublicRecords, train_student
+from student.student import PublicRecords, train_student
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fairpate.config import FitConfig, ModelConfig
+from fairpate.nn.fit import pretrain_by_rotations
 from fairpate.nn.models import build_model
-from fairpate.nn.pretrain import pretrain_by_rotations
 
 ARCHITECTURE = ModelConfig(name="cnn", width=4)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig
+from fairpate.methods.raco_dp import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.priced_fit import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
 from fairpate.nn.private_fit import LaplaceNoise, PrivateSteps, SeededRandomness
 
 NUM_CELLS, NUM_CLASSES = 4, 3

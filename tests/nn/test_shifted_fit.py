@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.nn.shifted_fit import ShiftedClipper, ShiftedTraining
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper, ShiftedTraining
 
 CLIP_NORM = 0.7
 MODELS: dict[str, Callable[[], nn.Module]] = {

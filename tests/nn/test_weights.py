@@ -13,12 +13,18 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import ModelConfig
-from fairpate.nn.models import build_architecture, build_model
+from fairpate.config import ModelConfig, TeachersConfig
+from fairpate.nn.fit import predict_logits
+from fairpate.nn.models import (
+    HEAD_OF,
+    WeightsError,
+    build_architecture,
+    build_model,
+    imagenet_file,
+    load_weights,
+    pin_weights,
+)
 from fairpate.nn.per_example import CrossEntropy, Engine, GradientClipper
-from fairpate.nn.predict import predict_logits
-from fairpate.nn.weights import HEAD_OF, WeightsError, imagenet_file, load_weights, pin_weights
-from fairpate.votes_config import TeachersConfig
 
 QUICK_AND_SLOW = [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in BACKBONES]
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

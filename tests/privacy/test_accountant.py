@@ -12,10 +12,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon, epsilon_data_dependent
-from fairpate.privacy.conversion import epsilon_of_curve
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon, epsilon_data_dependent, epsilon_of_curve
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, NoisyArgmaxes, ThresholdChecks
-from fairpate.privacy.ledger_as_in_paper import as_in_paper_rdp
+from fairpate.privacy.mechanism_events import as_in_paper_rdp
 
 INTEGER_ORDERS = np.arange(2.0, 257.0)
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}

@@ -17,12 +17,10 @@ from fairpate.privacy.discrete_gaussian import (
     discrete_gaussian,
     discrete_gaussians,
     exact_cuts,
-    sample_discrete_gaussian,
-)
-from fairpate.privacy.discrete_gaussian_tails import (
     log_difference_survival_table,
     log_survival_and_complement,
     log_survival_table,
+    sample_discrete_gaussian,
 )
 
 

@@ -12,11 +12,10 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
-from fairpate.privacy import divergences, loss_distributions
-from fairpate.privacy.accountant import epsilon, epsilon_of, epsilon_pld, has_loss_distributions, rdp
-from fairpate.privacy.calibration import least_noise
+from fairpate.privacy import loss_distributions
+from fairpate.privacy.accountant import epsilon, epsilon_of, epsilon_pld, has_loss_distributions, least_noise, rdp
 from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
-from fairpate.privacy.fair_training import (
+from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
@@ -70,8 +69,8 @@ def integrated_divergence(noise: float, scale: float, rate: float, eps: float, *
 
 @cache
 def sampled_both(noise: float, scale: float, rate: float) -> loss_distributions.LossDistribution:
-    base = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
-    return divergences.on_poisson_sample(base, sampling_rate=rate)
+    base = loss_distributions.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
+    return loss_distributions.on_poisson_sample(base, sampling_rate=rate)
 
 
 @pytest.mark.parametrize(("noise", "scale", "rate"), [(1.0, 1.0, 0.1), (2.0, 0.5, 0.03), (0.7, 3.0, 0.6)])
@@ -87,7 +86,7 @@ def test_the_sampled_loss_distribution_is_the_integral_and_never_below_it(
 
 @pytest.mark.parametrize(("noise", "scale", "eps"), [(1.0, 1.0, 0.3), (0.2, 2.0, -0.1), (5.0, 0.3, 2.0)])
 def test_the_unsampled_divergence_is_a_two_dimensional_integral(noise: float, scale: float, eps: float) -> None:
-    base = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
+    base = loss_distributions.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale)
     exact = integrated_divergence(noise, scale, 1.0, eps, removing=True)
     assert float(base.divergence(np.array([eps]))[0]) == pytest.approx(exact, abs=1e-10)
 
@@ -95,14 +94,14 @@ def test_the_unsampled_divergence_is_a_two_dimensional_integral(noise: float, sc
 @pytest.mark.parametrize(("noise", "scale"), [(100.0, 0.1), (100.0, 0.01), (1000.0, 0.5), (1e4, 1.0)])
 def test_two_releases_never_diverge_less_than_the_laplace_release_alone(noise: float, scale: float) -> None:
     epsilons = np.linspace(-1.2 / scale, 1.2 / scale, 481)
-    found = divergences.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale).divergence(epsilons)
-    alone = divergences.Laplace(scale=scale).divergence(epsilons)
+    found = loss_distributions.GaussianAndLaplace(noise_multiplier=noise, laplace_scale=scale).divergence(epsilons)
+    alone = loss_distributions.Laplace(scale=scale).divergence(epsilons)
     assert (found >= alone - 1e-15).all()
     np.testing.assert_allclose(found, alone, atol=0.4 / noise)  # what the other release's total variation adds
 
 
 def test_two_releases_with_hardly_any_noise_diverge_all_the_way_and_overflow_nowhere() -> None:
-    base = divergences.GaussianAndLaplace(noise_multiplier=1e-3, laplace_scale=1e-3)
+    base = loss_distributions.GaussianAndLaplace(noise_multiplier=1e-3, laplace_scale=1e-3)
     found = base.divergence(np.linspace(-1e6, 1e6, 2001))
     assert (np.diff(found) <= 1e-12).all()
     assert (found[0], found[-1]) == (1, 0)
@@ -133,7 +132,7 @@ def test_attribute_gaussians_are_one_gaussian() -> None:
 def test_secret_batches_cost_a_mixture_of_in_and_out() -> None:
     """q times the Gaussian's divergence, plus what nothing has at negative thresholds; and by hand in Renyi's terms."""
     noise, rate = 2.0, 0.2
-    step = loss_distributions.mixed_with_nothing(divergences.gaussians(1, noise), rate)
+    step = loss_distributions.mixed_with_nothing(loss_distributions.gaussians(1, noise), rate)
     for eps in (0.0, 0.1, 0.7):
         mu = 1 / noise
         inside = norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)

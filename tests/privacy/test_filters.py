@@ -16,10 +16,15 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon
-from fairpate.privacy.conversion import epsilon_of_curve
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
+    AdaptiveLimit,
+    RenyiFilter,
+    epsilon,
+    epsilon_of_curve,
+    least_adaptive_limit,
+)
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.privacy.filters import AdaptiveLimit, RenyiFilter, least_adaptive_limit
 
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}
 

@@ -15,20 +15,22 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fairpate import privacy
-from fairpate.privacy import accountant, independent, worst_pairs
+from fairpate.privacy import accountant, second_accountant
 from fairpate.privacy.accountant import event_kinds
-from fairpate.privacy.event_values import event_json
 from fairpate.privacy.events import ConfidentGnmaxQueries, NoisyArgmaxes, PoissonGaussians, ThresholdChecks
-from fairpate.privacy.fair_training import (
+from fairpate.privacy.laplace import LaplaceReleases, PureReleases
+from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,
+    NeighbourVotes,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
+    VoteSums,
+    VoteTables,
+    event_json,
 )
-from fairpate.privacy.independent import KINDS, NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases
-from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.second_accountant import KINDS, NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 
 for module in pkgutil.iter_modules(privacy.__path__):
     importlib.import_module(f"{privacy.__name__}.{module.name}")  # registers its events
@@ -144,7 +146,7 @@ def test_a_release_of_smooth_sensitivity_costs_the_largest_divergence_that_quadr
         )
         moment = np.exp(order * first + (1 - order) * second).sum() * (x[1] - x[0])
         found.append(math.log(moment) / (order - 1))
-    curve = independent._smooth_curve(event_json(event), np.array([order]))
+    curve = second_accountant._smooth_curve(event_json(event), np.array([order]))
     assert curve == pytest.approx(max(found), rel=1e-6)
 
 
@@ -185,10 +187,10 @@ def test_values_that_mean_nothing_are_errors() -> None:
         recomputed_epsilon([event], delta=1e-12)
 
 
-@pytest.mark.parametrize("module", [independent, worst_pairs])
+@pytest.mark.parametrize("module", [second_accountant, second_accountant])
 def test_it_shares_nothing_with_the_accountant_that_prices_runs(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     named = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     named += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
     ours = {name for name in named if str(name).split(".")[0] in ("fairpate", "aggregator", "dp_accounting")}
-    assert ours <= {"fairpate.privacy.worst_pairs"}
+    assert ours <= {"fairpate.privacy.second_accountant"}

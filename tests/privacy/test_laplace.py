@@ -18,7 +18,7 @@ from scipy import integrate, stats
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import EpsilonAtDelta
-from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.laplace import (
     LaplaceReleases,
@@ -28,7 +28,6 @@ from fairpate.privacy.laplace import (
     pure_epsilon,
     randomise_response,
     release_epsilon_for,
-    sample_discrete_laplace,
 )
 
 DELTA = 1e-6

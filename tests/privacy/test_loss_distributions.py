@@ -9,10 +9,19 @@ import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fairpate.privacy import accountant, divergences, loss_distributions
-from fairpate.privacy.divergences import Laplace, gaussians, poisson_gaussians, unsampled
+from fairpate.privacy import accountant, loss_distributions
 from fairpate.privacy.events import PoissonGaussians
-from fairpate.privacy.loss_distributions import LossDistribution, composed, epsilon_at, nothing, randomised_response
+from fairpate.privacy.loss_distributions import (
+    Laplace,
+    LossDistribution,
+    composed,
+    epsilon_at,
+    gaussians,
+    nothing,
+    poisson_gaussians,
+    randomised_response,
+    unsampled,
+)
 
 INTERVAL = 1e-3
 DELTAS = (0.1, 1e-3, 1e-5, 1e-8)
@@ -120,8 +129,8 @@ def test_an_epsilon_of_zero_is_found_on_the_coarsest_grid() -> None:
 
 def test_a_divergence_far_from_zero_neither_overflows_nor_rises() -> None:
     far = np.linspace(-3000.0, 3000.0, 601)
-    for base in (divergences.Gaussian(noise_multiplier=0.02), Laplace(scale=5e-4)):
+    for base in (loss_distributions.Gaussian(noise_multiplier=0.02), Laplace(scale=5e-4)):
         for rate in (1e-4, 0.5):
-            deltas = divergences._removing(base, far, rate) - np.expm1(np.minimum(far, 0.0))
+            deltas = loss_distributions._removing(base, far, rate) - np.expm1(np.minimum(far, 0.0))
             assert (np.diff(deltas) <= 1e-12).all()
             assert (deltas[0], deltas[-1]) == pytest.approx((1, 0))

@@ -9,10 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.privacy import accountant, record_votes
+from fairpate.privacy import accountant, mechanism_events
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.events import Event, PoissonGaussians
-from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables, both, one_count_moves, two_counts_move
+from fairpate.privacy.mechanism_events import (
+    NeighbourVotes,
+    VoteSums,
+    VoteTables,
+    both,
+    one_count_moves,
+    two_counts_move,
+)
 
 FloatArray = npt.NDArray[np.float64]
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -201,7 +208,7 @@ def test_a_pair_is_two_distributions_and_its_own_mirror_image(pair: object) -> N
 @pytest.mark.parametrize(("stddev", "threshold_stddev"), [(12.0, 8.0), (4.0, 30.0)])
 def test_losses_on_a_grid_dominate_and_are_hardly_larger(stddev: float, threshold_stddev: float) -> None:
     pairs = two_counts_move(stddev), one_count_moves(threshold_stddev)
-    exact, rounded = both(*pairs), record_votes._both_on_grid(*pairs)
+    exact, rounded = both(*pairs), mechanism_events._both_on_grid(*pairs)
     assert len(rounded.losses) < len(exact.losses)
     epsilons = np.linspace(-2.0, 2.0, 81) / stddev
     unmoved = exact.log_masses - exact.losses

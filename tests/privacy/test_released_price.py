@@ -13,8 +13,14 @@ from numpy.testing import assert_allclose
 from fairpate.privacy import accountant, smooth_sensitivity
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.privacy.smooth_release import SanitisedRdp, SmoothRelease, release_rdp
-from fairpate.privacy.smooth_sensitivity import sanitised_rdp, threshold_sensitivity, two_step_rdp
+from fairpate.privacy.smooth_sensitivity import (
+    SanitisedRdp,
+    SmoothRelease,
+    release_rdp,
+    sanitised_rdp,
+    threshold_sensitivity,
+    two_step_rdp,
+)
 
 RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=4.0, scale_noise_stddev=10.0)
 MECHANISM: dict[str, Any] = {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 20.0}

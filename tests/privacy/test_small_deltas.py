@@ -25,9 +25,14 @@ from scipy.special import gammaln
 
 from fairpate.privacy import accountant, loss_distributions
 from fairpate.privacy.events import PoissonGaussians
-from fairpate.privacy.fair_training import AttributeGaussians, PoissonGaussianLaplaces, SecretBatchAttributeGaussians
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
-from fairpate.privacy.record_votes import NeighbourVotes, VoteTables
+from fairpate.privacy.mechanism_events import (
+    AttributeGaussians,
+    NeighbourVotes,
+    PoissonGaussianLaplaces,
+    SecretBatchAttributeGaussians,
+    VoteTables,
+)
 
 SMALL = (1e-3, 1e-6, 1e-9, 1e-12, 1e-14)
 ORACLE = 1e-7  # what the integral leaves out, as a share

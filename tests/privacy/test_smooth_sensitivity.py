@@ -13,10 +13,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import gnmax, smooth_sensitivity
-from fairpate.privacy.smooth_release import SmoothRelease, release_rdp
 from fairpate.privacy.smooth_sensitivity import (
+    SmoothRelease,
     argmax_sensitivity,
     check_monotonicity,
+    release_rdp,
     threshold_sensitivity,
     two_step_rdp,
 )

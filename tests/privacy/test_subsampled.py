@@ -12,9 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from fairpate.privacy import subsampled
-from fairpate.privacy.accountant import epsilon, epsilon_pld, rdp
-from fairpate.privacy.calibration import noise_multiplier_for
+from fairpate.privacy import accountant as subsampled
+from fairpate.privacy.accountant import epsilon, epsilon_pld, noise_multiplier_for, rdp
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
 
 INTEGER_ORDERS = [*range(2, 257), 320, 400, 512]

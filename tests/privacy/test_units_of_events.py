@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from fairpate.privacy import accountant
-from fairpate.privacy.event_values import event_from, event_json, merged
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks, of_unit
-from fairpate.privacy.fair_training import AttributeGaussians, AttributeQueries, PoissonGaussianLaplaces, of_teachers
-from fairpate.privacy.record_votes import NeighbourVotes, VoteSums, VoteTables
-from fairpate.privacy.smooth_release import SmoothRelease
+from fairpate.privacy.mechanism_events import (
+    AttributeGaussians,
+    AttributeQueries,
+    NeighbourVotes,
+    PoissonGaussianLaplaces,
+    VoteSums,
+    VoteTables,
+    event_from,
+    event_json,
+    merged,
+    of_teachers,
+)
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
 
 GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 4.0}
 EVENTS: list[Any] = [

@@ -9,8 +9,7 @@ from dp_accounting import rdp as google
 
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_pld, event_rdp, least_epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, of_unit
-from fairpate.privacy.record_votes import VoteSums, VoteTables
-from fairpate.privacy.within_person import RecordWithinPerson, of_a_record
+from fairpate.privacy.mechanism_events import RecordWithinPerson, VoteSums, VoteTables, of_a_record
 
 ORDERS = np.array(DEFAULT_ORDERS)
 

@@ -17,12 +17,12 @@ from fairpate.config import DataConfig, EmbeddingConfig, ModelConfig
 from fairpate.data import load_dataset
 from fairpate.data.embedding import Embedding
 from fairpate.fairness.gate import filter_stream
-from fairpate.nn.mixture import Mixture
+from fairpate.nn.fit import Mixture
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
 from student.card import StudentCard
 from student.portable import PortableError, missing_packages, portable
-from student.predict import Student
+from student.student import Student
 
 pytestmark = pytest.mark.usefixtures("quick_graphs")
 TABLE, PICTURES = (6,), (3, 32, 32)

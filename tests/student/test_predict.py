@@ -13,7 +13,7 @@ from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
 from student.card import StudentCard, StudentFileError
-from student.predict import Student, build_network, load_student, save_student
+from student.student import Student, build_network, load_student, save_student
 
 RULE = GateRule(max_disparity=0.05, min_count=4)
 

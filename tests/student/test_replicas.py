@@ -14,8 +14,7 @@ from two_groups import untrained_student
 from fairpate.fairness.gate import filter_stream
 from fairpate.request_faults import FaultError
 from fairpate.types import GateRule
-from student.predict import save_student
-from student.replicas import (
+from student.server import (
     MAX_RECORDS_PER_REQUEST,
     BodyLimit,
     Record,
@@ -26,6 +25,7 @@ from student.replicas import (
     student_app,
     student_in_one_process,
 )
+from student.student import save_student
 
 RULE = GateRule(max_disparity=0.05, min_count=10)
 

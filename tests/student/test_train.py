@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
+from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.predict import predict_logits
-from student.train import PublicRecords, train_student
+from student.student import PublicRecords, train_student
 
 MLP = ModelConfig(name="mlp", hidden=(32,))
 FIT = FitConfig(epochs=60, batch_size=16, learning_rate=0.01)

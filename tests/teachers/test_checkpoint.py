@@ -12,9 +12,9 @@ import torch
 from object_store import ACCESS_KEY, SECRET_KEY, object_store
 
 from fairpate.config import FitConfig, ModelConfig
-from fairpate.storage import join
+from fairpate.files import join
 from fairpate.types import UserError
-from teachers.checkpoint import CheckpointError, block_name, is_intact, load_block, save_block
+from teachers.ensemble import CheckpointError, block_name, is_intact, load_block, save_block
 from teachers.teacher import Shard, TeacherSpec
 
 SPEC = TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=2, seed=0)

@@ -16,8 +16,8 @@ import pytest
 import ray
 
 from fairpate.config import RayConfig
-from teachers.cluster import HeadWatch, start_ray
-from teachers.pool import PoolError
+from teachers.ensemble import PoolError
+from teachers.ray_pool import HeadWatch, start_ray
 
 LIMIT_S = 20.0
 
@@ -145,7 +145,7 @@ STARTED_AGAIN = """
 import os, signal, threading, time
 from pathlib import Path
 from fairpate.config import RayConfig
-from teachers.cluster import start_ray
+from teachers.ray_pool import start_ray
 
 killed = []
 
@@ -172,7 +172,7 @@ def test_a_folder_named_as_the_package_is_not_taken_for_it_by_workers(tmp_path: 
     """As with `fairpate run --out fairpate`, of an editable installation too."""
     (tmp_path / "fairpate" / "public").mkdir(parents=True)
     program = (
-        "import ray\nfrom fairpate.config import RayConfig\nfrom teachers.cluster import start_ray\n"
+        "import ray\nfrom fairpate.config import RayConfig\nfrom teachers.ray_pool import start_ray\n"
         "def package():\n    import fairpate\n    return fairpate.__file__\n"
         "with start_ray(RayConfig(num_actors=1)):\n    print(ray.get(ray.remote(package).remote()))\n"
     )

@@ -9,9 +9,16 @@ from torch.nn import functional
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.nn.models import build_model
-from teachers.stacked import stacked_logits
-from teachers.teacher import SHARD_MEAN, SHARD_STD, Shard, StackedWeights, TeacherSpec
-from teachers.train import choose_engine, train_teachers
+from teachers.teacher import (
+    SHARD_MEAN,
+    SHARD_STD,
+    Shard,
+    StackedWeights,
+    TeacherSpec,
+    choose_engine,
+    stacked_logits,
+    train_teachers,
+)
 
 RAGGED = (37, 0, 64, 5, 33, 1)
 

@@ -11,14 +11,19 @@ import pytest
 import torch
 
 import teachers.ensemble
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import FitConfig, ModelConfig, TeachersConfig
 from fairpate.data.dataset import Split
-from fairpate.storage import Storage, StorageError, open_storage
-from fairpate.votes_config import TeachersConfig
-from teachers.ensemble import Ensemble, collect_votes, train_ensemble
-from teachers.pool import PoolError
-from teachers.shard import assign_teachers, shard_key
-from teachers.vote import count_votes, predict_votes
+from fairpate.files import Storage, StorageError, open_storage
+from teachers.ensemble import (
+    Ensemble,
+    PoolError,
+    assign_teachers,
+    collect_votes,
+    count_votes,
+    predict_votes,
+    shard_key,
+    train_ensemble,
+)
 
 CONFIG = TeachersConfig(
     num_teachers=7, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=3, learning_rate=0.1), block_size=2

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
-from teachers import stacked
-from teachers.teacher import Shard, StackedWeights, TeacherSpec
-from teachers.train import train_teachers
-from teachers.vote import predict_votes
+from teachers import teacher as stacked
+from teachers.ensemble import predict_votes
+from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 
 SIZES = (37, 0, 64, 5, 33, 1, 16, 17, 40)
 TOUCHED = 2  # the largest shard, which was the first of its stack when stacks were sorted by size

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from fairpate.config import FitConfig, ModelConfig
-from teachers import stacked
-from teachers.memory import stack_that_fits
-from teachers.stacked import train_stacked
-from teachers.teacher import Shard, TeacherSpec, stack_weights
+from teachers import teacher
+from teachers.teacher import Shard, TeacherSpec, stack_that_fits, stack_weights, train_stacked
 
 CPU = torch.device("cpu")
 SPEC = TeacherSpec(model=ModelConfig(hidden=(8,)), fit=FitConfig(epochs=3, batch_size=8), num_classes=3, seed=4)
@@ -88,8 +86,8 @@ def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: py
     shards = _shards((20, 3, 33, 8, 0, 17, 25))
     whole = stack_weights(train_stacked(shards, SPEC, range(7), device=CPU))
     widths: list[int] = []
-    train = stacked._Stack.train
-    monkeypatch.setattr(stacked._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
+    train = teacher._Stack.train
+    monkeypatch.setattr(teacher._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
     probe = SavedForBackward(1e12)
     train_stacked(shards, SPEC, range(7), device=CPU, memory=probe)
     first, one, two, all_seven = probe.peaks

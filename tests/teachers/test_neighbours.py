@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from fairpate.privacy.accountant import event_pld
-from fairpate.privacy.record_votes import NeighbourVotes
+from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.types import IntArray
-from teachers.neighbourhood import LocalNeighbourhood
 from teachers.neighbours import (
     LARGEST_COORDINATE,
     MOST_COORDINATES,
@@ -26,6 +25,7 @@ from teachers.neighbours import (
     merged,
     nearest_of_samples,
 )
+from teachers.ray_pool import LocalNeighbourhood
 
 KEY = bytes(32)
 Record = tuple[tuple[int, ...], int, str]  # coordinates, label, name

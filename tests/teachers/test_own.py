@@ -14,14 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fairpate.config import RayConfig
+from fairpate.config import RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
-from fairpate.votes_config import TeachersConfig
-from teachers.cluster import open_pool
-from teachers.own import _told, ask_own_teachers
-from teachers.own_code import OwnTeacherError, load_factory
-from teachers.pool import InProcessPool, PoolError
-from teachers.shard import assign_teachers, shard_key
+from teachers.ensemble import InProcessPool, PoolError, assign_teachers, shard_key
+from teachers.own import OwnTeacherError, _told, ask_own_teachers, load_factory
+from teachers.ray_pool import open_pool
 
 TEACHERS, CLASSES = 6, 3
 QUERIES = torch.randn(40, 4, generator=torch.Generator().manual_seed(9))

@@ -12,16 +12,12 @@ from pretrained import published
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import AugmentConfig, FitConfig, ModelConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersConfig
 from fairpate.data.dataset import Split
+from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_architecture
-from fairpate.nn.predict import predict_logits
-from fairpate.votes_config import TeachersConfig
-from teachers.checkpoint import block_name, load_block
-from teachers.ensemble import collect_votes, train_ensemble
-from teachers.teacher import Shard, StackedWeights, TeacherSpec
-from teachers.train import choose_engine, train_teachers
-from teachers.vote import predict_votes
+from teachers.ensemble import block_name, collect_votes, load_block, predict_votes, train_ensemble
+from teachers.teacher import Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
 SIDE, CLASSES = 32, 3
 

@@ -13,13 +13,11 @@ import pytest
 import ray
 import torch
 
-import teachers.cluster
-from fairpate.config import FitConfig, ModelConfig, RayConfig
+import teachers.ray_pool
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
-from fairpate.votes_config import TeachersConfig
-from teachers.ensemble import collect_votes, train_ensemble
-from teachers.pool import InProcessPool, PoolError
+from teachers.ensemble import InProcessPool, PoolError, collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
 
 # An actor takes seconds to start. Those of the module stay until its end, and leave a CPU to others.
@@ -219,7 +217,7 @@ def test_more_actors_than_fit_are_refused_before_any_work(ray_session: None) -> 
 
 
 def test_all_packages_travel_to_a_cluster() -> None:
-    folders = [Path(folder) for folder in teachers.cluster._own_packages()]
+    folders = [Path(folder) for folder in teachers.ray_pool._own_packages()]
     assert {folder.name for folder in folders} == {"fairpate", "teachers", "aggregator", "student"}
     assert all((folder / "__init__.py").is_file() for folder in folders)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teachers.shard import assign_teachers, shard_key, shard_rows, trim_shards
+from teachers.ensemble import assign_teachers, shard_key, shard_rows, trim_shards
 
 KEY = shard_key(0)
 identifiers = st.lists(st.text(max_size=8), unique=True, min_size=1, max_size=30)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import teachers.vote
+import teachers.ensemble
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.models import build_model
-from teachers.teacher import Shard, StackedWeights, TeacherSpec
-from teachers.train import train_teachers
-from teachers.vote import count_block, count_votes, predict_votes
+from teachers.ensemble import count_block, count_votes, predict_votes
+from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 
 
 def _spec(model: str, *, standardize: bool) -> TeacherSpec:
@@ -76,7 +75,7 @@ def test_many_queries_are_counted_a_few_at_a_time(
     spec, queries = _spec(model, standardize=True), _records(shape, 50, 1)
     weights = train_teachers([Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
     expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
-    monkeypatch.setattr(teachers.vote, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
+    monkeypatch.setattr(teachers.ensemble, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
     read = _recorded(monkeypatch, "_tensor")
     built = _recorded(monkeypatch, "build_architecture")
     counts = count_block(weights, spec, queries.numpy(), count_type=np.uint8)
@@ -87,8 +86,8 @@ def test_many_queries_are_counted_a_few_at_a_time(
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
-    calls, function = [], getattr(teachers.vote, name)
-    monkeypatch.setattr(teachers.vote, name, lambda *a, **o: calls.append(a) or function(*a, **o))
+    calls, function = [], getattr(teachers.ensemble, name)
+    monkeypatch.setattr(teachers.ensemble, name, lambda *a, **o: calls.append(a) or function(*a, **o))
     return calls
 
 

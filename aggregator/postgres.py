@@ -1,0 +1,487 @@
+"""A ledger in a PostgreSQL database, with a fencing epoch for one writer, and an anchor there.
+
+Connections to a PostgreSQL server that keeps what it commits, and the tables of ledgers and anchors in it.
+
+A server that does not wait for its disk, or a standby, is refused. A commit on a server with a synchronous standby
+waits for it too; one that was told to stop waiting comes with a warning, and counts as failed.
+
+A ledger in a PostgreSQL database. Needs psycopg (`pip install 'fairpate[postgresql]'`).
+
+A ledger is a row of ``fairpate_ledgers`` with its header, its last entry and its writer's epoch, and its entries. A
+new writer takes the next epoch in a transaction that locks the row, reads and verifies all entries in it, and commits.
+Every entry is one transaction that locks the row, asserts epoch and last entry, moves the last entry and inserts: so
+the write of a deposed writer, however long it was paused, finds another epoch and changes nothing.
+
+A second writer by mistake is refused as long as the connection of the first lives (an advisory lock, a courtesy beside
+the epoch); ``take_over`` ends that connection.
+
+An anchor (:mod:`aggregator.chain`) in a row of a PostgreSQL database.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import Connection
+
+from aggregator.chain import (
+    SCHEMA_VERSION,
+    Chain,
+    EntryKind,
+    Head,
+    Header,
+    LedgerError,
+    Row,
+    Stored,
+    StoreError,
+    UnreachableError,
+    known_header,
+    shown,
+)
+
+_TABLES: LiteralString = """
+    CREATE TABLE IF NOT EXISTS fairpate_ledgers (
+        name text PRIMARY KEY, version integer NOT NULL, terms text NOT NULL, key text NOT NULL,
+        epoch bigint NOT NULL, number bigint NOT NULL, digest text NOT NULL);
+    CREATE TABLE IF NOT EXISTS fairpate_entries (
+        ledger text NOT NULL REFERENCES fairpate_ledgers, number bigint NOT NULL, kind text NOT NULL,
+        payload text NOT NULL, digest text NOT NULL, PRIMARY KEY (ledger, number));
+    CREATE TABLE IF NOT EXISTS fairpate_anchors (
+        name text PRIMARY KEY, number bigint NOT NULL, digest text NOT NULL);
+"""
+_TABLES_LOCK = 0x66616972  # any number that others do not take
+# A peer that is gone is noticed within ten seconds, on both sides.
+_CONNECT = {
+    "connect_timeout": 10,
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "fairpate",
+}
+_SESSION: tuple[LiteralString, ...] = (
+    "SET tcp_keepalives_idle = 4",
+    "SET tcp_keepalives_interval = 2",
+    "SET tcp_keepalives_count = 3",
+    # In a stricter one, an append that waited for a lock would fail where it should look again.
+    "SET default_transaction_isolation = 'read committed'",
+    # The warning of a commit that did not wait must be heard.
+    "SET client_min_messages = 'warning'",
+)
+_DAMAGE = (
+    psycopg.errors.DataCorrupted,
+    psycopg.errors.IndexCorrupted,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+)
+# `local`, `remote_write` and `off` return before the disk here, or that of a standby, has the commit.
+_DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit": ("on", "remote_apply")}
+
+
+class Commits:
+    """A connection whose statements are transactions of their own, durable when they return."""
+
+    def __init__(self, url: str, place: str) -> None:
+        self.connection = connect(url)
+        self._warnings: list[str] = []
+        try:
+            with as_ledger_errors(place):
+                require_durable(self.connection, place)
+                make_tables(self.connection)
+        except BaseException:
+            self.connection.close()
+            raise
+        # A commit that stopped waiting for its standby is no error to the driver: the warning alone tells.
+        self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
+
+    def run(self, statement: LiteralString, values: Any = ()) -> psycopg.Cursor[Any]:
+        """The statement, committed. StoreError where it failed, or its commit did not wait for the standby."""
+        try:
+            done = self.connection.execute(statement, values)
+        except psycopg.Error as error:
+            raise StoreError(one_line(error)) from error
+        self.require_waited()
+        return done
+
+    def require_waited(self) -> None:
+        """StoreError if a commit did not wait for the standby: it succeeds, and warns alone."""
+        if self._warnings:
+            raise StoreError("; ".join(self._warnings))
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """The address of the database, and the ledger's name in it. LedgerError without a name."""
+    url, _, name = place.partition("#")
+    if not name:
+        raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
+    return url, name
+
+
+def connect(url: str) -> Connection[Any]:
+    """A connection on which every statement is a transaction of its own. LedgerError where nothing answers."""
+    try:
+        connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]  # libpq's own options
+        for statement in _SESSION:
+            connection.execute(statement)
+    except psycopg.Error as error:
+        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); bring it back.") from error
+    return connection
+
+
+def require_durable(connection: Connection[Any], place: str) -> None:
+    """LedgerError unless what this server commits is on its disk, and it takes writes."""
+    for name, allowed in _DURABLE.items():
+        (found,) = one(connection, "SELECT current_setting(%s)", name)
+        if found not in allowed:
+            raise LedgerError(
+                f"{place}: the server has {name} = {found} and may lose commits; expected {' or '.join(allowed)}."
+            )
+        if name == "synchronous_commit":  # set here, so that no reload changes it for this session
+            connection.execute("SELECT set_config(%s, %s, false)", (name, found))
+    (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
+    if is_standby:
+        raise LedgerError(f"{place}: is a standby, which takes no writes; promote it, or name the primary.")
+
+
+def make_tables(connection: Connection[Any]) -> None:
+    """The tables, where they are not."""
+    (are_there,) = one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_anchors")
+    if are_there:  # making them would need more rights than writing to them
+        return
+    with connection.transaction():
+        # Two that make a table at the same time would fail.
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
+        connection.execute(_TABLES)
+
+
+def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:
+    """The one row of a query."""
+    found = connection.execute(statement, values).fetchone()
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def as_ledger_errors(place: str) -> Iterator[None]:
+    """What the database refuses inside is an UnreachableError; a LedgerError where it lost a table or a part of one."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise LedgerError(f"{place}: is damaged ({one_line(error)}); restore it from a copy.") from error
+    except psycopg.Error as error:
+        raise UnreachableError(
+            f"{place}: the database does not answer as a ledger's does ({one_line(error)})."
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """A message without line breaks."""
+    return " ".join(str(error).split())
+
+
+# One statement, so that nothing comes between the check and the entry: a writer that was deposed updates no row, and so
+# inserts none. `fsync` is asked each time, since a server's settings may change under an open connection.
+_APPEND: LiteralString = """
+    WITH held AS (
+        UPDATE fairpate_ledgers SET number = %(number)s, digest = %(digest)s
+        WHERE name = %(name)s AND epoch = %(epoch)s AND number = %(number)s - 1 AND digest = %(previous)s
+        AND current_setting('fsync') = 'on'
+        RETURNING name)
+    INSERT INTO fairpate_entries SELECT name, %(number)s, %(kind)s, %(text)s, %(digest)s FROM held
+"""
+_TAKE_OVER_S = 5.0
+_CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
+_BLOCK = 256
+
+
+class PostgresStore:
+    """One ledger of a database, open for writing."""
+
+    remedy = "Bring the database back, or stop the other writer; then it goes on."
+
+    def __init__(self, place: str, terms: str, *, create: bool, take_over: bool) -> None:
+        self._place, (self._url, self._name) = shown(place), split_place(place)
+        self._commits = Commits(self._url, self._place)
+        try:
+            with as_ledger_errors(self._place):
+                if create:
+                    self._make(terms)
+                self._hold(take_over=take_over)
+                self._last, self._epoch, self._header = self._take_epoch()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[Stored]:
+        """What the database holds, its row locked since the epoch was taken."""
+        with (
+            as_ledger_errors(self._place),
+            closing(_rows(self._commits.connection, self._place, self._name, self._last)) as rows,
+        ):
+            yield Stored(header=self._header, noted=(self._last,), rows=rows)
+
+    def begin(self, head: Head) -> None:
+        """Make the epoch durable: from now on this is the writer. LedgerError where entries follow the last one."""
+        if head != self._last:
+            raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
+        # By `run`: a commit that did not wait for its standby must not make a writer.
+        self._commits.run("COMMIT")
+
+    def append(self, kind: EntryKind, text: str, head: Head) -> None:
+        """One transaction, which changes nothing under another epoch or after another entry."""
+        values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
+        done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
+        if done.rowcount != 1:
+            raise StoreError(
+                "another writer took over, its last entry is another one now, or the server no longer writes to its "
+                "disk (fsync)"
+            )
+        self._last = head
+
+    def fault(self) -> str | None:
+        """Whether the connection is known to be lost."""
+        return "the connection to the database was lost" if self._commits.connection.closed else None
+
+    def look(self) -> None:
+        """Ask the server for the ledger's row, on a connection that is made for it."""
+        # A new one each time: one that was kept would have to be closed from another thread while it hangs.
+        with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
+            require_durable(connection, self._place)
+            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        if found is None:
+            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
+        if found[0] != self._epoch:
+            raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
+
+    def has_room(self) -> bool:
+        """Not known here: it is the server's disk."""
+        return True
+
+    def require_writable(self) -> None:
+        """Opening again tells."""
+
+    def close(self) -> None:
+        """End the connection, and with it the courtesy lock and a transaction that was not committed."""
+        self._commits.connection.close()
+
+    def _hold(self, *, take_over: bool) -> None:
+        """Take the courtesy lock. LedgerError where another writer's connection lives."""
+        deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
+        while not self._try_lock():
+            is_late = time.monotonic() > deadline_s
+            if is_late and not take_over:
+                raise LedgerError(
+                    f"{self._place}: another process writes this ledger; stop it, or take over from it "
+                    "(`fairpate serve --take-over`)."
+                )
+            if is_late:  # the epoch alone is the guarantee
+                return
+            if take_over:
+                _end_holder(self._commits.connection, self._name)
+            time.sleep(0.05)
+
+    def _try_lock(self) -> bool:
+        (taken,) = one(self._commits.connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self._name)
+        return bool(taken)
+
+    def _make(self, terms: str) -> None:
+        """Make the ledger, unless it is there: one statement."""
+        key = os.urandom(32)
+        self._commits.run(
+            "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
+            (self._name, SCHEMA_VERSION, terms, key.hex(), *Chain(key).start(terms)),
+        )
+
+    def _take_epoch(self) -> tuple[Head, int, Header]:
+        """In a transaction that locks the row until :meth:`begin`."""
+        connection = self._commits.connection
+        connection.execute("BEGIN")
+        # The row stays locked until `begin` commits: nobody appends while this writer reads and verifies.
+        connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
+        # An aggregate, which gives a row where the ledger is gone as well.
+        (epoch,) = connection.execute(
+            "SELECT max(epoch) FROM fairpate_ledgers WHERE name = %s", (self._name,)
+        ).fetchone() or (None,)
+        if epoch is None:
+            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
+        last, header = _header(connection, self._place, self._name)
+        return last, epoch, header
+
+
+@contextmanager
+def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
+    """What the database holds, in one snapshot. LedgerError where there is no such ledger."""
+    url, name = split_place(place)
+    with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        last, header = _header(connection, shown(place), name)
+        # Closed first: nothing can be done with a connection while rows are on their way.
+        with closing(_rows(connection, shown(place), name, last, after)) as rows:
+            yield Stored(header=header, noted=(last,), rows=rows)
+
+
+class DatabaseReader:
+    """A ledger of a database that another connection writes."""
+
+    def __init__(self, place: str) -> None:
+        self._place, (url, self._name) = shown(place), split_place(place)
+        self._connection = connect(url)
+
+    def header(self) -> Header:
+        """As it is stored now."""
+        with as_ledger_errors(self._place):
+            return _header(self._connection, self._place, self._name)[1]
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """In a statement of their own."""
+        statement: LiteralString = """
+            SELECT number, kind, payload, digest FROM fairpate_entries
+            WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
+        """
+        with as_ledger_errors(self._place):
+            return self._connection.execute(statement, (self._name, after, most)).fetchall()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
+    """Put a whole ledger there, in one transaction. LedgerError where one of this name is."""
+    url, name = split_place(place)
+    assert header.chain.key is not None
+    commits = Commits(url, shown(place))
+    with commits.connection as connection, as_ledger_errors(shown(place)), connection.transaction():
+        made = connection.execute(
+            "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
+            (name, header.version, header.terms, header.chain.key.hex(), *head),
+        )
+        if made.rowcount != 1:
+            raise LedgerError(f"{shown(place)}: a ledger of this name is there; give another name.")
+        with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row((name, *row))
+    commits.require_waited()
+
+
+def _header(connection: Connection[Any], place: str, name: str) -> tuple[Head, Header]:
+    """The last entry and the header. LedgerError where there is no such ledger."""
+    found = None
+    if one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
+        statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
+        found = connection.execute(statement, (name,)).fetchone()
+    if found is None:
+        raise LedgerError(f"{place}: no such ledger; restore it, or give the name of one that is there.")
+    version, terms, key, number, digest = found
+    return Head(number, digest), known_header(place, version, terms, key)
+
+
+def _rows(connection: Connection[Any], place: str, name: str, last: Head, after: int = 0) -> Generator[Row]:
+    """Every entry after number ``after``, in order. LedgerError where entries follow ``last``."""
+    (end,) = one(connection, "SELECT coalesce(max(number), 0) FROM fairpate_entries WHERE ledger = %s", name)
+    if end > last.number:
+        raise LedgerError(f"{place}: holds entries after number {last.number}; restore it from a copy.")
+    # Many entries in one message, which costs the client more than an entry does. Canonical JSON has no tab or line
+    # break in it.
+    statement: LiteralString = """
+        COPY (SELECT (
+            SELECT string_agg(concat_ws(E'\\t', number, kind, payload, digest), E'\\n' ORDER BY number)
+            FROM fairpate_entries
+            WHERE ledger = %(name)s AND number > first AND number <= least(first + %(block)s, %(end)s))
+        FROM generate_series(%(after)s::bigint, %(end)s - 1, %(block)s) AS first) TO STDOUT
+    """
+    with connection.cursor().copy(statement, {"name": name, "after": after, "end": end, "block": _BLOCK}) as copy:
+        copy.set_types(["text"])
+        for (lines,) in copy.rows():
+            if lines is not None:  # nothing is left of a block
+                yield from map(_row, lines.split("\n"))
+
+
+def _row(line: str) -> Row:
+    """An entry; one that is none where it was edited into something else, so that its digest does not hold."""
+    try:
+        number, kind, text, digest = line.split("\t")
+        return int(number), kind, text, digest  # type: ignore[return-value]  # a kind, if its digest holds
+    except ValueError:
+        return -1, "reserve", line, ""
+
+
+def _end_holder(connection: Connection[Any], name: str) -> None:
+    """End the connection that has the courtesy lock, as far as this role may."""
+    # pg_locks shows a key of 64 bits in two halves; objsubid 1 says that they are one key.
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        connection.execute(
+            """
+            SELECT pg_terminate_backend(pid) FROM pg_locks, hashtextextended(%s, 0) AS wanted
+            WHERE locktype = 'advisory' AND objsubid = 1 AND database = (
+                SELECT oid FROM pg_database WHERE datname = current_database())
+            AND (classid::bigint << 32 | objid::bigint) = wanted AND pid <> pg_backend_pid()
+            """,
+            (name,),
+        )
+
+
+class DatabaseAnchor:
+    """The row of one name in ``fairpate_anchors``."""
+
+    def __init__(self, place: str) -> None:
+        self._place, (self._url, self._name) = shown(place), split_place(place)
+        self._opened: Commits | None = None
+
+    def make(self, head: Head) -> None:
+        """Insert the row."""
+        try:
+            made = self._commits().run(
+                "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
+            )
+        except StoreError as error:
+            raise LedgerError(f"{self._place}: no anchor can be made there ({error}); give another place.") from error
+        if made.rowcount != 1:
+            raise LedgerError(f"{self._place}: an anchor is there already; give another name.")
+
+    def noted(self) -> Head:
+        """What the row holds."""
+        try:
+            run = self._commits().run
+            found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
+        except StoreError as error:
+            raise UnreachableError(
+                f"{self._place}: the ledger's anchor cannot be read ({error}); bring it back."
+            ) from error
+        if found is None:
+            raise LedgerError(
+                f"{self._place}: the ledger's anchor is gone, and says which entry the ledger must hold; bring it back."
+            )
+        return Head(*found)
+
+    def look(self) -> None:
+        """Read the row on a connection that is made for it."""
+        with closing(DatabaseAnchor(f"{self._url}#{self._name}")) as anchor:
+            anchor.noted()
+
+    def note(self, head: Head) -> None:
+        """Move the row on."""
+        # Compared and moved by one statement: no other writer's note comes in between.
+        moved = self._commits().run(
+            "UPDATE fairpate_anchors SET number = %s, digest = %s "
+            "WHERE name = %s AND (number < %s OR (number = %s AND digest = %s))",
+            (*head, self._name, head.number, *head),
+        )
+        if moved.rowcount != 1:
+            raise StoreError(f"{self._place}: is gone, or another writer noted an entry that this one does not have")
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._opened is not None:
+            self._opened.connection.close()
+
+    def _commits(self) -> Commits:
+        if self._opened is None or self._opened.connection.closed:
+            self._opened = Commits(self._url, self._place)
+        return self._opened

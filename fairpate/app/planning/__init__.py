@@ -1,1 +1,0 @@
-"""Who could vote at an epsilon, and with which noise."""

@@ -1,1 +1,0 @@
-"""A finished run as a service, and those who ask it."""

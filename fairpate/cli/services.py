@@ -1,0 +1,541 @@
+"""Commands about data, ledgers, services, tokens, this machine and new projects.
+
+`fairpate data`: what data sets there are, where they come from, what is in them.
+
+`fairpate ledger`: a run's ledger, and what all releases cost together. For the operator.
+
+`fairpate serve` and `query`: both ends of a service.
+
+`fairpate tokens`: who may ask a run's service. For the operator; a service sees a change within a second.
+
+`fairpate doctor`: what this machine offers a run.
+
+`fairpate new`: a project to begin with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from fairpate.cli.base import (
+    AnalystToken,
+    Commands,
+    DataDir,
+    DatasetName,
+    Host,
+    LogFile,
+    Mode,
+    Oidc,
+    OperatorToken,
+    OptionValues,
+    Port,
+    Quota,
+    Rate,
+    RunFolder,
+    RunFolders,
+    RunOrLedger,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    Traces,
+    Words,
+    checked_arguments,
+    data_config,
+    in_modes,
+)
+from fairpate.config import ConfigError
+from fairpate.files import check_output_file, write_atomically
+from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
+from fairpate.types import UsageError, strict
+from fairpate.words import delta_text
+
+data_app = Commands(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
+
+
+@data_app.command("list")
+def list_data(data_dir: DataDir = None) -> Output:
+    """Every data set with its task, sensitive attribute, size and licence."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
+    from fairpate.cli.summaries import listing_table
+    from fairpate.data import list_datasets
+
+    listings = list_datasets(data_dir or _data_dir_from_environment())
+    told = ("name", "task", "sensitive", "rows", "licence")
+    found = [{name: getattr(each.entry, name) for name in told} | {"here": each.present} for each in listings]
+    return Output(facts={"data_sets": found}, words=listing_table(listings))
+
+
+@data_app.command("fetch")
+def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
+    """Download a data set from its publisher and check it against its pinned checksum."""
+    from fairpate.data import fetch
+
+    target = data_dir or _data_dir_from_environment()
+    if target is None:
+        raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    options_of_loader = data_config(name, options, None).options
+    files = fetch(name, target, options=options_of_loader, console=Reporter().console)
+    return Output(facts={"files": files}, words="\n".join(map(str, files)))
+
+
+@data_app.command("describe")
+def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
+    """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
+    from fairpate.cli.summaries import describe_table
+    from fairpate.data import describe
+
+    with waiting("data"):
+        description = describe(data_config(name, options, data_dir))
+    return Output(facts=strict(description), words=describe_table(description))
+
+
+@data_app.command("declare")
+def declare_data(
+    file: Annotated[Path, typer.Argument(help="Private records; only the header is read.")],
+    public: Annotated[Path, typer.Option(help="Public records with the same columns; the label may be missing.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML to write; none prints it.")] = None,
+) -> Output:
+    """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
+    if output is not None and output.exists():
+        raise ConfigError(f"--output: {output} exists already; name another file.")
+    for given, whose in ((file, "file"), (public, "--public")):
+        if not given.exists():
+            raise ConfigError(f"{whose}: {given} is no file; give the path of a table.")
+    from fairpate.data.draft import QUESTION, draft_declaration
+
+    with waiting("data"):
+        text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+    from fairpate.report.page import counted
+
+    facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
+    if output is None:
+        return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
+    write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
+    words = f"{output}: {counted(questions, 'question')} to answer; then fairpate data check {shlex.quote(str(output))}"
+    return Output(facts=facts | {"questions": questions}, words=words)
+
+
+@data_app.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(help="A declaration (.yaml).")],
+    data_dir: DataDir = None,
+    options: OptionValues = None,
+) -> Output:
+    """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
+    from fairpate.cli.summaries import check_table
+    from fairpate.data.draft import check_declaration
+
+    with waiting("data"):
+        found = check_declaration(data_config(name, options, data_dir))
+    return Output(facts=strict(found), words=check_table(found), code=int(bool(found.refused)))
+
+
+def _data_dir_from_environment() -> Path | None:
+    folder = os.environ.get("FAIRPATE_DATA")
+    return Path(folder) if folder else None
+
+
+ledger_app = Commands(
+    help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True
+)
+
+
+@ledger_app.command("verify")
+def verify_ledger(path: RunOrLedger) -> Output:
+    """Check every entry against the chain; a service may be writing meanwhile."""
+    from fairpate.run.ledger_commands import verified_facts
+
+    with waiting("ledger"):
+        return Output(facts=verified_facts(path))
+
+
+@ledger_app.command("audit")
+def audit_ledger(
+    path: RunOrLedger,
+    follow: Annotated[bool, typer.Option("--follow", help="Then go on with every new entry.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A file that is gone on with; without: standard output.")] = None,
+) -> Output:
+    """Print who was charged with what, when, and whose limits changed, as JSON lines. Nothing depends on votes."""
+    if out is not None:
+        check_output_file(out, "--out")
+    if follow and is_for_program():
+        raise UsageError("--follow: has no end, and --json is one document; leave out --json, each line is JSON.")
+    from fairpate.run.ledger_commands import audit_lines
+
+    lines = audit_lines(path, follow=follow, out=out)
+    return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
+
+
+@ledger_app.command("backup")
+def back_up_ledger(
+    path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A new .sqlite file; its .head lies beside it.")]
+) -> Output:
+    """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
+    check_output_file(out, "out", suffixes=(".sqlite",))
+    from fairpate.report.page import counted
+    from fairpate.run.ledger_commands import back_up_run
+
+    with waiting("ledger"):
+        entries = back_up_run(path, out)
+    return Output(facts={"file": out, "entries": entries}, words=f"{out}: {counted(entries, 'entry', 'entries')}")
+
+
+@ledger_app.command("restore")
+def restore_ledger(
+    copy: Annotated[Path, typer.Argument(help="A copy of `fairpate ledger backup`.")],
+    folder: RunFolder,
+    to: Annotated[
+        str | None, typer.Option(help="postgresql://HOST/DATABASE#NAME, to go on there; without: where it was.")
+    ] = None,
+) -> Output:
+    """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
+    from fairpate.run.folder import run_at
+    from fairpate.run.ledger_commands import restore
+
+    with waiting("ledger"):
+        place = restore(run_at(folder), copy, to=to)
+    return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is {place}")
+
+
+@ledger_app.command("anchor")
+def anchor_ledger(
+    folder: RunFolder,
+    place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
+) -> Output:
+    """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
+    from fairpate.run.folder import run_at
+    from fairpate.run.label_queries import add_anchor
+
+    with waiting("ledger"):
+        anchor = add_anchor(run_at(folder), place)
+    words = f"The last entry of {folder} is noted at {anchor}"
+    return Output(facts={"run": folder, "anchor": anchor}, words=words)
+
+
+@ledger_app.command("export")
+def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> Output:
+    """Write every entry, votes included. Private: keep the file to yourself."""
+    check_output_file(out, "out", suffixes=(".parquet", ".json"))
+    from fairpate.run.ledger_commands import export
+
+    with waiting("ledger"):
+        export(path, out)
+    return Output(facts={"file": out}, words=str(out))
+
+
+@ledger_app.command("show")
+def show_ledger(
+    path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
+) -> Output:
+    """Print the last charges and what became of them. Private."""
+    from fairpate.run.ledger_commands import last_charges
+
+    with waiting("ledger"):
+        return last_charges(path, last)
+
+
+@ledger_app.command("total")
+def total_of_releases(
+    data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
+    delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
+) -> Output:
+    """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
+    from fairpate.run.ledger_commands import describe_totals
+
+    _checked_delta(delta)
+    with waiting("total"):
+        return describe_totals(data=data, delta=delta)
+
+
+@ledger_app.command("limit")
+def limit_releases(
+    data: DatasetName,
+    epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="record, person, sensitive attribute, or a declared one; without: record, which releases by person "
+            "count in, or the only other unit that was released under."
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
+) -> Output:
+    """Refuse from now on what would make all releases on a data set cost more, each chosen in view of earlier ones."""
+    from fairpate.config import nearest
+    from fairpate.data import REGISTRY
+    from fairpate.run.release_log import Odometer
+    from fairpate.types import UNITS
+
+    _checked_delta(delta)
+    odometer = Odometer()
+    released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
+    units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
+    if unit is None:
+        unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
+    if unit not in units:
+        raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+    if not 0 < epsilon < float("inf"):
+        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
+    spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
+    known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
+    if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
+        say(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}")
+    if spent > epsilon:
+        say(
+            f"{data}, unit {unit}: earlier releases need a limit of {spent:.4g} where later ones may depend on them, "
+            f"which is above {epsilon:g}: every new release is refused"
+        )
+    counted = "; releases by person count in" if unit == "record" else ""
+    return Output(
+        facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
+        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
+    )
+
+
+def _checked_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
+
+
+def _serve_aggregators(
+    folders: RunFolders,
+    host: Host = "127.0.0.1",
+    port: Port = 8517,
+    analyst_token_file: AnalystToken = None,
+    operator_token_file: OperatorToken = None,
+    oidc: Oidc = None,
+    quota: Quota = math.inf,
+    rate: Rate = math.inf,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    log_file: LogFile = None,
+    traces: Traces = False,
+    data_dir: DataDir = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="End another writer of a ledger in a database, which hangs or is lost.")
+    ] = False,
+) -> None:
+    from fairpate.run import serve as serving
+    from fairpate.run.serve import service_settings
+
+    with checked_arguments():
+        settings = service_settings(
+            host=host,
+            port=port,
+            analyst_file=analyst_token_file,
+            operator_file=operator_token_file,
+            daily_quota=quota,
+            rate=rate,
+            tls=(tls_cert, tls_key),
+            log_file=log_file,
+            traces=traces,
+            oidc=oidc,
+        )
+    serving.serve_aggregators(
+        folders, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
+    )
+
+
+def _serve_student(
+    folders: RunFolders,
+    host: Host = "127.0.0.1",
+    port: Port = 8517,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies of the student on Ray Serve; none: one, in this process.")
+    ] = None,
+) -> None:
+    from aggregator.service.server import ServiceSettings
+    from fairpate.run import serve as serving
+
+    if len(folders) > 1:
+        raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
+    with checked_arguments():
+        settings = ServiceSettings(host=host, port=port)
+    serving.serve_student_of(folders[0], settings, num_replicas=replicas, say=say, started=_started)
+
+
+def _stop(folders: RunFolders) -> Output:
+    from fairpate.run import serve as serving
+
+    serving.stop_aggregators(folders, say=say)
+    return Output(facts={"stopped": folders}, words="")
+
+
+serve = in_modes(
+    "serve",
+    "Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model.",
+    Mode(function=_serve_aggregators),
+    Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="End what --detach left.")),
+    Mode(
+        function=_serve_student,
+        option="student",
+        flag=typer.Option("--student", help="Serve the published student: plain HTTP, open to everybody."),
+        instead=", and let a proxy in front of the student ask for tokens and end TLS",
+    ),
+)
+
+
+def _started(served: Sequence[Mapping[str, Any]]) -> None:
+    """For a program; a person was told in words."""
+    show(Output(facts={"served": served}, words=""))
+
+
+class QueryCommand(TyperCommand):
+    """A negative number is a wrong record, and no option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The parent's. UsageError for a negative number."""
+        for word in args:
+            if word[:1] == "-" and word[1:2].isdecimal():
+                raise UsageError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+        return super().parse_args(ctx, args)
+
+
+def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
+    from fairpate.run.query import query_words
+
+    return query_words(words or [], token_file=token_file)
+
+
+def _query_batch(
+    ids: Annotated[str, typer.Option(help="Pool records such as 0:500; prints their labels.")] = "",
+    words: Words = None,
+    out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
+    token_file: TokenFile = None,
+) -> Output:
+    from fairpate.run.query import query_batch
+
+    return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
+
+
+query = in_modes(
+    "query",
+    "Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids).",
+    Mode(function=_query_words),
+    Mode(function=_query_batch, option="ids"),
+)
+
+
+tokens_app = Commands(
+    help="Who may ask a run's service, until when, and how much. Works while it runs.", no_args_is_help=True
+)
+Name = Annotated[str, typer.Argument(help="Whose token; charges and limits are kept by name.")]
+Epsilon = Annotated[float | None, typer.Option(help="Own privacy budget, within the shared one.")]
+Queries = Annotated[int | None, typer.Option(help="New queries, ever.")]
+PerDay = Annotated[float | None, typer.Option(help="New queries at once, refilled evenly over a day.")]
+
+
+@tokens_app.command("add")
+def add_token(
+    folder: RunFolder,
+    name: Name,
+    role: Annotated[Literal["analyst", "operator"], typer.Option(help="What it may see.")] = "analyst",
+    epsilon: Epsilon = None,
+    queries: Queries = None,
+    per_day: PerDay = None,
+    expires: Annotated[str | None, typer.Option(help="30d, 12h, or a date; without: never.")] = None,
+) -> Output:
+    """Make a token for a new name and print it, once: only its digest is kept."""
+    from fairpate.run import ledger_commands
+
+    limit = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    return _shown_once(name, ledger_commands.add(folder, name, role=role, limit=limit, expires=expires))
+
+
+@tokens_app.command("list")
+def list_tokens(folder: RunFolder) -> Output:
+    """Print whose tokens there are, until when, and their limits; also limits that the ledger alone knows."""
+    from fairpate.run import ledger_commands
+
+    with waiting("ledger"):
+        return ledger_commands.describe(folder)
+
+
+@tokens_app.command("limit")
+def limit_name(
+    folder: RunFolder, name: Name, epsilon: Epsilon = None, queries: Queries = None, per_day: PerDay = None
+) -> Output:
+    """Give a name this limit instead of the one it has; what it was charged with before counts."""
+    from fairpate.run import ledger_commands
+
+    own = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    ledger_commands.limit(folder, name, own)
+    return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
+
+
+@tokens_app.command("expire")
+def expire_tokens(
+    folder: RunFolder, name: Name, when: Annotated[str, typer.Argument(help="30d, 12h, 0s, a date, or never.")]
+) -> Output:
+    """Let a name's tokens end."""
+    from fairpate.run import ledger_commands
+
+    ledger_commands.expire(folder, name, when)
+    return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
+
+
+@tokens_app.command("rotate")
+def rotate_token(
+    folder: RunFolder,
+    name: Name,
+    keep_old: Annotated[str, typer.Option(help="How long the old one stays good: 1h, 2d.")] = "0s",
+) -> Output:
+    """Make another token for a name and print it, once."""
+    from fairpate.run import ledger_commands
+
+    return _shown_once(name, ledger_commands.rotate(folder, name, keep_old=keep_old))
+
+
+@tokens_app.command("revoke")
+def revoke_tokens(folder: RunFolder, name: Name) -> Output:
+    """Take a name's tokens away; what it was charged with stays in the ledger."""
+    from fairpate.run import ledger_commands
+
+    ledger_commands.revoke(folder, name)
+    return Output(facts={"name": name, "revoked": True}, words=f"{name}: has no token any more")
+
+
+def _shown_once(name: str, token: str) -> Output:
+    say(f"This is {name}'s token; it is shown only now.")
+    return Output(facts={"name": name, "token": token}, words=token)
+
+
+def doctor() -> Output:
+    """Print versions, processors, Ray, disk, folders and optional extras. Code 1 where something has to be fixed."""
+    from fairpate.cli.summaries import findings
+
+    found, marks = findings(), {"ok": "", "fix": "fix: "}
+    return Output(
+        facts={"findings": found},
+        words=facts((finding.name, marks[finding.level] + finding.value) for finding in found),
+        code=int(any(finding.level == "fix" for finding in found)),
+    )
+
+
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to write; nothing may be there yet.")],
+    kind: Annotated[
+        Literal["table", "images", "embeddings"],
+        typer.Option(help="What a record is: a row of a table, a picture, or a vector."),
+    ] = "table",
+) -> Output:
+    """Write a project that runs: declaration, made-up records to replace, configuration, README and a test."""
+    from fairpate.cli.summaries import write_project
+
+    data, files = write_project(name, kind)
+    words = [f"{name}: data set {data}, with made-up records to replace; README.md says how. To begin with:"]
+    place = f"./{name}" if str(name).startswith("-") else str(name)
+    words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
+    return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))

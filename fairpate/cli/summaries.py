@@ -1,0 +1,581 @@
+"""Longer outputs of commands: lists of methods and data sets, summaries of runs, diagnosis, and new projects.
+
+What follows from this package's sources alone, kept beside other caches until one changes: it takes seconds.
+
+What `fairpate methods` prints: every method with what it protects and its source, or all fields of one.
+
+What the command line prints at the end: the outcome of a run, and what is in a data set.
+
+What this machine offers a run: versions, processors, Ray, places on disk and optional extras, with remedies.
+
+Nothing is started or written, and nothing private is read.
+
+Made-up records of a new project, as files: drawn from a fixed seed, they say of nobody anything.
+
+Of each kind there are three parts, which share no record; public ones have no label. Groups differ a little in how
+often the label is yes, so that fairness is something to look at.
+
+What `fairpate new` writes: a folder with a declaration, made-up records, a configuration, a README and a test.
+
+Everything in it works as it is written, for records that are rows of a table, pictures, or vectors.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from string import Template
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from PIL import Image
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from fairpate import __version__
+from fairpate.config import ConfigError, Section
+from fairpate.data import DatasetDescription, DatasetListing
+from fairpate.data.draft import Check
+from fairpate.fairness.rates import DEFAULT, NOTIONS, FloatArray, Notion
+from fairpate.files import PlaceError, cache_dir, check_output_folder, write_atomically
+from fairpate.methods.base import find_method, method_names, own_names
+from fairpate.report.page import counted, epsilon_text
+from fairpate.run.folder import RunDirectory, environment, read_json, read_statement
+from fairpate.run.release_log import state_folder
+from fairpate.terminal import MODULES, Output, facts, import_error, install_words, is_missing, listing
+from fairpate.types import READING_TELLS, PrivacyStatement, UsageError
+from fairpate.words import delta_text
+from student.card import read_card
+
+FoundT = TypeVar("FoundT")
+_PACKAGE = Path(__file__).parents[1]
+
+
+def kept(name: str, make: Callable[[], FoundT]) -> FoundT:
+    """What ``make`` gives, plain JSON; as it was made from the same sources, where that is kept under ``name``.
+
+    A cache that cannot be used is no reason to fail.
+    """
+    # All of them: what a field says may come from any file that a configuration imports.
+    version = f"{__version__} {max(path.stat().st_mtime_ns for path in _PACKAGE.rglob('*.py'))}"
+    path = cache_dir() / "methods" / f"{re.sub(r'[^a-z0-9_]', '', name)}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] == version:
+            found: FoundT = content["found"]
+            return found
+    found = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"version": version, "found": found})
+        write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return found
+
+
+_PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
+_CODEBOOKS = Path(__file__).parents[1] / "data/codebooks"
+_WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
+
+
+def data_set_names() -> list[str]:
+    """As :data:`fairpate.data.REGISTRY` knows them, which takes seconds to load."""
+    return [*_PICTURES, *(path.stem for path in sorted(_CODEBOOKS.glob("*.yaml")))]
+
+
+def list_methods() -> Output:
+    """One line per registered method, under its default configuration."""
+    ours = kept("all", lambda: {name: _method_facts(name) for name in own_names()})
+    found = [ours.get(name) or _method_facts(name) for name in method_names()]
+    table = listing("name", "method", "protects", "source")
+    for each in found:
+        if "broken" in each:
+            table.add_row(each["name"], "broken", "", Text(each["broken"]))
+        else:
+            table.add_row(*each.values())
+    return Output(facts={"methods": found}, words=Constrain(table, _WIDTH))
+
+
+def _method_facts(name: str) -> dict[str, str]:
+    try:
+        method = find_method(name)
+    except ConfigError as error:  # of another package, and no reason to hide the others
+        return {"name": name, "broken": str(error)}
+    return {"name": name, "title": method.title, "protects": method().unit, "source": method.paper}
+
+
+def describe_method(name: str) -> Output:
+    """Every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
+    method = find_method(name)
+    found = list(fields_of(method()))
+    heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}\n")
+    lines: list[RenderableType] = [heading]
+    for each in found:
+        lines.append(Text(each.get("set", each["field"]), style="bold"))
+        if each["meaning"]:
+            lines.append(Padding(Text(each["meaning"]), (0, 0, 0, 4), expand=False))
+    return Output(facts=_method_facts(name) | {"fields": found}, words=Constrain(Group(*lines), _WIDTH))
+
+
+def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
+    """Section by section, each ``field`` (dotted), its ``default``, the two as ``set`` takes them, and its ``meaning``.
+
+    A section that is described has a line of its own, without a default.
+    """
+    described = getattr(type(section), "model_fields", {})
+    for name in described or [field.name for field in fields(section)]:
+        value, meaning = getattr(section, name), (described[name].description or "") if described else ""
+        known = {"field": f"{prefix}{name}", "meaning": meaning}
+        if isinstance(value, Section) or is_dataclass(value):
+            if meaning:
+                yield known
+            yield from fields_of(value, f"{prefix}{name}.")
+        else:
+            yield known | {"default": value, "set": f"{prefix}{name}={as_yaml(value)}"}
+
+
+def as_yaml(value: Any) -> str:
+    """A value as it is given with ``--set``."""
+    return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
+
+
+def outcome(run: RunDirectory) -> Output:
+    """The published numbers of a finished run, in words and as the files hold them."""
+    files = {
+        "model": run.student,
+        "without_this_package": run.graph,
+        "record": run.record,
+        "statement": run.statement,
+        "metrics": run.metrics,
+        "report": run.public_report,
+        "operator_only": run.private_report,
+    }
+    record = read_json(run.record)
+    facts = {name: record[name] for name in ("method", "data", "seed")} | {
+        "run": run.root,
+        "statement": read_json(run.statement),
+        "metrics": read_json(run.metrics),
+        "training_labels": read_card(run.student).num_training_labels,
+        "files": {name: path for name, path in files.items() if path.exists()},
+    }
+    return Output(facts=facts, words=summarise(run))
+
+
+def _guarantee(statement: PrivacyStatement) -> str:
+    if statement.epsilon is None:
+        return f"none: no guarantee ({statement.noise})"
+    return (
+        f"{epsilon_text(statement.epsilon)} at delta {delta_text(statement.delta)} ({statement.relation} "
+        f"{statement.unit}; {statement.accounting}; noise: {statement.noise})"
+    )
+
+
+def summarise(run: RunDirectory) -> Group:
+    """The published numbers of a finished run, and where its files are."""
+    statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
+    queries = statement.queries
+    rows = [
+        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
+        ("epsilon", _guarantee(statement)),
+        *measured_rows(metrics),
+        *_without_privacy(run),
+    ]
+    if queries is not None:
+        rows += [
+            ("labels released", f"{queries.answered} of {queries.submitted} queries"),
+            *_trained_on(read_card(run.student).num_training_labels, queries.answered),
+        ]
+    rows += [("model", str(run.student))]
+    rows += [("without this package", str(run.graph))] if run.graph.exists() else []
+    rows += [("record", str(run.record))]
+    rows += [("report", str(run.public_report))] if run.public_report.exists() else []
+    rows += [("operator only", str(run.private_report))] if queries is not None else []
+    return Group(Text(), facts(rows))
+
+
+def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Accuracy and gap on the test records, or that there were none."""
+    if not metrics["num_records"]:
+        return [("accuracy", f"unknown: {'too few' if metrics.get('not_measured') else 'no'} test records")]
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    return [
+        ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
+        *baseline_rows(metrics),
+        ("coverage", number_text(metrics["coverage"])),
+        ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
+        *_other_notions(metrics),
+        *_not_shown(metrics),
+    ]
+
+
+def _not_shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That counts by true label are left out, where every group is measured and they are."""
+    if metrics.get("not_measured") or None not in metrics["confusion_GYC"]:
+        return []
+    few = f"fewer than {metrics['least_cell']} test records of a group and class"
+    return [("not shown", f"counts by true label, gaps given it: {few}")]
+
+
+def _without_privacy(run: RunDirectory) -> list[tuple[str, str]]:
+    """The operator's baseline, where private files are here."""
+    if not run.without_privacy.exists():
+        return []
+    found = read_json(run.without_privacy)
+    learned = counted(found["num_records"], "private record")
+    words = f"{number_text(found['accuracy'])}: a logistic model of {learned}; operator only"
+    return [("without privacy", words)]
+
+
+def _other_notions(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The other notions of fairness, in one line of gaps and one of rates; none of an earlier version's run."""
+    gaps, of_worst = metrics["gaps"], " (worst class)" if len(metrics["class_names"]) > 2 else ""
+    known = [notion for notion in NOTIONS.values() if notion.name != DEFAULT and notion.reading in gaps]
+    of_kind = (("other gaps", False), (f"errors{of_worst}", True))
+    lines = [
+        (name, ", ".join(_measure(notion, gaps) for notion in known if notion.bounds_rate == bounds_rate))
+        for name, bounds_rate in of_kind
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def _measure(notion: Notion, gaps: Mapping[str, Any]) -> str:
+    kind = "rate" if notion.bounds_rate else "gap"
+    return f"{notion.measure.removesuffix(f' {kind}')} {number_text(gaps[notion.reading]['value'])}"
+
+
+def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, str]]:
+    """Said where the ledger released more labels than the student learned from."""
+    if num_labels is None or num_labels == num_released:
+        return []
+    return [("student trained on", f"{num_labels} of these labels, those of the run's own queries")]
+
+
+def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Beside an accuracy, that of the most common class on the same test records; and what is degenerate."""
+    # Files of earlier versions lack the second and the third.
+    said = (*metrics["degenerate"], *metrics.get("underserved", ()))
+    warnings = [("warning", f"the model {words}") for words in said]
+    if groups := metrics.get("not_measured"):
+        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: too few answered test records"))
+    if metrics["majority_class"] is None:
+        return warnings
+    always = f"always {metrics['majority_class']!r}, the most common class"
+    compared = [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}")]
+    return [*compared, *warnings]
+
+
+def check_table(check: Check) -> Group:
+    """What the check itself reveals, then rows by file, what was made of their columns, and what is refused."""
+    table = listing("file", "column", "rows", "clipped", "missing", "other")
+    for file, rows in check.rows.items():
+        table.add_row(file, "", f"{rows:,}", "", "", "")
+        for each in check.columns:
+            if each.file == file:
+                counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
+                table.add_row("", each.column, "", *counts)
+    verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
+    said = Text("\n".join([*check.refused, verdict]))
+    return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
+
+
+def listing_table(listings: Sequence[DatasetListing]) -> Table:
+    """Every data set on one line."""
+    table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
+    for each in listings:
+        entry, here = each.entry, "yes" if each.present else "no"
+        rows = "" if entry.rows is None else f"{entry.rows:,}"
+        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
+    return table
+
+
+def describe_table(description: DatasetDescription) -> Group:
+    """Records of each split by group and label."""
+    heading = Text(
+        f"{description.name}: {description.kind} records of shape {description.record_shape}, "
+        f"sensitive attribute {description.sensitive_attribute}"
+    )
+    labels = (Column(Text(name)) for name in description.label_names)
+    lacking = ["without label"] if any(sum(split.unlabelled_G) for split in description.splits) else []
+    table = Table("split", "group", *labels, *lacking, "records", box=SIMPLE_HEAD)
+    for split in description.splits:
+        for name, counts, without in zip(description.group_names, split.counts_GC, split.unlabelled_G, strict=True):
+            shown = (*counts, without) if lacking else counts
+            table.add_row(split.name, Text(name), *(f"{count:,}" for count in shown), f"{sum(shown):,}")
+        table.add_section()
+    return Group(heading, table, *(Text(note) for note in description.notes))
+
+
+def interval_text(gap: Mapping[str, Any]) -> str:
+    """The bootstrap interval of a gap."""
+    return f"95 % interval {number_text(gap['low'])} to {number_text(gap['high'])}"
+
+
+def number_text(value: float | None) -> str:
+    """A rate or a gap with three decimals."""
+    return "undefined" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+_LITTLE_DISK = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line: ``level`` ``fix`` says that something does not work as it is, and ``value`` what to do."""
+
+    name: str
+    value: str
+    level: Literal["ok", "fix"] = "ok"
+
+
+def findings() -> list[Finding]:
+    """All lines, in the order they are printed."""
+    return [*_versions(), *_processors(), *_places(), *_extras()]
+
+
+def _versions() -> Iterator[Finding]:
+    found = environment()
+    yield Finding(name="fairpate", value=" ".join(filter(None, (found["fairpate"], found["revision"]))))
+    yield Finding(name="python", value=found["python"])
+    yield Finding(name="platform", value=found["platform"])
+    yield from (Finding(name=name, value=version) for name, version in found["libraries"].items())
+
+
+def _processors() -> Iterator[Finding]:
+    import torch
+
+    yield Finding(name="cpus", value=str(os.cpu_count()))
+    yield Finding(name="torch threads", value=str(torch.get_num_threads()))
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    yield Finding(name="gpus", value=", ".join(gpus) or "none")
+    address = os.environ.get("RAY_ADDRESS")
+    yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
+
+
+def _places() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
+    if free < _LITTLE_DISK:
+        yield Finding(name="disk", value=f"{room}: make room, or give --out elsewhere", level="fix")
+    else:
+        yield Finding(name="disk", value=room)
+    yield _data_folder(os.environ.get("FAIRPATE_DATA"))
+    state = state_folder()
+    try:
+        check_output_folder(state, "FAIRPATE_STATE")
+    except PlaceError as error:
+        yield Finding(name="state folder", value=str(error), level="fix")
+    else:
+        yield Finding(name="state folder", value=str(state))
+
+
+def _data_folder(folder: str | None) -> Finding:
+    if not folder:
+        return Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
+    if not Path(folder).is_dir():
+        return Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is no folder; make it", level="fix")
+    return Finding(name="data folder", value=folder)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra in MODULES:
+        error = import_error(extra)
+        value = "installed" if error is None else install_words(extra, error)
+        level: Literal["ok", "fix"] = "ok" if error is None or is_missing(error) else "fix"
+        yield Finding(name=f"extra {extra}", value=value, level=level)
+
+
+Kind = Literal["table", "images", "embeddings"]
+Files = dict[str, bytes]
+_SIZES = {"table": (1200, 400, 400), "images": (900, 300, 300), "embeddings": (1200, 400, 400)}
+_PARTS = ("private", "public", "test")
+_WARDS = ("surgery", "medicine", "other")
+_SEED = 20260101
+_SIDE, _SPOT = 16, 5
+_EXAMPLE_WIDTH = 32
+
+
+def example_files(kind: Kind) -> Files:
+    """Every file of the examples by its path in the project."""
+    return _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
+
+
+def _visits(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
+    """Visits to a hospital: older patients with longer and earlier stays come back more often, and women a little."""
+    count = sum(sizes)
+    is_woman_N = generator.random(count) < 0.5
+    age_N = np.clip(generator.normal(62, 15, count), 18, 100).round().astype(int)
+    days_N = np.minimum(generator.poisson(6, count), 30)
+    earlier_N = np.minimum(generator.poisson(1.2, count), 10)
+    ward_N = generator.integers(len(_WARDS), size=count)
+    score_N = 0.09 * (age_N - 62) + 0.35 * (days_N - 6) + 0.9 * (earlier_N - 1.2) + 0.3 * is_woman_N
+    back_N = generator.logistic(size=count) < 1.5 * score_N
+    rows = [
+        (f"v{n:05d}", _sex(is_woman_N[n]), age_N[n], days_N[n], earlier_N[n], _WARDS[ward_N[n]], _yes(back_N[n]))
+        for n in range(count)
+    ]
+    return _tables(("visit", "sex", "age", "days", "earlier_visits", "ward", "readmitted"), rows, sizes)
+
+
+def _scans(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
+    """Grey pictures, some with a bright spot; more often those of men, which are a little brighter as a whole."""
+    count = sum(sizes)
+    is_woman_N = generator.random(count) < 0.5
+    has_spot_N = generator.random(count) < np.where(is_woman_N, 0.45, 0.55)
+    pixels_NHW = generator.normal(90, 20, (count, _SIDE, _SIDE)) + np.where(is_woman_N, 0, 8)[:, None, None]
+    corners_N2 = generator.integers(3, 7, size=(count, 2))
+    files, rows = {}, []
+    for n in range(count):
+        if has_spot_N[n]:
+            top, left = corners_N2[n]
+            pixels_NHW[n, top : top + _SPOT, left : left + _SPOT] += 70
+        path = f"pictures/scan{n:04d}.png"
+        files[path] = _png(pixels_NHW[n])
+        rows.append((path, _sex(is_woman_N[n]), _yes(has_spot_N[n])))
+    return files | _tables(("path", "sex", "spot"), rows, sizes)
+
+
+def _notes(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
+    """Vectors as a language model gives them for letters; some directions say what is urgent, and one the sex."""
+    count = sum(sizes)
+    is_woman_N = generator.random(count) < 0.5
+    vectors_NF = generator.normal(size=(count, _EXAMPLE_WIDTH))
+    vectors_NF[:, 0] += np.where(is_woman_N, 0.6, -0.6)
+    score_N = vectors_NF[:, :4].sum(axis=1) + generator.logistic(scale=0.4, size=count)
+    rows = [(f"n{n:05d}", _sex(is_woman_N[n]), _yes(score_N[n] > 0)) for n in range(count)]
+    arrays = dict(zip(_PARTS, np.split(vectors_NF.astype(np.float32), np.cumsum(sizes)[:-1]), strict=True))
+    return {f"example_{part}.npy": _npy(array) for part, array in arrays.items()} | _tables(
+        ("note", "sex", "urgent"), rows, sizes
+    )
+
+
+_MAKERS: Mapping[Kind, Callable[[np.random.Generator, Sequence[int]], Files]] = {
+    "table": _visits,
+    "images": _scans,
+    "embeddings": _notes,
+}
+
+
+def _tables(header: Sequence[str], rows: Iterable[Sequence[object]], sizes: Sequence[int]) -> Files:
+    """A CSV file for each part; the last column is the label."""
+    found, left = {}, iter(rows)
+    for part, size in zip(_PARTS, sizes, strict=True):
+        text, width = io.StringIO(), len(header) - (part == "public")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header[:width])
+        writer.writerows([next(left)[:width] for _ in range(size)])
+        found[f"example_{part}.csv"] = text.getvalue().encode()
+    return found
+
+
+def _png(pixels_HW: FloatArray) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(np.clip(pixels_HW, 0, 255).astype(np.uint8)).save(content, "PNG")
+    return content.getvalue()
+
+
+def _npy(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def _sex(is_woman: bool) -> str:
+    return "F" if is_woman else "M"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+_TEMPLATES = Path(__file__).with_name("project")
+_FILES = {
+    "README.md": "README.md",
+    "data_{kind}.yaml": "data.yaml",
+    "settings_{kind}.yaml": "settings.yaml",
+    "test_project.txt": "test_project.py",
+}
+_LONGEST = 64
+_BESIDE: Mapping[Kind, str] = {
+    "table": "",
+    "images": "| `pictures/` | what the tables name by path |\n",
+    "embeddings": "| `example_*.npy` | a vector for each row of the table of that name |\n",
+}
+_FIRST_STEP: Mapping[Kind, str] = {
+    "table": """\
+`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; of the
+   private file the header alone is read. Put it in the place of `data.yaml`, or change the columns there.""",
+    "images": """\
+Write tables with the paths of your pictures and what is known of each, or give folders in their place; say in
+   `data.yaml` at which size they are read. With `features: oriented_gradients` few numbers stand for each.""",
+    "embeddings": """\
+Write tables of your records, with vectors in an array beside them or in a list column of Parquet, and say in
+   `data.yaml` how long they are. A public model makes them, one record at a time.""",
+}
+
+
+class ProjectError(UsageError, ValueError):
+    """A name that no project can have."""
+
+
+def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
+    """Write a project of ``kind`` at ``folder``, whole or not at all; the name of its data set, and its files.
+
+    ProjectError for a name without a letter or with a control character, or that of a known data set; PlaceError where
+    something is already, or nothing can be written.
+    """
+    name = data_set_name(folder)
+    try:
+        _require_nothing_at(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk: there a rename is one step.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            made = Path(scratch) / "project"
+            made.mkdir()
+            for file, content in _contents(name, kind).items():
+                (made / file).parent.mkdir(exist_ok=True)
+                (made / file).write_bytes(content)
+            made.rename(folder)
+    except PlaceError:
+        raise
+    except OSError as error:
+        raise PlaceError(f"NAME: {folder} cannot be written ({error.strerror}); give another place.") from error
+    return name, sorted(folder.iterdir())
+
+
+def _require_nothing_at(folder: Path) -> None:
+    if folder.is_symlink() or folder.exists():
+        raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
+
+
+def data_set_name(folder: Path) -> str:
+    """What the data set of a project in ``folder`` is called: lower case, digits and underscores."""
+    if not folder.name.isprintable():
+        raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
+    name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")[:_LONGEST]
+    if not re.match("[a-z]", name):
+        raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
+    if name in data_set_names():
+        raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
+    return name
+
+
+def _contents(name: str, kind: Kind) -> dict[str, bytes]:
+    words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
+    texts = {
+        target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words)
+        for source, target in _FILES.items()
+    }
+    return {file: text.encode() for file, text in (texts | {".gitignore": "runs/\n"}).items()} | example_files(kind)

@@ -1,0 +1,382 @@
+"""Arrays larger than memory: mapped files, arrays that move to disk as they grow, and packed names of records.
+
+Pixels in Arrow files that processes map into memory instead of reading them.
+
+A page of such a file comes from the disk when it is touched, is shared by every process of the machine, and goes again
+when memory runs short. All pixels of a file are one uncompressed run of bytes, so a tensor is a view of it and nothing
+is copied. The file carries the sha256 of its pixels, which is checked whenever it is opened. Files hold records: they
+belong to their owner only.
+
+Arrays of more records than memory should hold: in a file without a name, mapped.
+
+Few stay in memory. Beyond that they are written below FAIRPATE_CACHE to a file that has no name, so that it goes with
+the process that made it, and mapped from there: a page comes when it is touched, and goes when memory runs short.
+Shapes: N records, F features.
+
+Names of many records, packed: their text, and eight bytes for each, in memory or in a mapped file.
+
+A Python string takes 49 bytes besides its text, and its place in a list eight. Packed, names take eight besides theirs,
+and those of a large table lie in a file without a name (:mod:`fairpate.data.large_arrays`). They read as any sequence
+of strings. Shapes: N records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import mmap
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fairpate.files import CACHE_VARIABLE, cache_dir, write_atomically
+from fairpate.later import torch
+from fairpate.types import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PixelArray = npt.NDArray[np.uint8]
+Append = Callable[[PixelArray], None]
+LOGGER = logging.getLogger(__name__)
+_COLUMN, _SHA256 = "x", b"sha256"
+COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
+# A private mapping may be written to, and then only the page that was is copied; none of it needs memory set aside.
+PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
+FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """Bytes (N, channels, height, width), and the ``file`` that they are a view of; null where they are in memory."""
+
+    x: Tensor
+    file: Path | None = None
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The pictures at ``index``: a copy of few, and of many a view of a file of their own, beside this one."""
+        if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
+            return self.x[index]
+        # The name of the file is a hash of all that its pixels follow from: with the rows it says what is there.
+        key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
+        shape = (len(index), *self.x.shape[1:])
+        kept = kept_pixels(self.file.with_name(f"rows-{key}.arrow"), shape, self._append_rows(index))
+        return self.x[index] if kept is None else kept
+
+    def _append_rows(self, index: Tensor) -> Callable[[Append], None]:
+        def fill(append: Append) -> None:
+            for rows in index.split(_ROWS_AT_ONCE):
+                append(self.x[rows].numpy())
+
+        return fill
+
+
+def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:
+    """A view of the pixels in ``path``, which ``fill`` gives in order where the file is missing or damaged.
+
+    None where the file cannot be kept; the log says why.
+    """
+    if path.is_file():
+        try:
+            return map_pixels(path, shape)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            LOGGER.warning("%s: damaged cache, made again (%s)", path, error)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_pixels(path, shape, fill)
+        return map_pixels(path, shape)
+    except OSError as error:
+        LOGGER.warning("%s: pictures are not cached (%s)", path, error)
+        return None
+
+
+def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> None:
+    """Write the pictures that ``fill`` appends, however many, without holding them; whole at ``path`` or not there."""
+    digest = hashlib.sha256()
+    # Without a header first: in the file, the checksum stands before the pixels that it is known after.
+    with tempfile.TemporaryFile(dir=path.parent) as plain:
+
+        def append(pixels: PixelArray) -> None:
+            content = np.ascontiguousarray(pixels).data.cast("B")
+            digest.update(content)
+            plain.write(content)
+
+        fill(append)
+        plain.flush()
+        if plain.tell() != math.prod(shape):
+            raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {plain.tell()}.")
+        content = mmap.mmap(plain.fileno(), 0, prot=mmap.PROT_READ)
+        batch = _batch(np.frombuffer(content, dtype=np.uint8).reshape(shape), digest.hexdigest())
+        write_atomically(path, lambda temporary: _write_batch(temporary, batch))
+
+
+def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """A view of the pixels in ``path``; writing to it changes this process's copy only.
+
+    ValueError or ArrowException for a damaged file and for pictures of another shape.
+    """
+    with path.open("rb") as stream:
+        mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
+        whole = pa.py_buffer(mapping)
+        with pa.ipc.open_file(whole) as reader:
+            column, metadata = reader.get_batch(0).column(_COLUMN), reader.schema.metadata or {}
+        stored = column.to_numpy_ndarray()
+        if stored.shape != shape:
+            raise ValueError(f"pictures of shape {stored.shape}, expected {shape}")
+        start = stored.ctypes.data - whole.address
+        if _sha256_of(stream, start, stored.nbytes) != metadata.get(_SHA256, b"").decode():
+            raise ValueError("pixels do not match their checksum")
+    return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
+
+
+def _batch(pixels: PixelArray, sha256: str) -> pa.RecordBatch:
+    column = pa.FixedShapeTensorArray.from_numpy_ndarray(pixels)
+    schema = pa.schema([pa.field(_COLUMN, column.type)], metadata={_SHA256: sha256.encode()})
+    return pa.RecordBatch.from_arrays([column], schema=schema)
+
+
+def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
+    # Rights before content.
+    path.touch(mode=0o600)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _sha256_of(stream: Any, start: int, size: int) -> str:
+    """Read, not mapped: pages that are only checked do not count as this process's memory."""
+    digest = hashlib.sha256()
+    stream.seek(start)
+    for position in range(0, size, _BYTES_HASHED_AT_ONCE):
+        digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - position)))
+    return digest.hexdigest()
+
+
+KEPT_BYTES, _ROWS_SPILLED_AT_ONCE = 2**24, 2**15
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(kw_only=True)
+class Gathered:
+    """Blocks (n,) or (n, F) of one type, one after the other; :meth:`array` closes it."""
+
+    _blocks: list[AnyArray] = field(default_factory=list)
+    _bytes: int = 0
+    _file: IO[bytes] | None = None
+    _values: AnyArray | None = None
+
+    def __del__(self) -> None:
+        if self._file is not None:  # what is mapped stays
+            self._file.close()
+
+    def append(self, block: AnyArray) -> None:
+        """More records."""
+        self._blocks.append(block)
+        self._bytes += block.nbytes
+        if self._bytes > KEPT_BYTES:
+            self._write()
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the records are in a file."""
+        return self._file is not None
+
+    def array(self) -> AnyArray:
+        """All records; ValueError where there was no block, not even an empty one."""
+        if self._values is None:
+            if self._file is None:
+                self._values = np.concatenate(self._blocks)
+            else:
+                self._write()
+                last = self._blocks[-1]
+                content = mmap.mmap(self._file.fileno(), 0, flags=FLAGS, prot=PROTECTION)
+                self._values = np.frombuffer(content, dtype=last.dtype).reshape(-1, *last.shape[1:])
+            self._blocks.clear()
+        return self._values
+
+    def tensor(self) -> Tensor:
+        """The same as a tensor."""
+        return torch.from_numpy(self.array())
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The records at ``index``: a view where they are a run, a copy of few, and else mapped from another file."""
+        x = self.tensor()
+        if (run := run_of(index.numpy())) is not None:
+            return x[run]
+        if self._file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
+            return x[index]
+        taken = Gathered()
+        for part in index.split(_ROWS_SPILLED_AT_ONCE):
+            taken.append(x[part].numpy())
+        return taken.tensor()
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._file = tempfile.TemporaryFile(dir=cache_dir())  # noqa: SIM115 - lives as long as the mapping
+            for block in self._blocks:
+                self._file.write(np.ascontiguousarray(block).data)
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
+            ) from error
+        # The last stays to tell the width.
+        self._blocks = [self._blocks[-1][:0]]
+
+
+def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
+    """The slice that these rows are, one after the other; None where they are none, or no rows at all."""
+    if not len(rows) or not bool((rows[1:] > rows[:-1]).all()) or rows[-1] - rows[0] + 1 != len(rows):
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1)
+
+
+_AT_ONCE = 2**15
+IntArray = npt.NDArray[np.int64]
+
+
+def as_names(names: Iterable[str]) -> Names:
+    """The same names, packed."""
+    return names if isinstance(names, Names) else Names(names)
+
+
+class Names(Sequence[str]):
+    """N names in order; equal to any sequence of the same strings."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        gathered = GatheredNames()
+        remaining = iter(names)
+        while block := list(islice(remaining, _AT_ONCE)):
+            gathered.append(block)
+        self.packed: pa.LargeStringArray = gathered.names().packed
+
+    @classmethod
+    def of(cls, packed: pa.LargeStringArray) -> Names:
+        """Names that are packed already."""
+        names = cls.__new__(cls)
+        names.packed = packed
+        return names
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Names: ...
+    def __getitem__(self, row: int | slice) -> str | Names:
+        if isinstance(row, slice):
+            return Names.of(self.packed[row])
+        name: str = self.packed[row].as_py()
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self.packed[start : start + _AT_ONCE].to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Names):
+            return bool(self.packed.equals(other.packed))
+        if isinstance(other, Sequence) and not isinstance(other, str):
+            return len(self) == len(other) and all(one == another for one, another in zip(self, other, strict=True))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        few = ", ".join(map(repr, self[:3])) + (", ..." if len(self) > 3 else "")
+        return f"Names({len(self)}: {few})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As text: what is packed may lie in a file that no other process has.
+        return Names, (list(self),)
+
+    def take(self, rows: IntArray) -> Names:
+        """The names at ``rows``, in that order: a view where they are a run."""
+        if (run := run_of(rows)) is not None:
+            return self[run]
+        gathered = GatheredNames()
+        for start in range(0, len(rows), _AT_ONCE):
+            gathered.append(self.packed.take(pa.array(rows[start : start + _AT_ONCE])))
+        return gathered.names()
+
+    def codes(self) -> IntArray:
+        """A number for each name, equal for equal names of this process alone; two names share one almost never."""
+        return np.fromiter(map(hash, self), np.int64, len(self))
+
+    def repeated(self) -> IntArray:
+        """The rows of names that stand before in this order."""
+        ascending = np.sort(codes := self.codes())
+        if not (ascending[1:] == ascending[:-1]).any():
+            return np.zeros(0, dtype=np.int64)
+        order = np.argsort(codes, kind="stable")
+        alike = np.flatnonzero(np.diff(codes[order]) == 0)
+        seen: set[str] = set()
+        again = []
+        # Few share a code; their names decide.
+        for row in np.unique(np.concatenate([order[alike], order[alike + 1]])).tolist():
+            if self[row] in seen:
+                again.append(row)
+            seen.add(self[row])
+        return np.array(again, dtype=np.int64)
+
+    def num_shared(self, others: Names) -> int:
+        """How many distinct names of these are among ``others``."""
+        shared = self.packed.filter(pc.is_in(self.packed, value_set=others.packed))
+        return int(pc.count_distinct(shared).as_py())
+
+    def numbered(self) -> IntArray:
+        """A number from 0 on for each name, by where it stands first."""
+        numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
+        return numbers
+
+    @property
+    def num_empty(self) -> int:
+        """How many names have no character."""
+        return int(np.count_nonzero(pc.binary_length(self.packed).to_numpy(zero_copy_only=False) == 0))
+
+    @property
+    def num_distinct(self) -> int:
+        """How many names differ."""
+        return int(pc.count_distinct(self.packed).as_py())
+
+
+class GatheredNames:
+    """Blocks of names, one after the other; :meth:`names` closes it."""
+
+    def __init__(self) -> None:
+        self._text, self._ends, self._size = Gathered(), Gathered(), 0
+        self._text.append(np.zeros(0, dtype=np.uint8))
+        self._ends.append(np.zeros(1, dtype=np.int64))
+
+    def append(self, block: Iterable[str] | pa.Array) -> None:
+        """More names."""
+        text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())
+        if not len(text):
+            return
+        # A slice has the buffers of the whole: its own part is cut out of both.
+        _, ends, content = text.buffers()
+        ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
+        first, last = ends_N1[[0, -1]].tolist()
+        self._ends.append(ends_N1[1:] - first + self._size)
+        if last > first:
+            self._text.append(np.frombuffer(content, dtype=np.uint8)[first:last])
+        self._size += last - first
+
+    def names(self) -> Names:
+        """All of them."""
+        ends = self._ends.array()
+        text = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(self._text.array()))
+        return Names.of(text)

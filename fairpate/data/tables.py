@@ -1,0 +1,607 @@
+"""Reads tables in any supported format, encodes them by their declaration, and says what is wrong with a row.
+
+What of a file cannot be read as declared: counted by column while it is read, and told all at once.
+
+The messages show a few of the values and are for those who may see the records; so are the counts of what was clipped,
+missing or of no declared category.
+
+Tables of publishers and users, by the batch: text trimmed, typed numbers as they are.
+
+Nothing is guessed: every field of delimited text stays text until a declaration says what it means. Parquet and Arrow
+files have types; what is no number there becomes the text that a delimited file would have. Ragged rows and unreadable
+bytes are refused. A batch is all that is in memory.
+
+From a publisher's columns to features and codes, by declared public constants only.
+
+One-hot and scaling use nothing but a declaration, so no statistic of private records enters a feature, and a record's
+features do not depend on the records beside it. A number beyond its bounds is clipped to them; a value without a
+declared meaning is a fault (:mod:`fairpate.data.tables`). A column is text, or numbers where its file has
+types. Shapes: N records, F features.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from fairpate.config import nearest
+from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask
+from fairpate.data.dataset import DataError
+from fairpate.later import arrow_dataset, torch
+from fairpate.types import tell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHOWN, _LENGTH = 3, 40
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """One kind of fault in one column of a file."""
+
+    met: str = "none"
+    rows: int = 0
+    values: dict[str, None] = field(default_factory=dict)
+
+    def add(self, rows: int, values: Iterable[str]) -> None:
+        """So many more rows, with these values among them."""
+        self.rows += rows
+        for value in values:
+            # One more than is shown, which tells that there are others.
+            if len(self.values) > _SHOWN:
+                return
+            self.values.setdefault(value if len(value) <= _LENGTH else f"{value[:_LENGTH]}...")
+
+    def __str__(self) -> str:
+        shown = [repr(value) for value in self.values][:_SHOWN] + ["..."] * (len(self.values) > _SHOWN)
+        where = f"in {self.rows:,} row{'s' if self.rows != 1 else ''}"
+        return f"{', '.join(shown) or self.met} {where}"
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """All faults of a data set, in the order in which they were met.
+
+    ``counts`` of rows by file, column and what a declaration made of them; ``rows`` by file.
+    """
+
+    found: dict[tuple[str, str, str, str], Fault] = field(default_factory=dict)
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+
+    def add(
+        self,
+        file: str,
+        column: str,
+        *,
+        expected: str,
+        remedy: str,
+        rows: int,
+        values: Iterable[str] = (),
+        met: str = "none",
+    ) -> None:
+        """``rows`` rows of ``column`` are not as ``expected``: ``values`` are among them, or without any, ``met``."""
+        if rows:
+            self.found.setdefault((file, column, expected, remedy), Fault(met=met)).add(rows, values)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each."""
+        return [
+            f"{file}: column {column}: expected {expected}, got {fault}; {remedy}."
+            for (file, column, expected, remedy), fault in self.found.items()
+        ]
+
+    def require_none(self) -> None:
+        """:class:`DataError` with every fault."""
+        if self.found:
+            raise DataError("\n".join(self.lines))
+
+
+TYPED_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
+_BYTES_AT_ONCE, _ROWS_AT_ONCE = 2**23, 2**15
+_RESTORE = "restore the file"
+
+
+def read_batches(
+    path: Path,
+    name: str,
+    *,
+    columns: Sequence[str] | None = None,
+    separator: str | None = None,
+    comment: str = "",
+    wanted: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of the file at ``path``, batch by batch; Parquet, Feather and Arrow are known by their endings.
+
+    Otherwise it is delimited text, perhaps gzipped: ``columns`` names the fields where there is no header line,
+    ``separator`` null is a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is
+    skipped. ``wanted``: other columns are left out, where all of these are there. :class:`DataError` as
+    :func:`read_table`.
+    """
+    if path.suffix in TYPED_SUFFIXES:
+        yield from _typed_batches(path, name, wanted)
+        return
+    separator = separator or _usual_separator(path)
+    try:
+        with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
+            size = path.stat().st_size
+            yield from _text_batches(
+                stream,
+                name,
+                columns=columns,
+                separator=separator,
+                comment=comment,
+                told=lambda: tell(file.tell(), size),
+            )
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
+
+
+def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
+    """The rows of a table in memory, as :func:`read_batches` gives those of a file."""
+    if not len(table):
+        raise DataError(f"{name}: expected rows, got none.")
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield _plain_batch(batch, name)
+
+
+def column_names(path: Path, name: str, *, separator: str | None = None) -> list[str]:
+    """The header of a file, or its schema; no row of it is read."""
+    try:
+        if path.suffix in TYPED_SUFFIXES:
+            return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return _distinct(_read_header(stream, name, separator or _usual_separator(path)))  # type: ignore[arg-type]
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
+
+
+def _usual_separator(path: Path) -> str:
+    return "\t" if ".tsv" in path.suffixes else ","
+
+
+def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
+    """All fields as trimmed text; ``columns`` names them where the file has no header line.
+
+    A name that a header repeats gets ``.1``, ``.2``. :class:`DataError` for ragged rows, no row, or bytes that are
+    not UTF-8.
+    """
+    return pa.concat_tables(_text_batches(io.BytesIO(content), name, columns=columns, separator=separator))
+
+
+def _text_batches(
+    stream: Any,
+    name: str,
+    *,
+    columns: Sequence[str] | None,
+    separator: str,
+    comment: str = "",
+    told: Callable[[], object] = tuple,
+) -> Iterator[pa.Table]:
+    """``told`` is called after each batch."""
+    stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    if comment and stream.peek(len(comment)).startswith(comment.encode()):
+        stream.readline()
+    header = _distinct(columns if columns is not None else _read_header(stream, name, separator))
+    rows = 0
+    try:
+        with arrow_csv.open_csv(
+            pa.PythonFile(stream, mode="r"),
+            read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            # An empty field stays empty text: what it means is for the declaration to say.
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
+            ),
+        ) as reader:
+            for batch in reader:
+                rows += len(batch)
+                told()
+                yield pa.table({column: pc.utf8_trim_whitespace(batch[column]) for column in header})
+    except pa.ArrowException as error:
+        reason = str(error).removeprefix("CSV parse error: ")
+        if "Empty CSV" in reason:
+            reason = "it has no row"
+        raise DataError(f"{name}: not a readable table ({reason}); {_RESTORE}{_hint(reason)}.") from error
+    if not rows:
+        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
+
+
+def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
+    """The fields of the first line, which quotes may extend over several."""
+    # By the line, so that the stream stands at the first row afterwards. A byte-order mark is no part of a name.
+    lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
+    try:
+        first = next(csv.reader(lines, delimiter=separator, strict=False), None)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name}: not a readable table ({error}); {_RESTORE}{_hint(str(error))}.") from error
+    if not first:
+        raise DataError(f"{name}: not a readable table (it is empty, or opens with an empty line); {_RESTORE}.")
+    return [field.strip().strip('"') for field in first]
+
+
+def _hint(reason: str) -> str:
+    if "utf-8" in reason.lower() or "utf8" in reason.lower():
+        return ", in UTF-8"
+    return ", or declare its `separator` or `header`" if "columns" in reason else ""
+
+
+def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
+    rows = 0
+    try:
+        dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
+        names, total = dataset.schema.names, dataset.count_rows()
+        there = None if wanted is None else [column for column in names if column in wanted]
+        # Threads and reading ahead would hold many batches at once.
+        for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
+            rows += len(batch)
+            tell(rows, total)
+            if len(batch):
+                yield _plain_batch(batch, name)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
+    if not rows:
+        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
+
+
+def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
+    return pa.table({field.name: _plain(batch[field.name], field.name, name) for field in batch.schema})
+
+
+def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
+    """Numbers as they are; everything else as the text that a delimited file has."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return values.cast(pa.float32()) if pa.types.is_float16(kind) else values
+    if is_vectors(kind):
+        return values
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        raise DataError(
+            f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of the "
+            "file, or name records by other columns (identity)."
+        )
+    text = pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+    if pa.types.is_decimal(kind) and kind.scale > 0:  # 123.00 and 123 are one number, and so one name
+        text = pc.replace_substring_regex(text, r"^(-?\d+(\.\d*[1-9])?)\.?0*$", r"\1")
+    return text
+
+
+def is_vectors(kind: pa.DataType) -> bool:
+    """Whether each cell is a list of numbers."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+
+
+def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
+    """The batches of the file at ``path``, with the rows of its .npy file as columns; ``sizes`` by column."""
+    if not sizes:
+        yield from batches
+        return
+    beside = path.with_name(path.name.partition(".")[0] + ".npy")
+    try:
+        # A pickle would run code of whoever wrote the file.
+        array = np.load(beside, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{beside.name}: no readable array beside {name} ({error}); put it there.") from error
+    start, wanted = 0, sum(sizes.values())
+    if array.ndim != 2 or array.shape[1] != wanted or array.dtype.kind not in "fiu":
+        raise DataError(f"{beside.name}: expected numbers (rows, {wanted}), got {array.dtype} {array.shape}.")
+    for batch in batches:
+        part, place = array[start : start + len(batch)], 0
+        for column, size in sizes.items() if len(part) == len(batch) else ():
+            flat = pa.array(np.ascontiguousarray(part[:, place : place + size]).ravel())
+            batch = batch.append_column(column, pa.FixedSizeListArray.from_arrays(flat, size))
+            place += size
+        start += len(batch)
+        if start <= len(array):
+            yield batch
+    if start != len(array):
+        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}.")
+
+
+def text_of(values: Any) -> pa.Array:
+    """The values of a column as a delimited file writes them; a missing one is empty."""
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if pa.types.is_string(values.type):
+        return values
+    if not pa.types.is_floating(values.type):
+        return pc.fill_null(values.cast(pa.string()), "")
+    text = pc.if_else(pc.fill_null(pc.is_finite(values), False), values.cast(pa.string()), "")
+    # Whole numbers as an integer's column has them, not as 1.2e+10: a name is the same in either.
+    is_whole = pc.and_(pc.equal(pc.round(values), values), pc.less(pc.abs(values), 2.0**53))
+    whole = pc.if_else(pc.fill_null(is_whole, False), values, None).cast(pa.int64())
+    return pc.coalesce(whole.cast(pa.string()), text)
+
+
+def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
+    """One column as one array; :class:`DataError` naming the nearest column where there is none."""
+    require_columns(table, [column], name)
+    return table[column].combine_chunks()
+
+
+def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
+    """:class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
+    for column in columns:
+        if column not in table.column_names:
+            (only, *others) = table.column_names
+            unlike = not others and re.search(r"[;\t|,]", only)
+            remedy = "; its only column looks like several: declare the `separator`" if unlike else ""
+            raise DataError(f"{name}: no column {column}{nearest(column, table.column_names)}{remedy}.")
+
+
+def keep_rows(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
+    """The rows where ``keep`` holds."""
+    return table.filter(pa.array(keep))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    distinct: list[str] = []
+    for name in names:
+        copies = sum(other == name or other.startswith(f"{name}.") for other in distinct)
+        distinct.append(f"{name}.{copies}" if name in distinct else name)
+    return distinct
+
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+_NO_NUMBER = "correct it, or declare it as `unknown`"
+_COMMA = "write numbers with a decimal point, and nothing between thousands"
+_DATE = "a date is no number: write what counts of it as one, such as its year, or a number of days"
+COMMAS = r"^[-+]?\d[\d.]*,[\d.,]*\d$"
+DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """One column of some rows of ``file``; ``values`` are text without nulls, or numbers."""
+
+    file: str
+    column: str
+    values: pa.Array
+    faults: Faults
+
+    @property
+    def text(self) -> pa.Array:
+        """The values as they are written; a missing one is empty."""
+        return text_of(self.values)
+
+    def count(self, what: str, rows_N: Mask) -> None:
+        """Note for how many rows that was so."""
+        if number := int(rows_N.sum()):
+            self.faults.counts[self.file, self.column, what] += number
+
+    def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
+        """Note a fault for each row where ``right_N`` does not hold."""
+        wrong = np.flatnonzero(~right_N)
+        if len(wrong):
+            values = pc.unique(self.text.take(pa.array(wrong))).to_pylist() if shown else ()
+            self.faults.add(
+                self.file, self.column, expected=expected, remedy=remedy, rows=len(wrong), values=values[:9]
+            )
+
+
+def cells(table: pa.Table, column: str, file: str, faults: Faults) -> Cells:
+    """The column of ``table``; :class:`DataError` where there is none."""
+    return Cells(file=file, column=column, values=column_of(table, column, file), faults=faults)
+
+
+def encode(
+    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: Faults
+) -> tuple[FloatArray, tuple[str, ...]]:
+    """Features (N, F) and their names, column by column in the order of ``features``."""
+    blocks: list[FloatArray] = []
+    names: list[str] = []
+    for column, feature in features:
+        found = cells(table, column, file, faults)
+        if feature.vector is not None:
+            block, own = _encode_vector(found, feature.vector)
+        elif feature.bounds is not None:
+            block, own = _encode_number(found, feature)
+        else:
+            block, own = _encode_bands(found, feature) if feature.bands else _encode_category(found, feature)
+        blocks.append(block)
+        names.extend(own)
+    return np.concatenate(blocks, axis=1), tuple(names)
+
+
+def codes_of(found: Cells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
+    """The coded column as int64; ``may_lack``: a missing value is -1 and no fault. ``what`` names a code."""
+    meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
+    published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
+    if published:
+        codes_N, known_N = _codes(found, published)
+    else:
+        values_N = numbers(found)
+        codes_N = np.full(len(values_N), -1, dtype=np.int64)
+        for meaning, code in meanings:
+            codes_N[meaning.holds(values_N)] = code
+        known_N = (codes_N >= 0) | np.isnan(values_N)
+    empty_N = _is_empty(found) & (codes_N < 0)
+    names = list(published) or list(coding.meanings)
+    found.require(
+        known_N | empty_N,
+        expected=f"a declared {what}" if published else f"a number in the range of a {what}",
+        remedy=f"declared: {', '.join(names)}",
+    )
+    if not may_lack:
+        remedy = "only public records may lack one" if what == "class" else "declare what an empty cell means"
+        found.require(~empty_N, expected=f"a {what}", remedy=f"{remedy}, or leave the row out with `keep`", shown=False)
+    return torch.from_numpy(codes_N)
+
+
+def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) -> Tensor:
+    """The column as int64 codes; :class:`DataError` for a value without a declared meaning."""
+    found = cells(table, column, file, Faults())
+    codes_N, known_N = _codes(found, meanings)
+    found.require(known_N, expected="a declared value", remedy=f"declared: {', '.join(meanings)}")
+    found.faults.require_none()
+    return torch.from_numpy(codes_N)
+
+
+def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
+    """The column as finite numbers, nan where a value is missing; text that is no number is a fault, and nan."""
+    meant_N = [number for value in unknown if (number := _number(value)) is not None]
+    if not pa.types.is_string(found.values.type):
+        values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+        found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
+        return np.where(np.isinf(values_N) | np.isin(values_N, meant_N), np.nan, values_N)
+    is_unknown = pc.is_in(found.values, value_set=pa.array(("", *unknown), pa.string()))
+    text = pc.if_else(is_unknown, pa.scalar(None, pa.string()), found.values)
+    try:
+        values = pc.cast(text, pa.float64())
+    except pa.ArrowInvalid:
+        values = pa.array([_number(value) for value in text.to_pylist()], pa.float64())
+    values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
+    right_N = np.isfinite(values_N) | _mask(text.is_null())
+    if not right_N.all():
+        comma_N, date_N = (_mask(pc.match_substring_regex(found.values, like)) for like in (COMMAS, DATES))
+        found.require(right_N | comma_N | date_N, expected="a number", remedy=_NO_NUMBER)
+        found.require(right_N | ~comma_N, expected="a number", remedy=_COMMA)
+        found.require(right_N | ~date_N, expected="a number", remedy=_DATE)
+    # A code that means a missing value may be written as 999.0 too.
+    return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
+
+
+def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
+    """A code per row, -1 without one; and where there is one."""
+    text = found.text
+    if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
+        published = {_canonical(value): code for value, code in published.items()}
+    place = pc.index_in(text, value_set=pa.array(list(published), pa.string()))
+    known_N = _mask(place.is_valid())
+    code_of_place = np.array([*published.values(), -1], dtype=np.int64)
+    return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
+
+
+def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+    values_N = numbers(found, feature.unknown)
+    assert feature.bounds is not None
+    ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
+    low, high, constant = (feature.stretched(end) for end in ends)
+    missing_N = np.isnan(values_N)
+    found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
+    scaled_N = np.clip((feature.stretched(values_N) - low) / (high - low), 0, 1)
+    scaled_N = np.where(missing_N, (constant - low) / (high - low), scaled_N)
+    if not feature.may_be_missing:
+        _require_present(found)
+        return scaled_N[:, None].astype(np.float32), [found.column]
+    found.count("missing", missing_N)
+    block = np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
+    return block, [found.column, f"{found.column}=missing"]
+
+
+def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
+    values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
+    if not is_vectors(values.type):
+        found.faults.add(
+            found.file,
+            found.column,
+            expected=f"a list of {size} numbers",
+            remedy=f"store lists in Parquet, or declare `array: true`; the column holds {values.type}",
+            rows=len(values),
+        )
+        return np.zeros((len(values), size), dtype=np.float32), names
+    lengths_N = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
+    right_N = lengths_N == size
+    block = np.zeros((len(values), size), dtype=np.float32)
+    flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32())
+    block[right_N] = flat.to_numpy(zero_copy_only=False).reshape(-1, size)
+    finite_N = np.isfinite(block).all(axis=1)
+    lengths = [f"a list of {length}" if length >= 0 else "nothing" for length in np.unique(lengths_N[~right_N])]
+    for wrong_N, expected, got in (
+        (~right_N, f"a list of {size} numbers", lengths),
+        (~finite_N, "finite numbers", []),
+    ):
+        found.faults.add(
+            found.file,
+            found.column,
+            expected=expected,
+            remedy="correct `vector`, or the file",
+            rows=int(wrong_N.sum()),
+            values=got,
+        )
+    return block, names
+
+
+def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+    names, places = feature.own_categories, feature.places
+    none = len(names)  # a row of zeros
+    if feature.may_be_missing:
+        absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
+        _, absent_N = _codes(found, dict.fromkeys(absent, 0))
+        found.count("missing", absent_N)
+    codes_N, known_N = _codes(found, places)
+    if "" not in places:
+        _require_present(found)
+        # One fault: an empty cell is told as missing, and not as undeclared besides.
+        known_N |= _is_empty(found)
+    if not feature.other:
+        declared = ", ".join(value or "(empty)" for value in feature.categories)
+        remedy = f"declared: {declared}; add it to `categories`, or set `other: true`"
+        found.require(known_N, expected="a declared category", remedy=remedy)
+    else:
+        found.count("other", ~known_N)
+    undeclared = names.index(OTHER) if feature.other else none
+    rows = np.eye(none + 1, none, dtype=np.float32)
+    return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]
+
+
+def _encode_bands(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+    values_N, starts = numbers(found), np.array(list(feature.bands.values()))
+    _require_present(found)
+    found.require(
+        ~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy="declare a band for it, or correct it"
+    )
+    # What is no number, or below the first band, is a fault already: any place will do.
+    place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
+    rows = np.eye(len(starts), dtype=np.float32)
+    return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
+
+
+def _require_present(found: Cells) -> None:
+    remedy = "declare what an empty cell counts as with `missing`, or correct it"
+    found.require(~_is_empty(found), expected="a value", remedy=remedy, shown=False)
+
+
+def _is_empty(found: Cells) -> Mask:
+    return _mask(pc.equal(found.text, ""))
+
+
+def _mask(flags: pa.Array) -> Mask:
+    return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _canonical(text: str) -> str:
+    """The text of the same number in a file with types."""
+    number = _number(text)
+    return text if number is None else str(pa.scalar(number).cast(pa.string()).as_py())
+
+
+def _number(text: str | None) -> float | None:
+    """The finite number that Arrow reads in ``text``, else null."""
+    try:
+        # Not `float`, which also reads 1_000: a value counts the same whether its column was cast as a whole or not.
+        number: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
+    except pa.ArrowInvalid:
+        return None
+    return number if number is not None and math.isfinite(number) else None

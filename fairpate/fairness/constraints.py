@@ -1,0 +1,448 @@
+"""Constraints on rates of a classifier's predictions, and the constraints that have a name.
+
+Generalised rate constraints: bounds on weighted sums of prediction rates over unions of cells.
+
+RaCO-DP's form ("Private Rate-Constrained Optimization with Applications to Fair Learning", equation 6): a public rule
+puts every record into one cell of a partition, and with P_k(S) the mean predicted probability of class k on the
+records S
+
+    Gamma_j = sum over terms (I, a) of constraint j, over classes k:  a_k P_k(union of the cells in I)  <=  bound_j
+
+All that a constraint needs of the records is one histogram: the predicted probability mass by cell and class. A term
+may also be divided by the number of all records instead of its own, which makes it linear in the histogram and lets
+precision be bounded. Values are taken of any histogram, exact or noisy; a rate without records is NaN unless a floor
+for sizes is given. The constraints that have a name are made by :mod:`fairpate.fairness.constraints`; any other
+is stated by hand, and :func:`combined` joins both.
+
+Not known here: models, noise, multipliers' updates. Shapes: N records, Q cells, C classes, J constraints, U unions.
+
+The rate constraints that have a name, by groups and labels of any number.
+
+Gaps are signed and against all other groups together, as in FairPATE and RaCO-DP ("Private Rate-Constrained
+Optimization with Applications to Fair Learning", appendix A); error rates are levels, of one class or of each.
+
+Deviation from the paper: precision, which is no rate of a fixed set of records, is bounded as a linear function of the
+histogram.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.fairness.rates import FloatArray, IndexArray, divide
+
+_MOST_CODES = 2**16
+"""No data set has as many labels or groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Cells by true label and by group; 1 label or 1 group does not distinguish them. Cell = label * groups + group."""
+
+    num_labels: int = 1
+    num_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
+            raise ValueError(
+                f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {self.num_labels} and {self.num_groups}."
+            )
+
+    @property
+    def num_cells(self) -> int:
+        """Q."""
+        return self.num_labels * self.num_groups
+
+    def cell(self, *, label: int = 0, group: int = 0) -> int:
+        """One cell. ValueError for a label or a group that the partition does not have."""
+        if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
+            raise ValueError(
+                f"Expected a label below {self.num_labels} and a group below {self.num_groups}, got {label}, {group}."
+            )
+        return label * self.num_groups + group
+
+    def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
+        """The cell of every record, shape (N,). ValueError for a label or group out of range."""
+        labels = _checked("labels_N", labels_N, self.num_labels) if self.num_labels > 1 else 0
+        groups = _checked("groups_N", groups_N, self.num_groups) if self.num_groups > 1 else 0
+        cells_N: IndexArray = np.broadcast_to(labels * self.num_groups + groups, (len(np.asarray(labels_N)),))
+        return cells_N.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A weighted sum of the rates of one union of cells: one weight per predicted class.
+
+    ``of_all``: the mass is divided by the number of all records, not by that of the union.
+    """
+
+    cells: tuple[int, ...]
+    weights: tuple[float, ...]
+    of_all: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateConstraint:
+    """``sum of terms <= bound``; ``name`` says what is bounded."""
+
+    name: str
+    terms: tuple[Term, ...]
+    bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateConstraints:
+    """Constraints over one partition, checked.
+
+    ValueError for a constraint without terms, a term without cells (a rate of nobody), a cell that the partition does
+    not have, weights that are not one finite number per class, and a bound that no predictions keep.
+    """
+
+    partition: Partition
+    num_classes: int
+    constraints: tuple[RateConstraint, ...]
+
+    def __post_init__(self) -> None:
+        if not self.constraints:
+            raise ValueError("Expected at least one constraint, got none.")
+        for constraint in self.constraints:
+            self._check(constraint)
+        for constraint, least in zip(self.constraints, self._least_values_J, strict=True):
+            if constraint.bound < least:
+                raise ValueError(
+                    f"Constraint {constraint.name!r} cannot be kept: no predictions bring it below {least:g}, and its "
+                    f"bound is {constraint.bound:g}; raise it."
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each constraint bounds, in order."""
+        return tuple(constraint.name for constraint in self.constraints)
+
+    @cached_property
+    def bounds_J(self) -> FloatArray:
+        """The bounds, shape (J,)."""
+        return np.array([constraint.bound for constraint in self.constraints], dtype=np.float64)
+
+    def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
+        """Predicted mass by cell and class, shape (Q, C). One record more adds exactly 1 to the sum of its entries."""
+        probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
+        histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
+        # Plain indexing would count a cell once, however many records it has.
+        np.add.at(histogram_QC, cells, probabilities)
+        return histogram_QC
+
+    def values(
+        self, histogram_QC: FloatArray, *, size_floor: float = 0.0, num_records: float | None = None
+    ) -> FloatArray:
+        """Gamma of a histogram, shape (J,); a union smaller than ``size_floor`` counts as that large.
+
+        ``num_records`` is what terms ``of_all`` are divided by; None: the histogram's total. Without a floor NaN where
+        a union is empty.
+        """
+        sizes_U = self._sizes(histogram_QC, size_floor, num_records)
+        rates_UC = divide(self._members_UQ @ histogram_QC, sizes_U[:, None])
+        # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
+        unused_JUC = self._weights_JUC == 0
+        values_J: FloatArray = np.where(unused_JUC, 0.0, self._weights_JUC * rates_UC).sum(axis=(1, 2))
+        return values_J
+
+    def evaluate(
+        self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
+    ) -> dict[str, float]:
+        """The exact value of every constraint on these records, by name; one-hot rows give hard rates."""
+        cells_N = self.partition.cells(labels_N, groups_N)
+        values_J = self.values(self.histogram(probabilities_NC, cells_N))
+        return dict(zip(self.names, values_J.tolist(), strict=True))
+
+    def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
+        """The names of the constraints that rest on a union smaller than ``size_floor`` in this histogram."""
+        is_small_U = (self._members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~self._of_all_U
+        rests_JU = (self._weights_JUC != 0).any(axis=2)
+        return tuple(np.array(self.names)[(rests_JU & is_small_U).any(axis=1)].tolist())
+
+    def _sizes(self, histogram_QC: FloatArray, size_floor: float, num_records: float | None) -> FloatArray:
+        # A noisy size may be negative.
+        sizes_U = np.maximum(self._members_UQ @ histogram_QC.sum(axis=1), size_floor)
+        total = histogram_QC.sum() if num_records is None else num_records
+        return np.where(self._of_all_U, total, sizes_U)
+
+    @cached_property
+    def _unions(self) -> tuple[tuple[tuple[int, ...], bool], ...]:
+        return tuple(dict.fromkeys(_union(term) for each in self.constraints for term in each.terms))
+
+    @cached_property
+    def _members_UQ(self) -> FloatArray:
+        members_UQ = np.zeros((len(self._unions), self.partition.num_cells))
+        for row, (cells, _) in enumerate(self._unions):
+            members_UQ[row, list(cells)] = 1
+        return members_UQ
+
+    @cached_property
+    def _of_all_U(self) -> npt.NDArray[np.bool_]:
+        return np.array([of_all for _, of_all in self._unions], dtype=np.bool_)
+
+    @cached_property
+    def _weights_JUC(self) -> FloatArray:
+        weights_JUC = np.zeros((len(self.constraints), len(self._unions), self.num_classes))
+        for j, constraint in enumerate(self.constraints):
+            for term in constraint.terms:
+                weights_JUC[j, self._unions.index(_union(term))] += term.weights
+        return weights_JUC
+
+    @cached_property
+    def _least_values_J(self) -> FloatArray:
+        """What each constraint is at least, whatever is predicted; unions that overlap are taken as if they did not."""
+        least_JU = self._weights_JUC.min(axis=2)
+        # A share of all records may be 0; a rate gives all of its weight to some class.
+        least_J: FloatArray = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
+        return least_J
+
+    @cached_property
+    def _flat_weights(self) -> FloatArray:
+        return self._weights_JUC.reshape(len(self.constraints), -1)
+
+    def _check(self, constraint: RateConstraint) -> None:
+        if not constraint.terms or not np.isfinite(constraint.bound):
+            raise ValueError(f"Expected terms and a finite bound in constraint {constraint.name!r}.")
+        for term in constraint.terms:
+            if not term.cells:
+                raise ValueError(f"Constraint {constraint.name!r} rests on an empty union of cells: nobody has a rate.")
+            if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
+                raise ValueError(
+                    f"Expected cells below {self.partition.num_cells} in constraint {constraint.name!r}, got "
+                    f"{term.cells}."
+                )
+            if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
+                raise ValueError(
+                    f"Expected {self.num_classes} finite weights in constraint {constraint.name!r}, got {term.weights}."
+                )
+
+
+class Pricer:
+    """Constraints' values, and what a record's mass adds to the Lagrangian, of one noisy histogram after another.
+
+    Unions are never smaller than ``size_floor`` > 0, as noise can make a size negative, and terms ``of_all`` are
+    divided by the constant ``num_records`` > 0. ValueError where either is not positive.
+    """
+
+    def __init__(self, constraints: RateConstraints, *, size_floor: float, num_records: float) -> None:
+        if not (size_floor > 0 and num_records > 0):
+            raise ValueError(f"Expected size_floor > 0 and num_records > 0, got {size_floor} and {num_records}.")
+        of_all_U1, num_classes = constraints._of_all_U[:, None], constraints.num_classes
+        self._members_UQ, self._weights = constraints._members_UQ, constraints._flat_weights
+        self._scaled_members_QU = num_records * self._members_UQ.T
+        self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
+        self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
+        # One product gives the masses by class and, in the last column, the sizes.
+        self._with_sum_CK = np.hstack([np.eye(num_classes), np.ones((num_classes, 1))])
+        self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
+
+    def __call__(self, histogram_QC: FloatArray, multipliers_J: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Gamma (J,), and the price of mass by cell and class (Q, C).
+
+        The price is the derivative of ``num_records * multipliers @ Gamma`` at sizes held fixed: they do not depend on
+        a model.
+        """
+        # A model of a few weights waits for every call made here; ``dot`` is the quickest.
+        mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
+        # Unions get the floor; for terms of all records both bounds are one constant, whatever the noise.
+        sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
+        if self._most_sizes_U1 is not None:
+            sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)
+        values_J: FloatArray = self._weights.dot((mass_UK[:, : self._num_classes] / sizes_U1).reshape(-1))
+        prices_UC = multipliers_J.dot(self._weights).reshape(self._shape) / sizes_U1
+        prices_QC: FloatArray = self._scaled_members_QU.dot(prices_UC)
+        return values_J, prices_QC
+
+
+def combined(*parts: RateConstraints) -> RateConstraints:
+    """All constraints of all parts, over the coarsest partition that refines theirs.
+
+    ValueError for parts with other classes, and for partitions by different numbers of labels or groups.
+    """
+    labels = _common({part.partition.num_labels for part in parts}, "labels")
+    groups = _common({part.partition.num_groups for part in parts}, "groups")
+    classes = {part.num_classes for part in parts}
+    if len(classes) != 1:
+        raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
+    partition = Partition(num_labels=labels, num_groups=groups)
+    constraints = [_refined(each, part.partition, partition) for part in parts for each in part.constraints]
+    return RateConstraints(partition=partition, num_classes=classes.pop(), constraints=tuple(constraints))
+
+
+def _common(counts: set[int], what: str) -> int:
+    if len(counts - {1}) > 1:
+        raise ValueError(f"Expected partitions by the same {what}, got {sorted(counts)} of them.")
+    return max(counts, default=1)
+
+
+def _refined(constraint: RateConstraint, coarse: Partition, fine: Partition) -> RateConstraint:
+    """The same constraint over cells of a finer partition."""
+    inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
+    for label in range(fine.num_labels):
+        for group in range(fine.num_groups):
+            here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
+            inside[here].append(fine.cell(label=label, group=group))
+    terms = [replace(term, cells=tuple(c for cell in term.cells for c in inside[cell])) for term in constraint.terms]
+    return replace(constraint, terms=tuple(terms))
+
+
+def _union(term: Term) -> tuple[tuple[int, ...], bool]:
+    return tuple(sorted(set(term.cells))), term.of_all
+
+
+def _checked(name: str, values_N: npt.ArrayLike, stop: int) -> IndexArray:
+    values = np.asarray(values_N)
+    if ((values < 0) | (values >= stop)).any():
+        raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values)}.")
+    return values.astype(np.int64)
+
+
+ConstraintName = Literal[
+    "demographic_parity",
+    "equalized_odds",
+    "equal_opportunity",
+    "false_negative_rate",
+    "false_positive_rate",
+    "false_discovery_rate",
+]
+NAMED_CONSTRAINTS: tuple[ConstraintName, ...] = get_args(ConstraintName)
+
+
+def demographic_parity(*, num_groups: int, num_classes: int, bound: float) -> RateConstraints:
+    """r(z, k) - r(not z, k) <= bound for every group and class, signed."""
+    partition = Partition(num_groups=_several(num_groups))
+    cases = [(f"group={z}, class={k}", 0, z, k) for z in range(num_groups) for k in range(num_classes)]
+    return _gaps("demographic_parity", partition, num_classes, bound, cases)
+
+
+def equalized_odds(*, num_groups: int, num_classes: int, bound: float) -> RateConstraints:
+    """r(z, k | y) - r(not z, k | y) <= bound for every true label, group and class, signed."""
+    partition = Partition(num_labels=num_classes, num_groups=_several(num_groups))
+    every = itertools.product(range(num_classes), range(num_groups), range(num_classes))
+    cases = [(f"label={y}, group={z}, class={k}", y, z, k) for y, z, k in every]
+    return _gaps("equalized_odds", partition, num_classes, bound, cases)
+
+
+def equal_opportunity(*, num_groups: int, num_classes: int, bound: float, label: int = 1) -> RateConstraints:
+    """The true positive rate of ``label`` in every group less that of the others <= bound, signed."""
+    partition = Partition(num_labels=num_classes, num_groups=_several(num_groups))
+    cases = [(f"label={label}, group={z}", label, z, label) for z in range(num_groups)]
+    return _gaps("equal_opportunity", partition, num_classes, bound, cases)
+
+
+def false_negative_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
+    """P[predicted another class | true label] <= bound: 1 - recall. Of every class where ``label`` is None."""
+
+    def constraint(c: int) -> RateConstraint:
+        missed = tuple(1.0 - weight for weight in _at(c, num_classes))
+        return RateConstraint(name=f"fnr(label={c})", terms=(Term(cells=(c,), weights=missed),), bound=bound)
+
+    return _by_label(num_classes, label, constraint)
+
+
+def false_positive_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
+    """P[predicted ``label`` | another true label] <= bound. Of every class where ``label`` is None."""
+
+    def constraint(c: int) -> RateConstraint:
+        term = Term(cells=_others(c, num_classes), weights=_at(c, num_classes))
+        return RateConstraint(name=f"fpr(label={c})", terms=(term,), bound=bound)
+
+    return _by_label(num_classes, label, constraint)
+
+
+def false_discovery_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
+    """P[true label is another | predicted ``label``] <= bound: 1 - precision. Of every class where ``label`` is None.
+
+    No weighted sum of rates, because its denominator depends on the model. Multiplied out it is linear in the
+    histogram: (1 - bound) mass of the mistaken less bound times that of the right, over all records, is at most 0. So
+    the value of the constraint is no rate.
+    """
+    if not 0 <= bound <= 1:
+        raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
+
+    def constraint(c: int) -> RateConstraint:
+        # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
+        mistaken, right = _at(c, num_classes, 1 - bound), _at(c, num_classes, -bound)
+        terms = (
+            Term(cells=_others(c, num_classes), weights=mistaken, of_all=True),
+            Term(cells=(c,), weights=right, of_all=True),
+        )
+        return RateConstraint(name=f"fdr(label={c}) <= {bound:g}", terms=terms, bound=0.0)
+
+    return _by_label(num_classes, label, constraint)
+
+
+def named_constraints(
+    name: str, *, num_classes: int, num_groups: int, bound: float, label: int | None = 1
+) -> RateConstraints:
+    """One of ``NAMED_CONSTRAINTS``; ``label`` is the positive class where there is one. ValueError for another name."""
+    between_groups = {"demographic_parity": demographic_parity, "equalized_odds": equalized_odds}
+    if name in between_groups:
+        return between_groups[name](num_groups=num_groups, num_classes=num_classes, bound=bound)
+    if name == "equal_opportunity":
+        if label is None:
+            raise ValueError("Expected a label for equal_opportunity, got none; equalized_odds covers all labels.")
+        return equal_opportunity(num_groups=num_groups, num_classes=num_classes, bound=bound, label=label)
+    by_label = {
+        "false_negative_rate": false_negative_rate,
+        "false_positive_rate": false_positive_rate,
+        "false_discovery_rate": false_discovery_rate,
+    }
+    if name not in by_label:
+        raise ValueError(f"Expected a constraint among {', '.join(NAMED_CONSTRAINTS)}, got {name!r}.")
+    return by_label[name](num_classes=num_classes, bound=bound, label=label)
+
+
+def _gaps(
+    name: str, partition: Partition, num_classes: int, bound: float, cases: Iterable[tuple[str, int, int, int]]
+) -> RateConstraints:
+    """One constraint for each case: its words, a true label, a group, and the predicted class."""
+    if not bound >= 0:
+        raise ValueError(f"Expected bound >= 0: the largest signed gap between groups is never negative, got {bound}.")
+    constraints = tuple(
+        RateConstraint(name=f"{name}({words})", terms=_against_rest(partition, y, z, k, num_classes), bound=bound)
+        for words, y, z, k in cases
+    )
+    return RateConstraints(partition=partition, num_classes=num_classes, constraints=constraints)
+
+
+def _by_label(num_classes: int, label: int | None, constraint: Callable[[int], RateConstraint]) -> RateConstraints:
+    labels = range(num_classes) if label is None else [label]
+    return RateConstraints(
+        partition=Partition(num_labels=num_classes),
+        num_classes=num_classes,
+        constraints=tuple(constraint(c) for c in labels),
+    )
+
+
+def _others(label: int, num_classes: int) -> tuple[int, ...]:
+    return tuple(y for y in range(num_classes) if y != label)
+
+
+def _against_rest(partition: Partition, label: int, group: int, k: int, num_classes: int) -> tuple[Term, Term]:
+    rest = tuple(partition.cell(label=label, group=z) for z in range(partition.num_groups) if z != group)
+    return (
+        Term(cells=(partition.cell(label=label, group=group),), weights=_at(k, num_classes)),
+        Term(cells=rest, weights=_at(k, num_classes, -1.0)),
+    )
+
+
+def _at(label: int, num_classes: int, weight: float = 1.0) -> tuple[float, ...]:
+    if not 0 <= label < num_classes:
+        raise ValueError(f"Expected a label below {num_classes}, got {label}.")
+    return tuple(weight * (k == label) for k in range(num_classes))
+
+
+def _several(num_groups: int) -> int:
+    if num_groups < 2:
+        raise ValueError(f"Expected num_groups >= 2: one group has nobody to be compared with, got {num_groups}.")
+    return num_groups

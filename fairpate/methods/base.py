@@ -1,0 +1,820 @@
+"""What a method is, the registry of methods, and how a configuration of one is read, completed and seeded.
+
+The methods, a file per paper; a line here makes one known to the command line, sweeps, estimators and pages.
+
+Another package adds its own under the entry point group ``fairpate.methods``, or is named as ``module:Class``.
+
+Independent seeds for the parts of a run that draw random numbers; never for private noise that protects anyone.
+
+What every method here takes and gives: private records in, a model and its events out.
+
+A method states no epsilon. :func:`price` asks the one accountant, under the unit and the relation that the events name.
+
+Shapes: N private records, M public ones, G groups, C classes.
+
+What a method is: one class with its configuration, its check and its training.
+
+The fields of a :class:`Method` are all that a run of it reads, so digest, repeat command, ``--help`` and estimator
+follow from the class. Names of sections are shared: ``dp_sgd`` means the same wherever a method has it.
+
+From YAML and ``section.field=value`` to the configuration of one method.
+
+A file may serve several methods: what another method reads in it is checked and left out here, what none reads is an
+error. An option that the method does not read is an error, since it would change nothing, and so is one that other
+settings leave unread; a file may hold those, as the configuration of a finished run does.
+
+Settings that fit a data set and a budget, from public facts alone, where nobody gave a configuration.
+
+Read are the kind of the records, the publisher's own count of them, or of persons where these are protected, and the
+size of the public pool: never a record. So choosing costs no privacy. The values are defaults: whatever is said besides
+takes their place.
+
+    every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
+    DP-SGD and kin   five epochs of batches of a fiftieth of the records or persons
+    trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
+    neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
+
+Where no method is named, every record votes in one release, which is priced before any record is read. Where public
+records are too few to vote on and private ones many, it is DP-SGD, which needs the pool for nothing but the embedding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, Field
+
+from fairpate.config import (
+    PLACE,
+    REMEDY,
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    Noise,
+    PrivacyTarget,
+    PublicDataConfig,
+    PublishedConfig,
+    Section,
+    Seed,
+    Terms,
+    may_run,
+    named_object,
+    nearest,
+)
+from fairpate.config_reader import apply_override, flattened, merge, parse_config, read_yaml, unread_because_of
+from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
+from fairpate.later import torch
+from fairpate.privacy import accountant
+from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.laplace import pure_epsilon
+from fairpate.run.folder import RunDirectory
+from fairpate.run.release_log import Meter
+from fairpate.terminal import Reporter
+from fairpate.types import QueryOutcomes, Relation, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.private_fit import PrivateRandomness
+
+DEFAULT = "fairpate"
+_GROUP = "fairpate.methods"
+_OURS = {
+    "fairpate": "pate:FairPate",
+    "pate": "pate:Pate",
+    "pate_s_pre": "pate:PateSPre",
+    "pate_s_in": "pate:PateSIn",
+    "sf_pate": "sf_pate:SfPate",
+    "private_knn": "private_knn:PrivateKnn",
+    "record_votes": "record_votes:RecordVotes",
+    "weighted_votes": "record_votes:WeightedVotes",
+    "sgd": "dp_sgd:Sgd",
+    "dp_sgd": "dp_sgd:DpSgd",
+    "fair_dp_sgd": "dp_sgd:FairDpSgd",
+    "dp_fermi": "dp_fermi:DpFermi",
+    "f_ld": "f_ld:FLd",
+    "covariance_constraint": "f_ld:CovarianceConstraint",
+    "pf_ld": "f_ld:PfLd",
+    "raco_dp": "raco_dp:RacoDp",
+    "dp_postprocessing": "dp_postprocessing:Postprocessing",
+    "dp_oracle_learner": "dp_oracle_learner:OracleLearner",
+    "randomised_response": "randomised_response:RandomisedResponse",
+}
+_ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
+"""Found by its name and not listed: it trains nothing, and needs a file of votes (`fairpate aggregate`)."""
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Where the class of every name is, as ``module:Class``."""
+    others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
+    # Ours last: no other package takes the name of one of ours.
+    return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
+
+
+def method_names() -> Iterator[str]:
+    """Every registered name."""
+    return iter(_places())
+
+
+def own_names() -> Iterator[str]:
+    """Those of this package."""
+    return iter(_OURS)
+
+
+@cache
+def find_method(name: str) -> type[Method]:
+    """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""
+    place = name if PLACE.fullmatch(name) else _places().get(name)
+    if name in _ELSEWHERE:
+        place = f"{_GROUP}.{_ELSEWHERE[name]}"
+    if place is None:
+        raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
+    try:
+        found = named_object(place)
+    except Exception as error:  # whatever a module of another package raises
+        raise ConfigError(
+            f"method: {name} cannot be imported ({type(error).__name__}: {error}); give module:Class, its folder in "
+            "PYTHONPATH or as the working directory."
+        ) from error
+
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise ConfigError(f"method: {name} is no subclass of fairpate.methods.base.Method.")
+    missing = [word for word in ("title", "paper") if not hasattr(found, word)]
+    if missing or found.train is Method.train:
+        raise ConfigError(f"method: {name} is no whole method, it lacks {', '.join(missing) or 'train'}; add it.")
+    try:
+        found()
+    except ValueError as error:
+        raise ConfigError(f"method: {name} cannot be made from its defaults ({error}); correct its fields.") from error
+    return found
+
+
+def method_title(name: str) -> str:
+    """What pages call a method of this package; for any other its name, so that no code of others runs."""
+    return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
+
+
+def all_methods() -> dict[str, type[Method]]:
+    """Every registered method by name; imports them all. Another package's that cannot be is left out."""
+    found = {}
+    for name in method_names():
+        try:
+            found[name] = find_method(name)
+        except ConfigError:
+            if name in _OURS:
+                raise
+    return found
+
+
+class Stream(IntEnum):
+    """The parts. Their numbers stay, or old runs could not be made again."""
+
+    STUDENT = 1
+    BOOTSTRAP = 2
+    ORDERS = 3
+    MODEL = 10
+    TRAINING = 11
+    NOISE = 12
+    PRETRAINING = 13
+    LABELLING = 14
+    CALIBRATION = 15
+    HISTOGRAM_NOISE = 16
+    PENALTY = 17
+    PUBLIC_POOL = 18
+    PREDICTION = 20
+    POPULATION = 21
+    THINNING = 22
+    ORDER_OF_RECORDS = 23
+
+
+def stream_seed(seed: int, stream: Stream) -> int:
+    """The seed of one part of a run with ``seed``, below 2**63."""
+    # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
+    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def torch_generator(seed: int, stream: Stream) -> torch.Generator:
+    """A generator for one part."""
+    return torch.Generator().manual_seed(stream_seed(seed, stream))
+
+
+Progress = Callable[[int, int], None]
+NO_NOISE = "no noise: not private"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPool:
+    """Public records without labels: features (M, ...) and groups (M,)."""
+
+    x: Tensor
+    groups: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.groups):
+            raise ValueError(f"Expected one group per public record, got {len(self.groups)} for {len(self.x)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a method releases: ``model`` in evaluation mode. ``events`` are all that touched private records.
+
+    ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]``, where there
+    is one, is the probability of predicting k for a member of group a where the model says j; a
+    :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
+    ``epsilon_as_in_paper`` is what the paper's own accounting says of this training: no guarantee of ours.
+
+    For methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
+    fixed before the first, ``num_training_labels`` how many labels the model learned from.
+    """
+
+    model: nn.Module
+    events: tuple[Event, ...]
+    noise: str
+    mixing_GCC: npt.NDArray[np.float64] | None = None
+    remarks: tuple[str, ...] = ()
+    epsilon_as_in_paper: float | None = None
+    queries: QueryOutcomes | None = None
+    epsilon_bound: float | None = None
+    num_training_labels: int | None = None
+
+    def of_unit(self, unit: Unit) -> Self:
+        """The same, where what the events bound is what all that a ``unit`` holds does together."""
+        return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """An epsilon with all that it depends on; ``inf`` where nothing is guaranteed."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    relation: Relation
+    accounting: Accounting
+
+
+def price(
+    events: Sequence[Event], *, delta: float, relation: Relation | None = None, accounting: Accounting = "pld"
+) -> Price:
+    """What the accountant says of ``events`` at ``delta``; ``relation`` None is the events' own.
+
+    Where an event has no loss distribution, Renyi curves price all; pure guarantees may just add up. ValueError for
+    events under another relation, for units or relations that differ, for no event, and for those that hold private
+    votes.
+    """
+    relation = relation or (events[0].relation if events else None)
+    if relation is None or any(event.relation != relation for event in events):
+        raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
+    if not accountant.has_loss_distributions(events):
+        accounting = "rdp"
+    # Both bounds hold for any data, so that taking the smaller one tells nothing.
+    composed = accountant.epsilon_of(events, target_delta=delta, accounting=accounting)
+    return Price(
+        epsilon=min(composed, pure_epsilon(events)),
+        delta=delta,
+        unit=events[0].unit,
+        relation=relation,
+        accounting=accounting,
+    )
+
+
+def private_randomness(noise: str, seed: int) -> PrivateRandomness:
+    """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
+    from fairpate.nn.private_fit import (
+        OsRandomness,
+        SeededRandomness,  # of torch: who reads a configuration draws none
+    )
+
+    return SeededRandomness(seed) if noise == "seeded" else OsRandomness()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a method is given: the data set, the model to start from, the folder, and where progress is told.
+
+    ``meter`` counts what is released in the operator's odometer; None for an estimator, which is not counted.
+    """
+
+    dataset: Dataset
+    model: nn.Module
+    run: RunDirectory
+    reporter: Reporter
+    seed: int
+    meter: Meter | None = None
+
+    def admit(self, events: Sequence[Event], noise: str) -> None:
+        """Ask limits for room for all that will be released, before anything is drawn that may end the training.
+
+        LimitReachedError where there is none: asked afterwards, a refusal would tell how the draw turned out.
+        """
+        if self.meter is not None:
+            self.meter.admit(events, noise=noise)
+
+    def generator(self, stream: Stream) -> torch.Generator:
+        """A generator for one part of the run, apart from all others."""
+        return torch_generator(self.seed, stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """How many ``votes`` decide a label, the noise on each count, and of how many public records ``labels`` result."""
+
+    votes: int
+    noise_stddev_votes: float
+    labels: int
+
+
+class Method(Section):
+    """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
+
+    ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
+    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records;
+    ``protects_persons``: whether its events bound what all records of a person do together, where the data set names
+    persons. One that does not is refused such data.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    asks_teachers: ClassVar[bool] = False
+    reads_groups: ClassVar[bool] = True
+    protects_persons: ClassVar[bool] = False
+
+    method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
+    out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
+    names_earlier: bool = Field(
+        False,
+        description="Whether the statement, the report and the card name the operator's earlier releases on the data "
+        "set, and what they cost together. The terminal always shows it.",
+    )
+    seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
+    data: DataConfig = DataConfig()
+    target: Terms = Terms()
+    student: PublishedConfig = PublishedConfig()
+    public_data: PublicDataConfig = PublicDataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether anything is guaranteed; nothing is published of a run where not."""
+        return True
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Whether the sensitive attribute alone is protected, and features count as public."""
+        return False
+
+    @property
+    def reads_public(self) -> bool:
+        """Whether it looks at public records, whatever ``public_data`` uses them for."""
+        return False
+
+    @property
+    def reads_public_groups(self) -> bool:
+        """Whether groups of public records decide anything."""
+        return self.reads_public or self.public_data.calibration is not None
+
+    @property
+    def learns_two_classes(self) -> bool:
+        """Whether two classes are all that it can tell apart."""
+        return False
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        if not self.is_private:
+            return "nothing"
+        if self.protects_attribute_only:
+            return "sensitive attribute"
+        return "record or person" if self.protects_persons else "record"
+
+    def unit_of(self, dataset: Dataset) -> Unit:
+        """What its events are priced for on this data set."""
+        return "sensitive attribute" if self.protects_attribute_only else dataset.unit
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its noise can be made again, so that the run is not private."""
+        return getattr(self, "noise", None) == "seeded"
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Dotted fields and sections that decide nothing, nor the run's digest, each with the field that says so."""
+        return {}
+
+    @property
+    def declared_size(self) -> int | None:
+        """The public number of private records that a sampling rate was set for, where one was declared."""
+        return None
+
+    @property
+    def rate_tells_size(self) -> bool:
+        """Whether a sampling rate tells the real number of private records."""
+        return self.declared_size is None
+
+    def check(self) -> None:
+        """ConfigError for settings that exclude each other; before anything is read or written."""
+
+    def check_data(self, dataset: Dataset) -> None:
+        """ConfigError for a data set that it cannot learn from; before anything is written."""
+        if self.learns_two_classes and dataset.num_classes != 2:
+            raise ConfigError(
+                f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
+                "another data set or method."
+            )
+
+    def require_unit(self, dataset: Dataset) -> None:
+        """ConfigError where the data set names persons, and nothing bounds what a person's records do together."""
+        # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
+        if dataset.unit != "person" or not self.is_private:
+            return
+        if self.protects_attribute_only:
+            reason = "protects the sensitive attribute of one record, and a person's stands in several"
+        elif not self.protects_persons:
+            reason = "has no bound on what all records of a person do together"
+        else:
+            return
+        raise ConfigError(
+            f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
+            "protects each record by itself, or choose another method."
+        )
+
+    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+        """What to expect of ``num_records`` private records, a public number; of ``dataset`` public ones are read."""
+        raise NotImplementedError
+
+    def own_dataset(self) -> Dataset | None:
+        """The data set that comes with the configuration itself; None: the one that ``data`` names."""
+        return None
+
+    def train(self, training: Training) -> Trained:
+        """The model, and the events that touched private records."""
+        raise NotImplementedError
+
+    def price(self, trained: Trained) -> Price:
+        """What may be published of ``trained``: what the accountant says of its events, or its own larger bound."""
+        known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
+        cost = price(trained.events, delta=self.target.delta, **known)
+        # A limit that was fixed before the first query holds also where later ones were chosen in view of answers.
+        return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
+
+    def require_trainable(self) -> None:
+        """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""
+        self.check()
+        declared = None if self.data.declaration is None else entry_for(self.data)
+        # To such a method features are public: one that shows the attribute would publish it before any noise.
+        option = option_showing_attribute(self.data.name, self.data.options, declared)
+        if option is not None and self.protects_attribute_only:
+            raise ConfigError(
+                f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
+                "public, but with true they show it; set it to false, or choose a method that protects whole records."
+            )
+
+
+class UnprotectedMethod(Method):
+    """A method without noise, for comparison only: its event costs infinity, and its run stays with the operator."""
+
+    @property
+    def is_private(self) -> bool:
+        """Nothing is guaranteed."""
+        return False
+
+
+class PrivateMethod(Method):
+    """A method whose noise follows from a target."""
+
+    target: PrivacyTarget = PrivacyTarget()
+    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+
+    @property
+    def is_private(self) -> bool:
+        """Not without noise."""
+        return self.target.epsilon < math.inf
+
+    def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
+        """Secret samples and Gaussian noise."""
+        return private_randomness(self.noise, stream_seed(self.seed, stream))
+
+    @property
+    def source(self) -> NoiseSource:
+        """Exact discrete noise."""
+        # Whoever has the configuration can make seeded noise again, and take it off.
+        return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
+
+    def require_replacing(self) -> None:
+        """ConfigError for a relation that no sensitive attribute has, where that alone is protected."""
+        # An attribute is never added or removed: every record has one.
+        if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
+            raise ConfigError(
+                f"target.relation: {self.method} protects a sensitive attribute, of which one is replaced, got "
+                f"{self.target.relation!r}; leave it out."
+            )
+
+    def require_as_released(self) -> None:
+        """ConfigError for what would undo the randomised classifier that is published."""
+        for field in ("calibration", "self_label"):
+            if getattr(self.public_data, field):
+                raise ConfigError(
+                    f"public_data.{field}: {self.method} publishes a randomised classifier; leave it out."
+                )
+
+    def require_linear_mixture(self) -> None:
+        """ConfigError besides for a published model that is not linear."""
+        self.require_as_released()
+        if self.student.model.name != "logistic":
+            raise ConfigError(
+                f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
+                "logistic."
+            )
+
+
+class AttributeMethod(PrivateMethod):
+    """A private method to which features and labels are public."""
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """Features and labels are public."""
+        return True
+
+    def check(self) -> None:
+        """ConfigError for a target under another relation."""
+        self.require_replacing()
+
+
+def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
+    """What every trainer takes: the model and private records, with their groups where asked."""
+    private = training.dataset.private
+    records = {"model": training.model, "x": private.x, "y": private.y}
+    return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
+
+
+Values = dict[str, Any]
+Names = tuple[str, ...]
+"""A field, as the names of the sections that it is in and its own."""
+
+
+def load_method(path: Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
+    """The configuration in ``path`` with ``overrides`` on top; ``method`` None: the one that they name.
+
+    ConfigError lists every fault with its field, value and remedy: of an override also that nothing reads it.
+    """
+    values = {} if path is None else read_yaml(path)
+    if {"methods", "data_sets"} & values.keys():
+        raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+    # A file may come from anybody; what is said on the command line was typed by its user.
+    if path is not None and method is None and "method" not in _said(overrides):
+        require_trusted(values.get("method"), Path(path))
+    return configured(values, overrides, method=method)
+
+
+def require_trusted(method: Any, path: Path) -> None:
+    """ConfigError for ``module:Class`` that the file ``path`` names, where files may not."""
+    if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
+        raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
+
+
+def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
+    """As :func:`load_method`, from the values of a file."""
+    said = _said(overrides)
+    name = _name(values, said, method)
+    schema = find_method(name)
+    faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
+    faults += _unread_faults(schema, said, [override.partition("=")[0] for override in overrides], method=name)
+    try:
+        config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
+    except ConfigError as error:
+        faults.append(str(error))
+    else:
+        faults += _left_unread(config, said)
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return config
+
+
+def _left_unread(config: Method, said: Values) -> list[str]:
+    """What is wrong with fields that were said to this run although other settings leave them unread."""
+    settings, faults = flattened(config.model_dump(mode="json")), []
+    for field, value in flattened(said).items():
+        # With a dot behind both, as the name of one field may begin that of another.
+        own = [cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}.")]
+        cause = own[0] if own else unread_because_of(field, settings)
+        if cause is not None and value is not None:
+            found = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
+            faults.append(f"{field}: {cause}{found} leaves it unread; leave it out, or change {cause}.")
+    return faults
+
+
+def configured_exactly(values: Values, *, method: str) -> Method:
+    """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
+    schema = find_method(method)
+    faults = _unread_faults(schema, values, method=method)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
+
+
+def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
+    """What is wrong with fields that were said to this method alone and that it has not; ``options``: as given."""
+    faults = []
+    for path, value in unread_by([schema], said):
+        dotted = ".".join(path)
+        given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
+        faults += refused(path, value) or [f"{option}: {method} does not read it; leave it out." for option in given]
+    return faults
+
+
+def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> Values:
+    """What the method reads: its defaults, a file's ``values`` over them, ``overrides`` on top; nothing is checked."""
+    schema = find_method(_name(values, _said(overrides), method))
+    full = merge(start_of(schema), values)
+    for override in overrides:
+        apply_override(full, override)
+    return read_of(schema, full)
+
+
+def _said(overrides: Sequence[str]) -> Values:
+    said: Values = {}
+    for override in overrides:
+        apply_override(said, override)
+    return said
+
+
+def _name(values: Values, said: Values, method: str | None) -> str:
+    """Of the method: as it is asked for, as an option says, as the file says, or the default."""
+    if method is not None and said.get("method", method) != method:
+        raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
+    named = (method, said.get("method"), values.get("method"), DEFAULT)
+    name = next(name for name in named if name is not None)
+    if not isinstance(name, str):
+        raise ConfigError(f"method: expected a name, got {name!r}.")
+    return name
+
+
+def start_of(schema: type[Method]) -> Values:
+    """The defaults of a method as plain values."""
+    return schema().model_dump()
+
+
+def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
+    """``values`` without what the method, or section, does not have."""
+    own = _fields(schema)
+    return {
+        name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name in own or not own
+    }
+
+
+def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
+    """Fields that none of ``schemas`` has, with their values."""
+    own = [_fields(schema) for schema in schemas]
+    if not all(own):  # any name may stand there, or its own type says which
+        return
+    for name, value in values.items():
+        inner = [fields[name] for fields in own if name in fields]
+        if not inner:
+            yield (*sections, str(name)), value
+        elif isinstance(value, Mapping):
+            yield from unread_by(inner, value, *sections, name)
+
+
+def refused(path: Names, value: Any) -> list[str]:
+    """Why no method takes ``value`` as its field ``path``; nothing where one does."""
+    *sections, last = path
+    known = {other: _fields_in(other, sections) for other in all_methods().values()}
+    names = dict.fromkeys(name for fields in known.values() for name in fields)
+    faults = [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
+    for name in reversed(path):
+        value = {name: value}
+    closest = 0
+    for other in (other for other, fields in known.items() if last in fields):
+        try:
+            parse_config(merge(start_of(other), value), other)
+        except ConfigError as error:
+            found = str(error).splitlines()
+            depth = max(fault.partition(":")[0].count(".") for fault in found)
+            if depth >= closest:  # of the method that has most of what is said
+                faults, closest = found, depth
+        else:
+            return []
+    return faults
+
+
+def _fields_in(schema: Any, sections: Sequence[str]) -> Values:
+    for name in sections:
+        schema = _fields(schema).get(name)
+    return _fields(schema)
+
+
+def _fields(annotation: Any) -> Values:
+    """The fields of a section, or of the one that may also be null."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return {name: field.annotation for name, field in part.model_fields.items()}
+    return {}
+
+
+ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
+_PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
+_SMALL_POOL = 400
+_MOST_QUERIES = 1000
+_MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
+_SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
+_FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
+_FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_sgd"})
+_BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
+
+
+def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
+    """The configuration of a run that starts from no file: what fits the data set that ``overrides`` name, under them.
+
+    This is what `fairpate run` without a configuration computes, and so what every command that is printed means.
+    """
+    return configured(start_values(overrides, method), overrides, method=method)
+
+
+def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
+    """What lies under ``overrides`` there."""
+    said: Values = {}
+    for override in overrides:
+        apply_override(said, override)
+    name = said.get("method") if method is None else method
+    if name is not None and not isinstance(name, str):
+        return {}  # refused with the rest of the configuration
+    return fitted(parse_config(said.get("data", {}), DataConfig), name)
+
+
+def fitted(data: DataConfig, method: str | None = None) -> Values:
+    """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
+    name = method_for(data) if method is None else method
+    # A declaration need not say how many records there are, unless a setting follows from it.
+    follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
+    return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
+
+
+def fitted_to(name: str, *, count: int, num_public: int) -> Values:
+    """The same for a data set of which nothing is known but ``count``, of what is protected, and the size of its pool.
+
+    What the method's class sets itself stands above it.
+    """
+    method = find_method(name)()
+    own = {section: value for section, value in method if isinstance(value, Section)}
+    linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
+    # Of few persons a part is private; teachers and batches are to have some of them.
+    most = max(2, count // _FEWEST_EACH)
+    teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
+    many = count > _MANY_RECORDS
+    rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
+    num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
+    # Sections of other methods too: the caller keeps what the method reads.
+    values: Values = {
+        "method": name,
+        "student": linear,
+        "teachers": linear | {"num_teachers": teachers},
+        "aggregator": {
+            "num_queries": num_queries,
+            "release": "label" if method.protects_attribute_only else "counts",
+            "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
+        },
+        "private_knn": {
+            "queries": "first" if many else "typical",
+            "sampling_rate": rate,
+            "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * count)),
+        },
+        "record_votes": {"rule": "linear", "num_records": count},
+        "dp_sgd": {
+            "epochs": 5,
+            "batch_size": min(max(_SMALLEST_BATCH, min(count // _BATCHES, _LARGEST_BATCH)), most),
+            "learning_rate": 0.5,
+        },
+    }
+    if name == "private_knn":
+        asked = num_queries if many else min(_CLUSTERS, num_public)
+        values["aggregator"] = {"num_queries": asked, "release": "counts"}
+    if not method.protects_attribute_only:
+        values["data"] = {"embedding": {}}
+    return merge(values, {section: value.model_dump(exclude_unset=True) for section, value in own.items()})
+
+
+def count_protected(data: DataConfig) -> int:
+    """The publisher's count of what is protected: of rows, or of persons where these are and were counted."""
+    return entry_for(data).count_protected(data.options, data.unit)
+
+
+def method_for(data: DataConfig) -> str:
+    """The method where none is named."""
+    is_known = entry_for(data).rows is not None
+    few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
+    return _WITHOUT_VOTES if few_public else ONE_RELEASE

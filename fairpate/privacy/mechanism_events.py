@@ -1,0 +1,569 @@
+"""Events of single mechanisms with their prices, and how events are stored and read again.
+
+What one step of fair private training costs when it releases more than a gradient, or protects less than a record.
+
+Events beyond a Gaussian sum on a Poisson sample. A Gaussian and a Laplace release on the *same* Poisson sample:
+composed first and amplified once. Gaussians that hide a sensitive attribute alone, on batches that everybody knows. And
+the same on secret Poisson batches whose other content is not hidden: whether a record is in the batch may show, so
+there is no amplification beyond the mixture of "in" and "out" (joint convexity).
+
+Both their prices, Renyi curves and loss distributions, are registered with the accountant here.
+
+Not known here: who trains, what is protected by what. Shapes: A orders.
+
+What it costs when records vote themselves, with exact discrete Gaussian noise on whole numbers.
+
+Three releases. A **table of counts** to which every record adds one vote, in one cell: a record moves one count by one.
+A **table of sums** to which it adds a vector of whole numbers, whose L2 norm is bounded. And the counts of the
+**nearest neighbours** of a query in a fresh Poisson sample of the records (Private-kNN: Zhu, Yu, Chandraker and Wang,
+CVPR 2020): a sampled record that is near enters, the farthest leaves, and two counts move by one each; the largest
+count, which a confidence check may look at first, moves by at most one.
+
+Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is. With u the noise
+of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the difference
+d of the two noises alone: it is (d + 1) / s^2. Added to the check's it lies on two lattices. Fewer moves are a marginal
+of more.
+
+A vector's loss is a sum over as many lattices as it has lengths, and is bounded instead by a continuous Gaussian's.
+Noise N_Z(0, s^2) is, up to a factor, what is left of N(0, s^2 - t^2) when every coordinate x is replaced by an integer
+k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a multiple of
+exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most (Poisson
+summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum alone, so
+it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+
+Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
+of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
+continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+
+Relation: add or remove one record, or one person who adds no more than that. Not known here: who is near, what the
+counts are used for.
+
+What the published PATE and FairPATE code counts for its queries: for comparison with what the accountant says.
+
+Events as plain values: how statements, receipts and the odometer hold them, and how they are read again.
+
+What a release that protects persons guarantees for one record: the person may stay while a record of theirs goes.
+
+Then a person's part of what is released is replaced by another one: an average of clipped gradients turns by up to
+twice the bound, a vote moves from one cell to another. A replaced part is two steps, one that takes it out and one that
+puts the other in, and Renyi curves of neighbours join by the weak triangle inequality (Mironov 2017, arXiv:1702.07476,
+proposition 11, p = q = 2):
+
+    D_a(P || Q) <= (a - 1/2) / (a - 1) D_2a(P || R) + D_(2a - 1)(R || Q).
+
+A Gaussian's curve, linear in a, comes out four times as high, as it does where its sensitivity doubles. Teachers need
+none of this: all records of a person reach one teacher, who has one vote with or without any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.privacy import accountant, gnmax, loss_distributions
+from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
+from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event, TeacherEvent, of_unit
+from fairpate.privacy.loss_distributions import (
+    UNIT,
+    LossDistribution,
+    add_split,
+    gaussians,
+    nothing,
+    on_poisson_sample,
+    poisson_gaussians,
+    repeated,
+)
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.types import Relation, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeQueries(ConfidentGnmaxQueries):
+    """Confident-GNMax queries where only the teachers' sensitive attributes are hidden; priced as the parent."""
+
+    unit: Unit = "sensitive attribute"
+    relation: ClassVar[Relation] = "replace one"
+
+
+def of_teachers(event: Event, unit: Unit) -> Event:
+    """``event`` of teachers of whom one ``unit`` touches one; where attributes alone are hidden, one is replaced."""
+    if unit != "sensitive attribute":
+        found: Event = of_unit(event, unit)
+        return found
+    if not isinstance(event, ConfidentGnmaxQueries):
+        return event
+    return AttributeQueries(**vars(event) | {"unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonGaussianLaplaces:
+    """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of records or persons.
+
+    ``gradient_noise_multiplier``: standard deviation over the L2 norm that a unit may add to the first;
+    ``laplace_scale``: scale over the L1 norm that it may add to the second.
+    """
+
+    noun: ClassVar[str] = "step of a Gaussian and a Laplace sum"
+    unit: Unit = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    gradient_noise_multiplier: float
+    laplace_scale: float
+    sampling_rate: float
+
+    def __post_init__(self) -> None:
+        _require(self.count, self.sampling_rate, self.gradient_noise_multiplier, self.laplace_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AttributeEvent:
+    """What hides one record's sensitive attribute."""
+
+    noun: ClassVar[str] = "attribute-level Gaussian sum"
+    unit: ClassVar[Unit] = "sensitive attribute"
+    relation: ClassVar[Relation] = "replace one"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    attribute_noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeGaussians(_AttributeEvent):
+    """``count`` Gaussian releases that hide one record's sensitive attribute; all else about the records is public.
+
+    ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
+    """
+
+    def __post_init__(self) -> None:
+        _require(self.count, 1.0, self.attribute_noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretBatchAttributeGaussians(_AttributeEvent):
+    """``count`` such releases on fresh secret Poisson batches, of whose members the step may tell all but that."""
+
+    sampling_rate: float
+
+    def __post_init__(self) -> None:
+        _require(self.count, self.sampling_rate, self.attribute_noise_multiplier)
+
+
+def joint_multiplier(*multipliers: float) -> float:
+    """The noise multiplier of several Gaussian releases on the same records, taken as one; 0 if one has no noise."""
+    if not all(multiplier > 0 for multiplier in multipliers):
+        return 0.0
+    # Independent Gaussians on the same records: their precisions add.
+    return 1 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+
+
+@event_rdp.register
+def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
+    if not event.count:
+        return np.zeros(len(orders_A))
+    if not event.gradient_noise_multiplier or not event.laplace_scale:
+        return np.full(len(orders_A), math.inf)
+    # One sample serves both sums: their moments multiply first and are amplified once.
+    moments = accountant.combined_log_moments(
+        accountant.gaussian_log_moments(event.gradient_noise_multiplier),
+        accountant.laplace_log_moments(event.laplace_scale),
+    )
+    return event.count * accountant.poisson_rdp(moments, sampling_rate=event.sampling_rate, orders_A=orders_A)
+
+
+@event_rdp.register
+def _(event: AttributeGaussians, orders_A: FloatArray) -> FloatArray:
+    return _gaussian_rdp(event.count, event.attribute_noise_multiplier, np.asarray(orders_A, np.float64))
+
+
+@event_rdp.register
+def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
+    orders = np.asarray(orders_A, np.float64)
+    # Convexity of the moment: with probability 1 - rate the record is not in the batch, and nothing of it is lost.
+    exponent_A = (orders - 1) * _gaussian_rdp(1, event.attribute_noise_multiplier, orders)
+    log_in = math.log(event.sampling_rate)
+    # math.log1p(-1) is an error and not -inf.
+    log_out = math.log1p(-event.sampling_rate) if event.sampling_rate < 1 else -math.inf
+    return event.count * np.logaddexp(log_out, log_in + exponent_A) / (orders - 1) if event.count else 0 * orders
+
+
+@event_pld.register
+def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | None:
+    if not event.count or not event.gradient_noise_multiplier or not event.laplace_scale:
+        return None if event.count else loss_distributions.nothing(interval)
+    base = loss_distributions.GaussianAndLaplace(
+        noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale
+    )
+    step = loss_distributions.on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval)
+    return loss_distributions.repeated(step, event.count)
+
+
+@event_pld.register
+def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
+    return loss_distributions.gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
+
+
+@event_pld.register
+def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
+    # One step: each is mixed with nothing before steps are composed.
+    inside = loss_distributions.gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
+    if not event.count or inside is None:
+        return inside
+    step = loss_distributions.mixed_with_nothing(inside, event.sampling_rate)
+    return loss_distributions.repeated(step, event.count)
+
+
+def _gaussian_rdp(count: int, noise_multiplier: float, orders_A: FloatArray) -> FloatArray:
+    if not count:
+        return np.zeros(len(orders_A))
+    return count * orders_A / (2 * noise_multiplier**2) if noise_multiplier else np.full(len(orders_A), math.inf)
+
+
+def _require(count: int, sampling_rate: float, *noises: float) -> None:
+    if count < 0 or not 0 < sampling_rate <= 1 or not all(noise >= 0 for noise in noises):
+        raise ValueError(
+            f"Expected count >= 0, 0 < sampling_rate <= 1 and noise >= 0, got {count}, {sampling_rate} and {noises}."
+        )
+
+
+_LOG_NO_MASS = math.log(1e-33)
+_ROUNDING = 3.0  # t above
+_MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecordsVote:
+    """``count`` releases, each of a fresh Poisson sample of the units: records or persons."""
+
+    unit: Unit = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    noise_stddev_votes: float
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or not self.noise_stddev_votes >= 0 or not 0 < self.sampling_rate <= 1:
+            raise ValueError(
+                "Expected count >= 0, noise_stddev_votes >= 0 and 0 < sampling_rate <= 1, got "
+                f"{self.count}, {self.noise_stddev_votes} and {self.sampling_rate}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteTables(_RecordsVote):
+    """``count`` tables with noise on every cell, empty ones too; a unit adds one vote, to one cell of each."""
+
+    noun: ClassVar[str] = "noisy table of votes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteSums(_RecordsVote):
+    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``."""
+
+    noun: ClassVar[str] = "noisy table of weighted votes"
+    norm: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm < 1:
+            raise ValueError(f"Expected norm >= 1, got {self.norm}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourVotes(_RecordsVote):
+    """``count`` queries, each answered by the nearest of a sample of its own, a unit once: all noisy counts, or less.
+
+    ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
+    """
+
+    noun: ClassVar[str] = "noisy vote of nearest records"
+    threshold_stddev_votes: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold_stddev_votes is not None and not self.threshold_stddev_votes >= 0:
+            raise ValueError(f"Expected threshold_stddev_votes >= 0, got {self.threshold_stddev_votes}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AtomicLoss:
+    """A privacy loss with countably many values: ``losses``, ascending, with their masses under the moved output."""
+
+    losses: FloatArray
+    log_masses: FloatArray
+
+    @property
+    def largest_loss(self) -> float:
+        """Beyond it there is no mass to speak of."""
+        mass_from, _ = self._tails
+        return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
+
+    def divergence(self, epsilons: FloatArray) -> FloatArray:
+        """The hockey-stick divergence at thresholds of any sign: masses above, less what the other distribution has."""
+        first = np.searchsorted(self.losses, epsilons, side="right")
+        moved, unmoved = self._tails
+        with np.errstate(divide="ignore"):
+            # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
+            share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
+        # Each of the sums rounds, by some units in the last place of a logarithm.
+        share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
+        total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
+        return total
+
+    @cached_property
+    def _tails(self) -> tuple[FloatArray, FloatArray]:
+        """ln of the mass from each loss on, moved and unmoved; the last entry, past all of them, stands for none."""
+        # From the right and in log space: what decides a small delta are the smallest masses.
+        moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
+        unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
+        return np.append(moved, 0.0), np.append(unmoved, 0.0)
+
+
+@lru_cache(maxsize=16)
+def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
+    """One count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
+    noise, log_mass = log_masses(noise_stddev_votes)
+    # ln of the density ratio at output 1 + n: ((1 + n)^2 - n^2) / (2 s^2).
+    return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
+
+
+@lru_cache(maxsize=16)
+def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
+    """One count rises by one and another falls by one, each with noise of its own."""
+    difference, log_mass = log_difference_masses(noise_stddev_votes)
+    # The losses of both counts added, (1 + 2 n) / (2 s^2) and (1 - 2 n') / (2 s^2), with d = n - n'.
+    return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
+
+
+# Keyed by identity: the arguments come out of the caches above, where equal noises are one object.
+@lru_cache(maxsize=4)
+def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
+    """Two independent releases of the same records; with much noise, their losses rounded up to a grid."""
+    if len(first.losses) * len(second.losses) > _MOST_ATOMS:
+        return _both_on_grid(first, second)
+    losses = np.add.outer(first.losses, second.losses).ravel()
+    order = np.argsort(losses)
+    masses = np.add.outer(first.log_masses, second.log_masses).ravel()
+    return AtomicLoss(losses=losses[order], log_masses=masses[order])
+
+
+def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
+    """The same with every loss split between two points of a grid: a pair that dominates, on a sample too."""
+    step = (max(first.losses[-1], second.losses[-1]) - min(first.losses[0], second.losses[0])) / _MOST_STEPS
+    lowest, masses = 0, np.ones(1)
+    for part in (first, second):
+        start, end = math.floor(part.losses[0] / step), math.floor(part.losses[-1] / step) + 1
+        own = np.zeros(end - start + 1)
+        add_split(own, part.losses, np.exp(part.log_masses), interval=step, lowest=start)
+        # Sum by sum and not by a transform: the smallest masses keep their digits.
+        lowest, masses = lowest + start, np.convolve(masses, own)
+    kept = masses > 0
+    losses = step * (lowest + np.arange(len(masses)))
+    return AtomicLoss(losses=losses[kept], log_masses=np.log(masses[kept]))
+
+
+@event_rdp.register
+def _(event: VoteTables, orders_A: FloatArray) -> FloatArray:
+    return _repeated_rdp(event, 1 / event.noise_stddev_votes**2 if event.noise_stddev_votes else math.inf, orders_A)
+
+
+@event_rdp.register
+def _(event: VoteSums, orders_A: FloatArray) -> FloatArray:
+    stddev = event.noise_stddev_votes
+    return _repeated_rdp(event, (event.norm / stddev) ** 2 if stddev else math.inf, orders_A)
+
+
+@event_rdp.register
+def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
+    return _repeated_rdp(event, _precision(event), orders_A)
+
+
+@event_pld.register
+def _(event: VoteTables, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if not event.noise_stddev_votes:
+        return None
+    pair = one_count_moves(event.noise_stddev_votes)
+    return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
+
+
+@event_pld.register
+def _(event: VoteSums, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if event.noise_stddev_votes <= _ROUNDING:
+        return None
+    multiplier = math.sqrt(event.noise_stddev_votes**2 - _ROUNDING**2) / event.norm
+    if event.sampling_rate == 1:
+        return gaussians(event.count, multiplier, interval=interval)
+    return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
+
+
+@event_pld.register
+def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
+    if not event.count:
+        return nothing(interval)
+    if not math.isfinite(_precision(event)):
+        return None
+    pair = two_counts_move(event.noise_stddev_votes)
+    if event.threshold_stddev_votes is not None:
+        pair = both(pair, one_count_moves(event.threshold_stddev_votes))
+    return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
+
+
+def _precision(event: NeighbourVotes) -> float:
+    """The squared L2 move over the noise's variance, of the counts and the check together."""
+    # The counts' noise stands twice, as two of them move.
+    stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
+    return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
+
+
+def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -> FloatArray:
+    if not event.count or not math.isfinite(precision):
+        return np.full(len(orders_A), math.inf if event.count else 0.0)
+    # Continuous curves: those of discrete Gaussians never exceed them.
+    return event.count * accountant.poisson_gaussian_rdp(
+        1 / math.sqrt(precision), sampling_rate=event.sampling_rate, orders_A=orders_A
+    )
+
+
+def as_in_paper_rdp(
+    event: ConfidentGnmaxVotes,
+    *,
+    fairness_rejected_Q: npt.ArrayLike | None = None,
+    orders_A: npt.ArrayLike = DEFAULT_ORDERS,
+) -> FloatArray:
+    """The ledger of the published PATE and FairPATE code, shape (A,), for comparison only: NOT a valid privacy cost.
+
+    Per query the threshold's cost plus P[answered] times the argmax's: an expectation, not what happened. Where
+    ``fairness_rejected_Q`` says that the gate refused the label it charges nothing, although both steps ran.
+    """
+    charged_Q = np.ones(len(event.votes_QC), dtype=bool)
+    if fairness_rejected_Q is not None:
+        charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
+    if charged_Q.shape != (len(event.votes_QC),):
+        raise ValueError(f"Expected one flag per query ({len(event.votes_QC)}), got shape {charged_Q.shape}.")
+    votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
+    threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
+    log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
+    argmax_QA = gnmax.gnmax_rdp(log_q_Q, noise_stddev_votes=noise, orders_A=orders_A)
+    answered_Q = gnmax.answer_probability(
+        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, tail=tail
+    )
+    threshold_QA = gnmax.threshold_rdp(
+        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, orders_A=orders_A, tail=tail
+    )
+    total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
+    return total_A
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event as plain values, with its kind and noun. ValueError for one that depends on private values."""
+    # What is stored ends in statements and the odometer, where votes must never get.
+    if event.data_dependent:
+        raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
+    return {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+
+
+def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
+    """The event of :func:`event_json`; without a kind, as statements hold it, that of its fields and ``unit``."""
+    kinds = accountant.event_kinds()
+    rest = {name: _number(value) for name, value in values.items() if name not in ("kind", "noun")}
+    if "kind" not in values:
+        rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
+        names = set(rest)
+        # Earlier events had no field for the unit that most are priced for.
+        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
+        of_unit = [kind for kind in found if unit is None or getattr(kind, "unit", unit) == unit]
+        found = of_unit or [kind for kind in found if rest.get("unit") == unit]
+        # A kind and its refinement look alike: the first costs at least as much.
+        found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
+        if len(found) != 1:
+            raise ValueError(f"no event has the fields {sorted(names)} and unit {unit}.")
+        event: Event = found[0](**rest)
+        return event
+    if values["kind"] not in kinds:
+        raise ValueError(f"unknown event {values['kind']}; use the version that wrote it.")
+    named: Event = kinds[values["kind"]](**rest)
+    return named
+
+
+def _number(value: Any) -> Any:
+    """Infinities come as words."""
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _not_finite(name: str) -> float:
+    """What null stands for in a statement; a threshold of 0 costs what any finite one does."""
+    return 0.0 if name == "threshold" else math.inf
+
+
+def merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The same events, equal ones counted together."""
+    return _events_of(_counts(events))
+
+
+def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Each event as often as it is in ``events`` or in ``others``, whichever has more of it."""
+    return _events_of(_counts(events) | _counts(others))
+
+
+def _counts(events: Sequence[Event]) -> Counter[Event]:
+    counts: Counter[Event] = Counter()
+    for event in events:
+        count = getattr(event, "count", None)
+        if isinstance(count, int):
+            counts[replace(event, count=1)] += count  # type: ignore[type-var]
+        else:
+            counts[event] += 1
+    return counts
+
+
+def _events_of(counts: Counter[Event]) -> tuple[Event, ...]:
+    found: list[Event] = []
+    for event, count in counts.items():
+        if hasattr(event, "count"):
+            found.append(replace(event, count=count))  # type: ignore[type-var]
+        else:
+            found += [event] * count
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordWithinPerson:
+    """``by_person``, an event priced for adding or removing a person, for one record of theirs."""
+
+    by_person: Event
+    unit: ClassVar[Unit] = "record"
+    relation: ClassVar[Relation] = "add or remove one"
+    noun: ClassVar[str] = "release by person"
+    data_dependent: ClassVar[bool] = False
+
+
+@event_rdp.register
+def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    out_A, in_A = (event_rdp(event.by_person, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
+    return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
+
+
+def of_a_record(event: Any) -> Any:
+    """What counts for one record of an event that is priced per person; TypeError as :func:`of_unit`.
+
+    Where one is replaced, the event is as it is: a record that another of the same person replaces replaces the person.
+    One that another person's replaces changes two persons, which is not covered.
+    """
+    if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
+        return of_unit(event, "record")
+    # Called for its TypeError: what is priced for persons alone has no price for a record.
+    of_unit(event, "record")
+    return RecordWithinPerson(by_person=event)

@@ -1,0 +1,438 @@
+"""An accountant that shares no code with the one that prices runs, for tests and ``fairpate verify``.
+
+Worst pairs of output distributions, straight from the definitions of mechanisms, as masses on points.
+
+Part of :mod:`fairpate.privacy.second_accountant`, so nothing of this package is imported. A pair says what one release
+may look like with one unit and without it. Losses ln(with / without) are put on a grid so that the masses of both
+distributions are kept, which makes the pair easier to tell apart, never harder. Shapes: K points of a pair.
+
+A second opinion on epsilon: an accountant that shares nothing with the one that prices runs.
+
+It reads events as plain values, as a statement holds them, and imports nothing of this package but
+:mod:`fairpate.privacy.second_accountant`. Of every kind of event it knows the definition: the worst pair of output
+distributions with and without one unit. Releases are composed by multiplying Fourier transforms of their losses on a
+grid, and epsilon is read off. Adding and removing a unit are two directions; the larger epsilon counts.
+
+Votes of teachers and of records have discrete Gaussian noise, which is taken as it is. Only a release of smooth
+sensitivity has no single worst pair: with one of them, Renyi divergences are maximised over all that smoothness allows,
+and the rest counts as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). Sums of weighted votes are
+taken by the rounding argument of :mod:`fairpate.privacy.mechanism_events`: that theorem is shared, the numbers are not.
+
+Shapes: K points of a pair, M points of the grid, A orders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_DEVIATIONS, _POINTS_PER_DEVIATION = 10.0, 200  # of a Gaussian: 1e-23 lies beyond
+_LAPLACE_POINTS, _FACTOR_POINTS = 512, 2**10
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # less is taken for none; more would need too many points
+
+
+class NotRecomputedError(Exception):
+    """Events of which no independent price is known here; the message says which, and why."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two distributions on the same points: logarithms of the masses with and without one unit."""
+
+    with_K: FloatArray
+    without_K: FloatArray
+
+    def mirrored(self) -> Pair:
+        """The other direction."""
+        return Pair(self.without_K, self.with_K)
+
+
+def gaussian(stddev: float) -> Pair | None:
+    """One normal variable of ``stddev``, moved by 1."""
+    if not _is_noise(stddev):
+        return None
+    points = _points(stddev, 0.0, 1.0)
+    return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))
+
+
+def sampled_replacement(stddev: float, rate: float) -> Pair | None:
+    """A normal sum over a Poisson sample that, if one unit is in it, holds 1 in its place, or -1."""
+    if not _is_noise(stddev):
+        return None
+    points = _points(stddev, -1.0, 1.0)
+    up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
+    return Pair(_mixed(none, up, rate), _mixed(none, down, rate))
+
+
+def laplace(scale_inverse: float) -> Pair | None:
+    """One Laplace variable of scale 1 / ``scale_inverse``, moved by 1: two tails, and cells between the centres."""
+    most = scale_inverse
+    if not most < 1 / _LEAST_NOISE:
+        return None
+    if not most:
+        return Pair(np.zeros(1), np.zeros(1))
+    edges = np.linspace(0.0, 1.0, _LAPLACE_POINTS + 1)
+    width = most * (edges[1] - edges[0])
+    # A cell's mass: the density at its end nearer the centre, times (1 - exp(-width)) / 2.
+    share = math.log(-math.expm1(-width) / 2)
+    inside = -most * (1 - edges[1:]) + share, -most * edges[:-1] + share
+    tails = np.array([0.0, -most]) - math.log(2)
+    return Pair(np.concatenate([tails, inside[0]]), np.concatenate([tails[::-1], inside[1]]))
+
+
+def two_answers(epsilon: float) -> Pair | None:
+    """Randomised response between two values: the most telling release of pure differential privacy."""
+    if not epsilon < 1 / _LEAST_NOISE:
+        return None
+    true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+    return Pair(np.array([true, false]), np.array([false, true]))
+
+
+def discrete_gaussian(stddev: float) -> Pair | None:
+    """One whole number with discrete Gaussian noise, moved by 1."""
+    if not _is_noise(stddev):
+        return None
+    reach = math.ceil(_DEVIATIONS * stddev) + 2
+    points = np.arange(-reach, reach + 2, dtype=np.float64)
+    masses = -((points - 1) ** 2) / (2 * stddev**2), -(points**2) / (2 * stddev**2)
+    return Pair(masses[0] - np.logaddexp.reduce(masses[0]), masses[1] - np.logaddexp.reduce(masses[1]))
+
+
+def on_sample(pair: Pair | None, rate: float) -> Pair | None:
+    """The same where the unit is in a secret Poisson sample with probability ``rate``."""
+    return None if pair is None else Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
+
+
+def on_visible_sample(pair: Pair | None, rate: float) -> Pair | None:
+    """The same where everybody may see whether the unit is in the sample; out of it, nothing is told."""
+    if pair is None or rate == 1:
+        return pair
+    inside, outside = math.log(rate), math.log1p(-rate)
+    return Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
+
+
+def together(*pairs: Pair | None) -> Pair | None:
+    """Independent releases of the same sample."""
+    found = [pair for pair in pairs if pair is not None]
+    if len(found) < len(pairs):
+        return None
+    # Every factor, and every product again: a pair has thousands of points, and a product as many as all pairs of them.
+    total, *others = (_coarse(pair) for pair in found)
+    for other in others:
+        total = _coarse(
+            Pair(
+                np.add.outer(total.with_K, other.with_K).ravel(),
+                np.add.outer(total.without_K, other.without_K).ravel(),
+            )
+        )
+    return total
+
+
+def _is_noise(stddev: float) -> bool:
+    if stddev > _MOST_NOISE:
+        raise NotRecomputedError(f"noise of standard deviation {stddev:g} is above {_MOST_NOISE:g}")
+    return stddev > _LEAST_NOISE
+
+
+def _points(stddev: float, low: float, high: float) -> FloatArray:
+    reach = _DEVIATIONS * stddev
+    step = stddev / _POINTS_PER_DEVIATION
+    count = math.ceil((high - low + 2 * reach) / step) + 1
+    found: FloatArray = low - reach + step * np.arange(count, dtype=np.float64)
+    return found
+
+
+def _log_normal(offsets: FloatArray, stddev: float) -> FloatArray:
+    # Points are a deviation over _POINTS_PER_DEVIATION apart; sums over them are integrals to the last digit.
+    log_step = -math.log(_POINTS_PER_DEVIATION * math.sqrt(2 * math.pi))
+    found: FloatArray = log_step - offsets**2 / (2 * stddev**2)
+    return found
+
+
+def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
+    if rate == 1:
+        return inside
+    found: FloatArray = np.logaddexp(math.log1p(-rate) + outside, math.log(rate) + inside)
+    return found
+
+
+def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
+    """Losses on multiples of ``step`` and their masses: each is split so that both distributions keep theirs."""
+    losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
+    kept = masses > 0
+    # What underflows is left out: what a pair lacks of 1 is taken off delta where pairs are composed.
+    losses, masses = losses[kept], masses[kept]
+    below = np.floor(losses / step)
+    # So much upwards that both sums stay: of the masses, and of masses times exp(-loss), which are those without.
+    up = np.clip(np.expm1(below * step - losses) / math.expm1(-step), 0.0, 1.0)
+    first = int(below.min())
+    places: IntArray = (below - first).astype(np.int64)
+    size = int(places.max()) + 2
+    halves = np.bincount(places, masses * (1 - up), size), np.bincount(places + 1, masses * up, size)
+    return first + np.arange(size, dtype=np.int64), np.asarray(halves[0] + halves[1], dtype=np.float64)
+
+
+def _coarse(pair: Pair) -> Pair:
+    """A pair of few points that is at least as easy to tell apart."""
+    losses = pair.with_K - pair.without_K
+    if len(losses) <= _FACTOR_POINTS:
+        return pair
+    step = max(float(np.ptp(losses)) / _FACTOR_POINTS, 1e-12)
+    places, masses = spread(pair, step)
+    kept = masses > 0
+    with_K = np.log(masses[kept])
+    return Pair(with_K, with_K - step * places[kept])
+
+
+Events = Sequence[Mapping[str, Any]]
+
+LEAST_DELTA = 1e-9
+"""Below it, the rounding of Fourier transforms would decide."""
+_LEAST_GRID, _LARGEST_GRID, _POINTS_PER_SPREAD = 2**15, 2**21, 32
+_LOG_LOST = -41.0  # of the composed loss, what may lie outside the grid
+_ROUNDING = 3.0  # standard deviation of the rounding of weighted sums
+_TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "AttributeQueries")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of event is composed, and what it protects. None: its ``unit`` or ``relation`` field says it."""
+
+    pairs: Callable[[Mapping[str, Any]], list[tuple[Pair | None, int]]]
+    unit: str | None = None
+    relation: str | None = "add or remove one"
+
+
+def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The unit and the relation that an event is defined for. NotRecomputedError for a kind that is not known here."""
+    kind = _kind(event)
+    return kind.unit or event["unit"], kind.relation or event["relation"]
+
+
+def recomputed_epsilon(events: Events, *, delta: float) -> float:
+    """The epsilon of all ``events`` together at ``delta``; ``inf`` where one has no noise.
+
+    NotRecomputedError for events that have no independent price; KeyError or ValueError for values that are none.
+    """
+    if not LEAST_DELTA <= delta < 1:
+        raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
+    for event in events:
+        _require_valid(event)
+    if any(event["kind"] == "SmoothRelease" for event in events):
+        return _renyi_epsilon(events, delta)
+    parts = [part for event in events for part in _kind(event).pairs(event) if part[1]]
+    pairs = [(pair, count) for pair, count in parts if pair is not None]
+    if len(pairs) < len(parts):
+        return math.inf
+    both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
+    # Both are bounds. Sums of pure guarantees may be less than what a grid and its lost masses come to.
+    return min(_sum_of_pure(events), max(_composed_epsilon(direction, delta) for direction in both))
+
+
+def _kind(event: Mapping[str, Any]) -> Kind:
+    kind = KINDS.get(event.get("kind", ""))
+    if kind is None:
+        raise NotRecomputedError(f"{event.get('kind')}: no independent price is known of this kind of event")
+    return kind
+
+
+def _require_valid(event: Mapping[str, Any]) -> None:
+    _kind(event)
+    numbers = {name: event[name] for name in event if name not in ("kind", "noun", "unit", "relation", "threshold")}
+    for name, value in numbers.items():
+        if value is None and name == "threshold_stddev_votes":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
+            raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
+    if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
+        raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
+
+
+def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
+    """Of losses ln(with / without): all ``parts``, each so many times."""
+    if not parts:
+        return 0.0
+    low, high = _range(parts)
+    # Splitting a loss between two points moves a sum of n by more than this many steps with e^-41 at most (Hoeffding).
+    margin = math.ceil(math.sqrt(-_LOG_LOST / 2 * sum(count for _, count in parts)))
+    size, step = _grid(parts, low, high, margin)
+    transform: npt.NDArray[np.complex128] = np.ones(size // 2 + 1, dtype=np.complex128)
+    lost = 0.0
+    first, last = math.floor(low / step) - margin, math.ceil(high / step) + margin
+    for pair, count in parts:
+        places, masses = spread(pair, step)
+        beyond = places > last
+        # Mass beyond the grid, and what a pair lacks of 1, is given to the attacker: it is taken off delta.
+        lost += count * (float(masses[beyond].sum()) + max(0.0, 1 - float(masses.sum())))
+        inside = np.maximum(places[~beyond], first)  # raising a loss is safe
+        transform *= np.fft.rfft(np.bincount(inside % size, masses[~beyond], size)) ** count
+    # The transform is cyclic: point k lies at first + k, modulo its size. Below 0 there is only rounding.
+    found: FloatArray = np.maximum(np.roll(np.fft.irfft(transform, size), -(first % size)), 0.0)
+    losses = step * (first + np.arange(size, dtype=np.float64))
+    return _epsilon_at(losses, found, delta - lost - math.exp(_LOG_LOST))
+
+
+def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
+    """Where the composed loss lies but for a mass that does not count, by Chernoff's bound."""
+    ends = []
+    for sign in (-1, 1):
+        bounds = []
+        # A bound at every rate: the choice of rates decides how tight the range is, never whether it holds.
+        for rate in np.geomspace(1e-4, 1e4, 81):
+            moments = (count * np.logaddexp.reduce(_tilted(pair, sign * rate)) for pair, count in parts)
+            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
+        ends.append(sign * min(bounds))
+    return min(ends[0], 0.0), max(ends[1], 0.0)
+
+
+def _tilted(pair: Pair, rate: float) -> FloatArray:
+    # Logarithms: their exponentials add up to E[exp(rate loss)] with the unit, from which Chernoff's bound is made.
+    found: FloatArray = pair.with_K + rate * (pair.with_K - pair.without_K)
+    return found
+
+
+def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -> tuple[int, float]:
+    """Points and step: fine for the least spread of one release, as far as the largest grid allows; two margins."""
+    spreads = []
+    for pair, _ in parts:
+        losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
+        spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
+    least = min((spread for spread in spreads if spread > 0), default=1.0)
+    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
+    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
+    # A few points to spare, as both ends are rounded outwards to the grid.
+    return size, max((high - low) / (size - 8 - 2 * margin), 1e-12)
+
+
+def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
+    """The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most ``delta``."""
+    step = losses[1] - losses[0]
+    losses, masses = losses[losses > 0], masses[losses > 0]
+    # Nothing of delta is left once it has paid for the mass outside the grid.
+    if delta <= 0:
+        return math.inf
+    above = np.cumsum(masses[::-1])[::-1]
+    # Masses from each point on, times exp(point - loss): absolute powers would underflow for large losses.
+    discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
+    if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= delta:
+        return 0.0
+    j = int(np.argmax(above - discounted <= delta))
+    # Down to the point before, delta(epsilon) is above[j] - exp(epsilon - losses[j]) discounted[j].
+    within = math.log(max(above[j] - delta, 1e-300) / discounted[j]) if discounted[j] > 0 else 0.0
+    return float(np.clip(losses[j] + within, max(losses[j] - step, 0.0), losses[j]))
+
+
+def _sum_of_pure(events: Events) -> float:
+    """Guarantees of pure differential privacy may just add up; ``inf`` unless all are."""
+    if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
+        return math.inf
+    return math.fsum(event["count"] * float(event["epsilon"]) for event in events if event["count"])
+
+
+def _renyi_epsilon(events: Events, delta: float) -> float:
+    """With a release of smooth sensitivity: Renyi curves on a fine grid of orders, and the improved conversion."""
+    others = [event for event in events if event["kind"] != "SmoothRelease"]
+    if unknown := {event["kind"] for event in others} - set(_TEACHERS):
+        raise NotRecomputedError(f"{', '.join(sorted(unknown))} beside SmoothRelease: no independent Renyi curve")
+    orders = 1 + np.geomspace(1e-3, 1e5, 4001)
+    costs = sum((_smooth_curve(event, orders) for event in events if event["kind"] == "SmoothRelease"), 0 * orders)
+    for count, stddev in (part for event in others for part in _noises(event) if part[0]):
+        costs = costs + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
+    found = costs + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return float(max(np.min(found), 0.0))
+
+
+def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
+    """The largest divergence of normal variables whose scales differ by exp(beta), their centres by the smaller one."""
+    beta, noise = float(event["beta"]), float(event["noise_stddev"])
+    largest = np.zeros(len(orders))
+    for exponent in np.linspace(-beta, beta, 41):
+        ratio = math.exp(2 * exponent)  # of the second variance to the first
+        mixed = orders * ratio + (1 - orders)
+        safe = np.where(mixed > 0, mixed, 1.0)
+        shift = orders * min(1.0, ratio) / (2 * noise**2 * safe)
+        scale = exponent + (np.log(ratio) - np.log(safe)) / (2 * (orders - 1))
+        largest = np.maximum(largest, np.where(mixed > 0, shift + scale, math.inf))
+    return largest + orders / (2 * float(event.get("scale_noise_stddev", math.inf)) ** 2)
+
+
+def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Numbers with noise that one teacher's vote moves by one each: how many, and the noise's deviation."""
+    count, kind = event["count"], event["kind"]
+    if kind == "ThresholdChecks":
+        return [(count, float(event["threshold_stddev_votes"]))]
+    argmaxes = (2 * count, float(event.get("noise_stddev_votes", 0)))  # one count falls, another rises
+    if kind == "NoisyArgmaxes":
+        return [argmaxes]
+    threshold = float(event["threshold"])
+    if threshold == math.inf:
+        return []  # nothing is ever answered
+    checks = (count, float(event["threshold_stddev_votes"]))
+    return [argmaxes] if threshold == -math.inf else [checks, argmaxes]
+
+
+def _of_teachers(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    return [(discrete_gaussian(stddev) if count else None, count) for count, stddev in _noises(event)]
+
+
+def _gaussian_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    stddev, rate = float(event["noise_multiplier"]), float(event["sampling_rate"])
+    if event["relation"] == "replace one":
+        return [(sampled_replacement(stddev, rate), event["count"])]
+    return [(on_sample(gaussian(stddev), rate), event["count"])]
+
+
+def _gaussian_laplaces(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    scale = float(event["laplace_scale"])
+    step = together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
+    return [(on_sample(step, float(event["sampling_rate"])), event["count"])]
+
+
+def _attribute_gaussians(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    base = gaussian(float(event["attribute_noise_multiplier"]))
+    return [(on_visible_sample(base, float(event.get("sampling_rate", 1))), event["count"])]
+
+
+def _vote_tables(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    base = discrete_gaussian(float(event["noise_stddev_votes"]))
+    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
+
+
+def _vote_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    variance = float(event["noise_stddev_votes"]) ** 2 - _ROUNDING**2
+    base = gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
+    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
+
+
+def _neighbour_votes(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+    count = discrete_gaussian(float(event["noise_stddev_votes"]))
+    check = event.get("threshold_stddev_votes")
+    moved = [count, count] if check is None else [count, count, discrete_gaussian(float(check))]
+    return [(on_sample(together(*moved), float(event["sampling_rate"])), event["count"])]
+
+
+KINDS: Mapping[str, Kind] = {
+    "ThresholdChecks": Kind(_of_teachers),
+    "NoisyArgmaxes": Kind(_of_teachers),
+    "ConfidentGnmaxQueries": Kind(_of_teachers),
+    "AttributeQueries": Kind(_of_teachers, relation="replace one"),
+    "SmoothRelease": Kind(lambda event: []),  # noqa: ARG005 - by Renyi divergences alone
+    "PoissonGaussians": Kind(_gaussian_sums, relation=None),
+    "PoissonGaussianLaplaces": Kind(_gaussian_laplaces),
+    "AttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
+    "SecretBatchAttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
+    "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
+    "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
+    "VoteTables": Kind(_vote_tables),
+    "VoteSums": Kind(_vote_sums),
+    "NeighbourVotes": Kind(_neighbour_votes),
+}

@@ -1,0 +1,133 @@
+"""The words for numbers on every page, and what puts them into the templates."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import date
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+from markupsafe import Markup
+
+from fairpate.pages import environment
+from fairpate.words import delta_text
+
+_MAX_POINTS = 240
+_ALL_DIGITS = Context(prec=400)  # of any float, and two after its point
+# Whatever the language of the machine.
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def count(value: int | None) -> str:
+    """A whole number with separators; None is one that is too small to be shown."""
+    return "too few" if value is None else f"{value:,}"
+
+
+def counted(value: int, noun: str, plural: str | None = None) -> str:
+    """``1 seed``, ``2 seeds``; ``plural`` for a noun that takes no s."""
+    return f"{count(value)} {noun if value == 1 else plural or f'{noun}s'}"
+
+
+def percent(share: float, *, digits: int = 1) -> str:
+    """A share in per cent, or the word undefined; exactly everything and nothing carry no decimals."""
+    if math.isnan(share):
+        return "undefined"
+    return f"{100 * share:.0f}\u00a0%" if share in (0, 1) else f"{100 * share:.{digits}f}\u00a0%"
+
+
+def decimal(value: float) -> str:
+    """A number with three decimals, or the word undefined."""
+    if math.isnan(value):
+        return "undefined"
+    return "∞" if math.isinf(value) else f"{value:.3f}"
+
+
+def number(value: float) -> str:
+    """A number as short as it can be read: whole ones in full, others to three digits."""
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def epsilon_text(value: float) -> str:
+    """An epsilon to two decimals, rounded up: a printed budget is never below the true one.
+
+    The true one is the decimal that ``value`` prints as: 0.07 stays 0.07. For pages, command line and benchmarks.
+    """
+    if not math.isfinite(value):
+        return decimal(value)
+    # Rounding would fail on more digits than the usual precision has.
+    return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING, context=_ALL_DIGITS))
+
+
+def made_words(made_on: str | None, version: str) -> str:
+    """When and by which version, for the head of a page; ``made_on`` is a date as ISO 8601 has it, None: not known."""
+    if made_on is None:
+        return f"FairPATE {version}"
+    day = date.fromisoformat(made_on)
+    return f"{day.day} {_MONTHS[day.month - 1]} {day.year} · FairPATE {version}"
+
+
+def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:
+    """(queries submitted, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
+    num_queries = len(epsilon_Q)
+    num_steps = min(num_queries, _MAX_POINTS)
+    steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]
+    return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []
+
+
+def in_two_lines(measure: str) -> str:
+    """``demographic-parity gap`` takes the room of its longer half."""
+    mark = "-" if "-" in measure else " "
+    first, _, second = measure.partition(mark)
+    return f"{first}{mark.strip()}\n{second}"
+
+
+def place(value: float, *, largest: float) -> float:
+    """Where a value lies between 0 and ``largest``, in per cent of the way."""
+    return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
+
+
+def scale_end(values: Sequence[float]) -> float:
+    """A round number, at least .01, that no finite value passes: where a scale from 0 ends."""
+    largest = max((value for value in values if math.isfinite(value)), default=0.0)
+    power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
+    return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
+
+
+def render(template: str, **view: Any) -> str:
+    """A page of the library's templates as one HTML document; ``view`` is what the template names."""
+    return _PAGES.get_template(template).render(**view)
+
+
+def _estimated(found: Any) -> str:
+    """A share with the interval around it."""
+    if math.isnan(found.low):
+        return percent(found.value)
+    return f"{percent(found.value)} ({percent(found.low)} to {percent(found.high)})"
+
+
+def _unbroken(html: Markup) -> Markup:
+    """The same with no line break inside "ε = 2.00"."""
+    return Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html))  # noqa: S704 - was escaped before
+
+
+_PAGES = environment(
+    count=count,
+    counted=counted,
+    decimal=decimal,
+    delta=delta_text,
+    epsilon=epsilon_text,
+    estimated=_estimated,
+    number=number,
+    percent=percent,
+    place=place,
+    scale_end=scale_end,
+    transposed=lambda rows: [list(column) for column in zip(*rows, strict=True)],
+    unbroken=_unbroken,
+    zip=zip,
+)
+_PAGES.tests |= {"undefined_number": math.isnan, "finite_number": math.isfinite}

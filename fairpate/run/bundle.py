@@ -1,0 +1,519 @@
+"""A bundle of everything that a reviewer needs, and ``fairpate verify``, which recomputes what it claims.
+
+A finished run as one file for somebody who checks it: everything that was published, and a head that binds it.
+
+The public part alone is read, and the versions of software beside it. The head holds digests of those files and the
+claim; nothing in it follows from votes, private records or a ledger, whose own digests would confirm guesses about
+votes. Equal runs give equal bytes. What :mod:`fairpate.run.bundle` checks of it is said in its README.txt.
+
+Checks a bundle: its files against its head, epsilon against the events, and card and student against the statement.
+
+Epsilon is recomputed by :mod:`fairpate.privacy.second_accountant`, which shares nothing with the accountant that
+priced the run. Whatever differs is named; what cannot be checked is said, and never passes silently. The files come
+from others, so nothing in them is trusted: names are those of a bundle, code is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.service.wire import worded
+from fairpate.data.dataset import sha256_of
+from fairpate.files import check_output_file, write_atomically
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.mechanism_events import event_from, event_json
+from fairpate.privacy.second_accountant import NotRecomputedError, recomputed_epsilon
+from fairpate.privacy.second_accountant import guarantee_of as independent_guarantee
+from fairpate.report.run_page import CardData, IntendedUse, card_page
+from fairpate.run.folder import (
+    RunDirectory,
+    RunDirectoryError,
+    environment,
+    read_json,
+    read_labels,
+    read_statement,
+    run_at,
+)
+from fairpate.run.publication import card_of, card_values, guarantee_of, write_card
+from fairpate.run.release_log import read_release
+from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
+from fairpate.words import delta_text
+from student.student import load_student
+
+FORMAT = "fairpate.bundle/1"
+HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
+REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
+OPTIONAL = (
+    *("embedding.safetensors", "labels.parquet", "model.json", "model.onnx", "private_population.json"),
+    "released.safetensors",
+)
+CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
+# The earliest that a zip file can name.
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+# Rights of Unix stand in the upper half of an entry.
+_READABLE = 0o644 << 16
+_BLOCK = 2**20
+_README = Path(__file__).with_name("bundle_readme.txt")
+
+
+def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
+    """Write the bundle of the run in ``root`` to ``out`` (None: ``bundle.zip`` in it); its path and its head's digest.
+
+    The card is made if it is not there, or is not that of the statement. RunFolderError for a folder without a run,
+    RunDirectoryError for a run that published nothing; PlaceError where ``out`` cannot be written.
+    """
+    run = run_at(root)
+    out = root / "bundle.zip" if out is None else out
+    check_output_file(out, "--out", suffixes=(".zip",))
+    statement = _published_statement(run)
+    _require_card(run, statement)
+    parts = _parts(run, statement)
+    steps = _Steps(total=2 * sum(map(_size, parts.values())))
+    digests = {name: _digest(part, steps) for name, part in parts.items()}
+    head = head_of(statement, digests)
+    parts[HEAD] = json_bytes(head)
+    write_atomically(out, lambda path: _write_zip(path, parts, steps))
+    return out, head["digest"]
+
+
+@dataclass
+class _Steps:
+    """How many bytes were read, first for their digests and then into the file."""
+
+    total: int
+    done: int = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        tell(min(self.done, self.total), self.total)  # the head comes besides
+
+
+def _size(part: bytes | Path) -> int:
+    return len(part) if isinstance(part, bytes) else part.stat().st_size
+
+
+def _digest(part: bytes | Path, steps: _Steps) -> str:
+    found = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
+    steps.add(_size(part))
+    return found
+
+
+def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
+    """What binds a bundle: the claim, the SHA-256 of every file, and one digest over both."""
+    plain = statement.to_json()
+    bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
+    return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
+
+
+def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
+    """The statement's events with kind, unit and relation in every one; those of other packages as they stand."""
+    return [_complete(event, statement) for event in statement.events]
+
+
+def json_bytes(value: Any) -> bytes:
+    """Strict JSON, as everything of a bundle that is not a copy."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def _complete(values: Mapping[str, Any], statement: PrivacyStatement) -> dict[str, Any]:
+    try:
+        event = event_from(values, statement.unit)
+    except (TypeError, ValueError):  # a kind that is registered where its package is
+        return {"unit": statement.unit, "relation": statement.relation, **values}
+    return worded(event_json(event)) | {"unit": event.unit, "relation": event.relation}
+
+
+def _published_statement(run: RunDirectory) -> PrivacyStatement:
+    """RunDirectoryError, which says why, for a run without anything that may be published."""
+    if not run.statement.is_file():
+        raise RunDirectoryError(
+            f"{run.statement}: missing, so there is nothing to bundle. A run of a method without privacy publishes "
+            "nothing; an interrupted run is finished by giving its command again."
+        )
+    statement = read_statement(run)
+    if statement.noise != OS_ENTROPY:
+        raise RunDirectoryError(
+            f"{run.statement}: noise is {statement.noise!r}, which is not private, so nothing of this run may be "
+            f"published; run with noise {OS_ENTROPY}."
+        )
+    if statement.epsilon is None or not math.isfinite(statement.epsilon):
+        raise RunDirectoryError(
+            f"{run.statement}: epsilon is infinite, so nothing of this run may be published; set a finite target."
+        )
+    return statement
+
+
+def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
+    """Both files of a card that is of this statement and student; what it says of the use is kept."""
+    use: Mapping[str, Any] = {}
+    if run.card.is_file():
+        card = read_json(run.card)
+        use = card.get("use", {})
+        # A service that was started since may have raised what the statement claims, or answered more queries.
+        claimed = strict(asdict(guarantee_of(statement)))
+        is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
+        is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
+        if is_current and run.card_page.is_file():
+            return
+    write_card(
+        run.root, intended_use=use.get("intended"), out_of_scope=use.get("out_of_scope"), contact=use.get("contact")
+    )
+
+
+def _parts(run: RunDirectory, statement: PrivacyStatement) -> dict[str, bytes | Path]:
+    """Everything but the head by its name: files as they are, and what is made of them."""
+    parts: dict[str, bytes | Path] = {name: run.public / name for name in (*REQUIRED, *OPTIONAL)}
+    missing = [name for name in REQUIRED if not (run.public / name).is_file()]
+    if missing:
+        raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
+    parts = {name: path for name, path in parts.items() if isinstance(path, Path) and path.is_file()}
+    versions = read_json(run.environment)
+    # Of the machine that ran it nothing more is said.
+    told = {name: versions.get(name) for name in ("fairpate", "revision", "python", "libraries")}
+    return parts | {
+        README: _README.read_bytes(),
+        EVENTS: json_bytes(events_of(statement)),
+        VERSIONS: json_bytes(told),
+    }
+
+
+def _write_zip(path: Path, parts: Mapping[str, bytes | Path], steps: _Steps) -> None:
+    """Not compressed: then the bytes do not depend on the library that packs them."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
+        for name in sorted(parts):
+            part = parts[name]
+            entry = zipfile.ZipInfo(name, _FIXED_TIME)
+            # As on Unix, whatever the machine: equal runs give equal bytes.
+            entry.create_system, entry.external_attr = 3, _READABLE
+            if isinstance(part, bytes):
+                bundle.writestr(entry, part)
+                steps.add(len(part))
+                continue
+            # By the size zipfile decides on 64-bit fields beforehand; without it, a part beyond 2 GiB fails at its end.
+            entry.file_size = part.stat().st_size
+            with part.open("rb") as source, bundle.open(entry, "w") as target:
+                while block := source.read(_BLOCK):
+                    target.write(block)
+                    steps.add(len(block))
+
+
+TOLERANCE = 1e-3
+"""Of the stated epsilon: what grids and rounding of two accountants may differ by."""
+_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
+_MOST_BYTES = 2**34
+_MOST_TEXT = 2**26
+_SENSELESS = (
+    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
+    *(ArithmeticError, RuntimeError),
+)
+"""What files raise that were made to be read as something else; too deep a nesting is a RuntimeError."""
+
+
+class BundleError(UsageError):
+    """A path that holds no bundle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a bundle's check found: ``differs`` is empty where all that can be checked holds.
+
+    ``recomputed`` is None where there was no independent price; ``not_checked`` says what no one can tell from here.
+    """
+
+    digest: str
+    stated: float | None
+    recomputed: float | None
+    delta: float | None
+    unit: str
+    relation: str
+    checked: tuple[str, ...]
+    differs: tuple[str, ...]
+    not_checked: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differs
+
+    @property
+    def words(self) -> str:
+        """The verdict as one line."""
+        if not self.holds or self.recomputed is None or self.stated is None or self.delta is None:
+            return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
+        compared = "<=" if self.recomputed <= self.stated else f"within {TOLERANCE:.1%} of"
+        return (
+            f"holds: recomputed epsilon {self.recomputed:.4f} {compared} stated {self.stated:.4f} at delta "
+            f"{delta_text(self.delta)}, unit: {self.unit}, relation: {self.relation}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpacked(RunDirectory):
+    """A bundle's folder, whose files lie where they are."""
+
+    @property
+    def public(self) -> Path:
+        """All of it."""
+        return self.root
+
+
+def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
+    """Check the bundle at ``path``, a zip file or the folder that it was unpacked to.
+
+    ``head``: the digest that the operator published elsewhere. BundleError where no bundle is.
+    """
+    with _unpacked(path) as bundle:
+        found = _Check(bundle)
+        checks = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card)
+        for number, check in enumerate(checks, start=1):
+            found.run(check)
+            tell(number, len(checks))
+        digest = str(found.head.get("digest", ""))
+        if head is not None and head != digest:
+            found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")
+        statement = found.statement
+        return Verdict(
+            digest=digest,
+            stated=None if statement is None else statement.epsilon,
+            recomputed=found.recomputed,
+            delta=None if statement is None else statement.delta,
+            unit="" if statement is None else statement.unit,
+            relation="" if statement is None else statement.relation,
+            checked=tuple(found.checked),
+            differs=tuple(found.differs),
+            not_checked=tuple(found.not_checked),
+        )
+
+
+class _Check:
+    """One pass over a bundle; every check adds what it found."""
+
+    def __init__(self, bundle: RunDirectory) -> None:
+        self.bundle = bundle
+        self.checked: list[str] = []
+        self.differs: list[str] = []
+        self.not_checked: list[str] = []
+        self.recomputed: float | None = None
+        self.head: dict[str, Any] = {}
+        self.statement: PrivacyStatement | None = None
+
+    def run(self, check: Callable[[], str | None]) -> None:
+        """One check. Files that make no sense differ too; whatever rests on a statement waits for one."""
+        if self.statement is None and check not in (self.files, self.claim):
+            return
+        before = len(self.differs)
+        try:
+            done = check()
+        except _SENSELESS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.differs.append(f"{check.__name__}: cannot be checked ({reason})")
+            return
+        if done and len(self.differs) == before:
+            self.checked.append(done)
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.differs.append(otherwise)
+
+    @property
+    def said(self) -> PrivacyStatement:
+        assert self.statement is not None
+        return self.statement
+
+    def files(self) -> str:
+        """Every file against the head, and no other file."""
+        self.head = _json(self.bundle, HEAD)
+        listed = self.head["files"]
+        present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
+        for fault, names in {
+            f"not in {HEAD}": present - set(listed),
+            "no file of a bundle": (present & set(listed)) - _NAMES,
+            f"missing, {HEAD} lists it": set(listed) - present,
+            f"missing from {HEAD}": {*REQUIRED, EVENTS, VERSIONS, README} - set(listed),
+        }.items():
+            self.differs += [f"{name}: {fault}" for name in sorted(names)]
+        for name in sorted(present & set(listed) & _NAMES):
+            same = sha256_of(self.bundle.public / name) == listed[name]
+            self.require(same, f"{name}: not the file of {HEAD} (its SHA-256 differs)")
+        return f"{len(listed)} files are those of {HEAD}"
+
+    def claim(self) -> str:
+        """The statement is one, of a private run, and what the head says it is."""
+        statement = read_statement(self.bundle)
+        # Made of the statement: a head that is only consistent in itself proves nothing.
+        expected = head_of(statement, self.head.get("files", {}))
+        for name in CLAIM:
+            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
+            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
+        self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
+        record = _json(self.bundle, "record.json")
+        for name in ("method", "unit", "relation", "delta", "epsilon"):
+            stated, recorded = getattr(statement, name), record[name]
+            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.statement = statement
+        return f"{HEAD} and record.json claim what the statement claims"
+
+    def epsilon(self) -> str | None:
+        """The events' price by the independent accountant, and what they are defined for."""
+        statement = self.said
+        events = events_of(statement)
+        self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
+        self.require(bool(events), "statement.json: no events, so nothing is priced")
+        try:
+            for event in events:
+                self._require_guarantee(event, independent_guarantee(event))
+            recomputed = recomputed_epsilon(events, delta=statement.delta)
+        except NotRecomputedError as error:
+            self.differs.append(f"epsilon: not recomputed, priced by this package's accountant alone ({error})")
+            return None
+        self.recomputed = recomputed
+        stated = math.inf if statement.epsilon is None else statement.epsilon
+        self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
+        # From one side: a claim may exceed what its events cost, as a bound does that was fixed beforehand.
+        within = recomputed <= stated * (1 + TOLERANCE)
+        self.require(
+            within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
+        )
+        return "epsilon recomputed from the statement's events by an accountant of its own"
+
+    def _require_guarantee(self, event: Mapping[str, Any], defined: tuple[Any, Any]) -> None:
+        for name, value in zip(("unit", "relation"), defined, strict=True):
+            for said in {getattr(self.said, name), event[name]} - {value}:
+                self.differs.append(f"statement.json: {name} {said!r}, {event['kind']} is defined for {value!r}")
+
+    def queries(self) -> str | None:
+        """As many queries priced as were submitted, as many labels as were answered."""
+        statement, queries = self.said, self.said.queries
+        if statement.earlier_releases:
+            for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
+                together = getattr(statement, name)
+                total = "infinite" if together is None else f"{together:.4g}"
+                self.not_checked.append(f"{name}, {total}: the events of earlier releases are not here")
+        if queries is None:
+            return None
+        if queries.epsilon_sanitised is not None:
+            self.not_checked.append("epsilon_sanitised: it depends on the votes")
+        priced = sum(event.get("count", 0) for event in statement.events)
+        # More may be priced: where released labels decide how many are submitted, what was planned is.
+        self.require(priced >= queries.submitted, f"events: {priced} queries priced, {queries.submitted} submitted")
+        ended = queries.answered + queries.rejected_confidence + queries.rejected_fairness + queries.refused_free
+        self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")
+        if self.bundle.labels.is_file():
+            labels = len(read_labels(self.bundle.labels).labels)
+            # Answers to a service's callers are counted too, and are not in the file.
+            self.require(labels <= queries.answered, f"labels.parquet: {labels} labels, {queries.answered} answered")
+        return f"{queries.submitted} queries submitted, {priced} priced"
+
+    def student(self) -> str:
+        """The student is readable, whole, and the one that card and graph were made of."""
+        card = load_student(self.bundle.student).card
+        digest = sha256_of(self.bundle.student)
+        carded = _json(self.bundle, "card.json")["model"]["sha256"]
+        self.require(carded == digest, "student.safetensors: not the student of card.json")
+        if self.bundle.graph.is_file():
+            described = _json(self.bundle, "model.json")
+            same = described["student_sha256"] == digest and described["sha256"] == sha256_of(self.bundle.graph)
+            self.require(same, "model.onnx: not made of this student")
+        if self.bundle.labels.is_file() and card.num_training_labels is not None:
+            labels = len(read_labels(self.bundle.labels).labels)
+            enough = card.num_training_labels <= labels
+            self.require(enough, f"student.safetensors: learned {card.num_training_labels} labels, {labels} are here")
+        return f"the student {digest[:12]} is that of card and head"
+
+    def release(self) -> str | None:
+        """What the student learned from was released under events of this statement."""
+        if not self.bundle.released.is_file():
+            return None
+        released, _ = read_release(self.bundle.released)
+        stated = [event_json(event_from(event, self.said.unit)) for event in self.said.events]
+        left_out = [event for event in map(event_json, released.events) if event not in stated]
+        self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
+        return "the release's events are in the statement"
+
+    def card(self) -> str:
+        """Card and page are made again from statement, metrics and student, and compared."""
+        given = _json(self.bundle, "card.json")
+        fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
+        card = card_of(
+            self.bundle,
+            method=self.said.method,
+            data=CardData(**fields),
+            use=IntendedUse(**given["use"]),
+            made_on=given["model"].get("made_on"),
+        )
+        # Through JSON, so that tuples and lists are compared alike.
+        expected = json.loads(json.dumps(card_values(card)))
+        for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
+            for name in _differing(given.get(section), expected[section]):
+                self.differs.append(f"card.json: {section}{name} is not what statement and metrics say")
+        if card_page(card).encode() == self.bundle.card_page.read_bytes() and given == expected:
+            return "card and page say what statement, metrics and student say"
+        versions = _json(self.bundle, VERSIONS)
+        here = environment()
+        if {name: versions.get(name) for name in ("fairpate", "revision")}.items() <= here.items():
+            self.differs.append("card: card.json or card.html is not the card of statement, metrics and student")
+        else:
+            self.not_checked.append("card.html, and the words of card.json, which another version wrote")
+        return "the numbers of card.json are those of statement, metrics and student"
+
+
+def _differing(given: Any, expected: Any) -> list[str]:
+    """Where two values differ; of objects, the fields that both have, as versions differ, and those of the claim."""
+    if isinstance(given, dict) and isinstance(expected, dict):
+        names = (given.keys() | CLAIM) & expected.keys()
+        return [f".{name}" for name in sorted(names) if given.get(name) != expected[name]]
+    return [] if given == expected else [""]
+
+
+def _json(bundle: RunDirectory, name: str) -> Any:
+    # Bundles come from others: nothing is read that could fill the memory.
+    path = bundle.public / name
+    if path.stat().st_size > _MOST_TEXT:
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes")
+    return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[RunDirectory]:
+    """The bundle as a folder; BundleError where there is none."""
+    if path.is_dir():
+        if not (path / HEAD).is_file():
+            raise BundleError(f"{path}: no bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
+        for entry in path.iterdir():
+            # A link may lead to any file of this machine, and a pipe or a device has no end.
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise BundleError(f"{entry}: a bundle holds plain files alone; remove it, or give the zip file.")
+        yield Unpacked(root=path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as bundle:
+                _extract(bundle, Path(folder))
+        except FileNotFoundError:
+            raise BundleError(f"{path}: no such file; give a file of `fairpate bundle`.") from None
+        except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
+            raise BundleError(f"{path}: no bundle ({error}); give a file of `fairpate bundle`.") from error
+        yield Unpacked(root=Path(folder))
+
+
+def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
+    """Entries with the names of a bundle; anything else, and more bytes than a bundle has, is an error."""
+    names = bundle.namelist()
+    if HEAD not in names or len(set(names)) < len(names):
+        raise ValueError(f"no {HEAD}, or a name twice")
+    if unknown := sorted(set(names) - _NAMES - {HEAD}):
+        raise ValueError(f"unknown entry {unknown[0]!r}")
+    # As declared: zipfile reads no more of an entry than that.
+    if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES} bytes")
+    bundle.extractall(folder)

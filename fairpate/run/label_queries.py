@@ -1,0 +1,813 @@
+"""Labels through the aggregator: a run's ledger is opened, teachers vote, queries are admitted and answered.
+
+Where the ledger of a run lies: in its folder, unless a note there names a database; and its anchor, if any.
+
+The ledger of a run, opened only if it holds all that was released; and the statement that a service answers under.
+
+Once anything was released, a ledger that is missing, or lacks a part of it, is never made anew: its charges would be
+forgotten.
+
+Teachers are trained on shards of private records and vote on public ones: the two stages before the aggregator.
+
+What comes out is private. Checkpoints are kept teacher by teacher, so that an interrupted training goes on. A service
+goes on asking what the run asked: :class:`StandingVoters`.
+
+Queries in rounds: after each, a student of the labels released so far says what to submit next.
+
+Everything between two rounds is computed from public records and released labels, and is a function of them and of the
+run's seed; so it costs nothing, and a run that was interrupted submits the same queries again and gets the stored
+answers.
+
+The one way from ``private/`` to ``public/``: votes go in, labels and a priced statement come out.
+
+The ledger decides what a repeated run may do. It is opened only if it is the ledger behind the labels that were
+released; then asking again returns what it holds and draws nothing. What a service asked of it in between is priced
+and stated with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.budgets import epsilon_data_independent, epsilon_fixed_beforehand, publication_fits, queries_that_fit
+from aggregator.chain import Place, is_database, ledger_files, open_anchor, shown
+from aggregator.ledger import Charge, Ledger, LedgerTerms, read_ledger
+from aggregator.mechanism import Mechanism, Outcome
+from aggregator.service.wire import CountVotes, Question
+from aggregator.session import (
+    AggregatorSession,
+    Ballot,
+    SessionResult,
+    VotesUnavailableError,
+    admit_queries,
+    answer_queries,
+    query_key,
+    sanitised_epsilon,
+)
+from fairpate.config import (
+    AdmissionConfig,
+    BudgetConfig,
+    ConfigError,
+    DataConfig,
+    Noise,
+    PublicationConfig,
+    QueriesConfig,
+    RayConfig,
+    StudentConfig,
+    TeachersConfig,
+)
+from fairpate.data import Dataset, Split, load_dataset
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.files import Storage
+from fairpate.later import torch
+from fairpate.privacy import accountant
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.events import Event
+from fairpate.privacy.mechanism_events import of_teachers
+from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.report.page import epsilon_text
+from fairpate.run.folder import (
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    read_json,
+    read_labels,
+    read_statement,
+    read_votes,
+    write_json,
+    write_labels,
+    write_votes,
+)
+from fairpate.run.publication import Spending
+from fairpate.run.release_log import LedgerMeter, Meter
+from fairpate.terminal import Reporter
+from fairpate.types import (
+    STOPPED_BY_VOTES,
+    Advance,
+    Budget,
+    GateRule,
+    IntArray,
+    LabelledSet,
+    QueryOutcomes,
+    Unit,
+    VoteBatch,
+    strict,
+)
+from fairpate.words import delta_text
+from teachers.ensemble import Pool, PoolError
+from teachers.ray_pool import open_pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerPlace:
+    """A ledger, and where its last entry is noted besides; None: nowhere."""
+
+    ledger: Place
+    anchor: Place | None = None
+
+    @property
+    def is_in_folder(self) -> bool:
+        """Whether the ledger is a file, which belongs to one node."""
+        return not is_database(self.ledger)
+
+
+def place_of(run: RunDirectory) -> LedgerPlace:
+    """Where the ledger of ``run`` lies. RunDirectoryError for a damaged note."""
+    if not run.ledger_place.exists():
+        return LedgerPlace(ledger=run.ledger)
+    values = read_json(run.ledger_place)
+    anchor = values.get("anchor")
+    if not all(isinstance(value, str | None) for value in values.values()) or values.keys() - {"ledger", "anchor"}:
+        raise RunDirectoryError(f"{run.ledger_place}: damaged; restore it from a copy.")
+    return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
+
+
+def note_place(run: RunDirectory, place: LedgerPlace) -> None:
+    """Put the note there: from then on the ledger of ``run`` is this one."""
+    values = {name: str(value) for name, value in asdict(place).items() if value is not None and value != run.ledger}
+    write_json(run.ledger_place, values, private=True)  # an address may hold a password
+
+
+def has_ledger(run: RunDirectory) -> bool:
+    """Whether anything of a ledger is there, as far as is seen without asking a database."""
+    return run.ledger_place.exists() or bool(ledger_files(run.ledger))
+
+
+def parsed(text: str) -> Place:
+    """A database's ledger as it is, or the path of a file."""
+    return text if is_database(text) else Path(text).absolute()
+
+
+def add_anchor(run: RunDirectory, text: str) -> str:
+    """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
+
+    RunFolderError without a ledger. ConfigError where it has an anchor, or the place is in the run's folder.
+    LedgerError where a service writes.
+    """
+    if not has_ledger(run):
+        raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
+    place, anchor = place_of(run), parsed(text)
+    if place.anchor is not None:
+        raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
+    if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
+        raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
+    # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
+    noted = open_anchor(anchor)
+    try:
+        noted.make(read_ledger(place.ledger)[3])
+    finally:
+        noted.close()
+    note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
+    return shown(anchor)
+
+
+ANSWERED_BY_SERVICE = (
+    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
+    "a sum with earlier releases is that of the queries submitted so far."
+)
+
+
+def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
+    """State the bound of the ledger before a service answers from it; a statement that is no smaller stays.
+
+    What the run's own queries cost says too little from the first query of an analyst on.
+    """
+    statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
+    if bound is None or statement.epsilon is None or bound <= statement.epsilon:
+        return
+    sums: dict[str, Any] = {
+        name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
+        for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
+    }
+    served = replace(statement, epsilon=bound, **sums, remarks=(*statement.remarks, ANSWERED_BY_SERVICE))
+    write_json(run.statement, strict(served.to_json()))
+
+
+def open_ledger(
+    run: RunDirectory,
+    terms: LedgerTerms,
+    queries: Split,
+    *,
+    create: bool,
+    meter: LedgerMeter | None,
+    take_over: bool = False,
+) -> Ledger:
+    """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
+
+    With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
+    charges; ``take_over`` ends another writer, where that can be. RunDirectoryError for a ledger that lacks something,
+    LedgerError as :class:`Ledger`.
+    """
+    released = sorted(run.public.iterdir()) if run.public.exists() else []
+    released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
+    place = place_of(run)
+    if released and place.is_in_folder and not run.ledger.exists():
+        raise RunDirectoryError(
+            f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
+            "start a new run folder."
+        )
+    # Once something was released, a missing ledger is never made again: its charges would be forgotten.
+    may_create = create and not released and place.is_in_folder
+    ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
+    try:
+        # Before the meter, which would settle the odometer to a ledger that lacks what was released.
+        _check_released(run, ledger, queries)
+        if meter is not None:
+            meter.open(ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
+    """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
+    _, lost = missing_labels(run, queries, ledger.outcome)
+    stated = 0
+    if run.statement.exists():
+        stated = read_json(run.statement)["queries"]["submitted"]
+    if lost or ledger.num_outcomes < stated:
+        lacks = f"{lost} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
+        raise RunDirectoryError(
+            f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records of "
+            "this run from one copy, or start a new run folder."
+        )
+
+
+def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
+    """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
+    key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
+    released = _released(run)
+    # A released record that is no query here has no key, and counts as lost.
+    lost = [answer for record_id, answer in released if outcome(key_of.get(record_id, "")) != answer]
+    return len(released), len(lost)
+
+
+def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
+    if not run.labels.exists():
+        return ()
+    labelled = read_labels(run.labels)
+    counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
+    answers = [
+        Outcome(verdict="answer", label=label, counts=row)
+        for label, row in zip(labelled.labels.tolist(), counts, strict=True)
+    ]
+    return list(zip(labelled.record_ids, answers, strict=True))
+
+
+def keys_of(queries: Split) -> list[str]:
+    """What identifies each record as a query: its content."""
+    return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
+
+
+def collect_vote_batch(
+    dataset: Dataset,
+    queries: Split,
+    teachers: TeachersConfig,
+    *,
+    seed: int,
+    ray: RayConfig,
+    checkpoint_dir: Path | Storage,
+    reporter: Reporter,
+    pool: Pool | None = None,
+) -> VoteBatch:
+    """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
+
+    ``pool`` None opens one for the purpose, as ``ray`` says.
+    """
+    # Teachers are networks, and who reads votes or configurations needs no torch; so below.
+    from teachers.ensemble import collect_votes, train_ensemble
+    from teachers.own import ask_own_teachers
+
+    given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
+    with open_pool(ray) if pool is None else nullcontext(pool) as workers:
+        given |= {"pool": workers, "read": _reader(dataset, ray)}
+        if teachers.model.python is not None:
+            with reporter.stage("teachers") as advance:
+                own = ask_own_teachers(dataset.private, teachers, queries.x, **given, on_progress=advance)
+            return _batch(queries, own.votes_QC, own.digest)
+        with reporter.stage("teachers") as advance:
+            ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
+        with reporter.stage("votes") as advance:
+            votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+    return _batch(queries, votes_QC, ensemble.digest)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Private records of the data set that ``config`` (JSON) names; a process reads them once."""
+
+    config: str
+
+    def __call__(self) -> Split:
+        return _private(self.config)
+
+
+@lru_cache(maxsize=1)
+def _private(config: str) -> Split:
+    return load_dataset(DataConfig.model_validate_json(config)).private
+
+
+def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
+    if not ray.read_shards or ray.num_actors == 0:
+        return None
+    if dataset.source is None:
+        raise ConfigError(
+            "ray.read_shards: these records are not what files alone hold (they came from Python, or a run's folder "
+            "keeps how they are seen), so no worker can read them; set it to false."
+        )
+    return _Read(dataset.source.model_dump_json())
+
+
+def _batch(queries: Split, votes_QC: IntArray, ensemble: str) -> VoteBatch:
+    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble)
+
+
+def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
+    """The run's votes, None where there are none yet. RunDirectoryError for votes on other records."""
+    if not run.votes.exists():
+        return None
+    votes = read_votes(run.votes)
+    if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
+        raise RunDirectoryError(
+            f"{run.votes}: votes on other records than this configuration asks about; restore the data set's files, or "
+            "start a new run folder."
+        )
+    return votes
+
+
+def store_votes(run: RunDirectory, votes: VoteBatch) -> None:
+    """Keep them for the next command of the same run."""
+    write_votes(votes, run.votes)
+
+
+def check_teachers(dataset: Dataset, num_teachers: int) -> None:
+    """ConfigError for more teachers than private records, or persons. It does not tell how many there are."""
+    if num_teachers > dataset.private.num_protected:
+        raise ConfigError(
+            f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+            "that most would learn from nothing; lower it."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandingVoters:
+    """Voters that stay for a service.
+
+    ``ensemble`` is what determines their votes, for the ledger; ``try_vote`` votes on features (1, ...) of no query, or
+    raises; ``are_answering`` tells without waiting.
+    """
+
+    ensemble: str
+    count_votes: CountVotes
+    try_vote: Callable[[npt.NDArray[np.generic]], object]
+    are_answering: Callable[[], bool]
+    close: Callable[[], None]
+
+
+def standing_teachers(
+    dataset: Dataset,
+    teachers: TeachersConfig,
+    *,
+    seed: int,
+    ray: RayConfig,
+    checkpoint_dir: Path | Storage,
+    collected: Path,
+) -> StandingVoters:
+    """All teachers in actors; votes that a run ``collected`` are read from its table."""
+    from teachers.ensemble import train_ensemble
+    from teachers.ray_pool import ServingTeachers
+
+    with open_pool(ray) as pool:
+        ensemble = train_ensemble(
+            dataset.private,
+            teachers,
+            num_classes=dataset.num_classes,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            pool=pool,
+            read=_reader(dataset, ray),
+        )
+    # After the pool is closed, whose actors held the CPUs that these need.
+    voters = ServingTeachers(ensemble, ray)
+    return StandingVoters(
+        ensemble=ensemble.digest,
+        count_votes=VoteCounter(read_votes(collected), voters.votes),
+        try_vote=voters.votes,
+        are_answering=voters.are_answering,
+        close=voters.close,
+    )
+
+
+class VoteCounter:
+    """Votes from the run's table where it has them, else from all teachers, in one call for all that are missing."""
+
+    def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
+        self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
+        self._ask_teachers = ask_teachers
+
+    def __call__(self, questions: Sequence[Question]) -> IntArray:
+        """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        rows = [self._collected.get(question.query.record_id) for question in questions]
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if missing:
+            features = np.stack([questions[i].features for i in missing])
+            try:
+                votes_QC = self._ask_teachers(features)
+            except PoolError as error:
+                raise VotesUnavailableError(str(error)) from error
+            for i, row in zip(missing, votes_QC, strict=True):
+                rows[i] = row
+        return np.array(rows, dtype=np.int64)
+
+
+def answer_admitted(
+    votes: Ballot,
+    *,
+    keys: Sequence[str],
+    queries: Split,
+    session: AggregatorSession,
+    admission: AdmissionConfig,
+    total: int,
+    gate: GateRule,
+    student: StudentConfig,
+    num_classes: int,
+    num_groups: int,
+    seed: int,
+    block_size: int,
+    on_progress: Callable[[int], None],
+) -> SessionResult:
+    """Submit ``total`` of the candidates in ``queries``, or fewer where no more would be accepted.
+
+    The first round takes them in their order, for nothing is known yet.
+    """
+    waiting = list(range(len(keys)))
+    learning = StudentConfig(model=student.model, fit=admission.fit or student.fit)
+    results: list[SessionResult] = []
+    for number in range(admission.rounds):
+        submitted = sum(result.num_queries for result in results)
+        # What is left is divided anew: a round that the gate cut short is made up for by those after it.
+        size = math.ceil((total - submitted) / (admission.rounds - number))
+        chosen = waiting[:size]
+        labelled = SessionResult.joined(results).labelled if number else None
+        if labelled is not None and waiting and len(labelled.labels):
+            rows = torch.tensor(waiting)
+            admitted = admit_queries(
+                _predict(labelled, queries, rows, learning, num_classes=num_classes, seed=seed + number),
+                queries.z[rows].numpy(),
+                gate=_after(labelled, gate, num_groups=num_groups, num_classes=num_classes),
+                count=size,
+                uncertain_first=admission.uncertain_first,
+            )
+            chosen = [waiting[row] for row in admitted]
+        results.append(
+            answer_queries(
+                votes.take(chosen),
+                keys=[keys[row] for row in chosen],
+                session=session,
+                block_size=block_size,
+                on_progress=lambda done, before=submitted: on_progress(before + done),  # type: ignore[misc]
+            )
+        )
+        # In public order again: a run that was interrupted must submit the same queries.
+        waiting = sorted(set(waiting) - set(chosen))
+    return SessionResult.joined(results)
+
+
+def _after(labelled: LabelledSet, gate: GateRule, *, num_groups: int, num_classes: int) -> DemographicParityGate:
+    """The gate as the labels released so far leave it."""
+    counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
+    np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
+    return DemographicParityGate(gate, num_groups=num_groups, num_classes=num_classes, counts_GC=counts_GC)
+
+
+def _predict(
+    labelled: LabelledSet,
+    queries: Split,
+    rows: torch.Tensor,
+    learning: StudentConfig,
+    *,
+    num_classes: int,
+    seed: int,
+) -> np.ndarray:
+    """Probabilities of the candidates in ``rows``, by a student of the labels released so far."""
+    # Rounds are few runs', and all others release labels without torch.
+    from fairpate.nn.fit import predict_probabilities
+    from fairpate.run.learn import public_records
+    from student.student import train_student
+
+    network = train_student(
+        public_records(queries, labelled),
+        learning,
+        num_classes=num_classes,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return predict_probabilities(network, queries.x[rows]).double().numpy()
+
+
+_BLOCK = 256
+"""Queries of a run that share a transaction, and that one crash can waste."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasePlan:
+    """All that fixes a release of labels before the first vote.
+
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
+    ``unit``: whose change moves one vote; ``student`` learns between the rounds of an admission.
+    """
+
+    settings: QueriesConfig
+    mechanism: Mechanism
+    gate: GateRule
+    budget: BudgetConfig | None
+    delta: float
+    num_teachers: int
+    noise: Noise
+    seed: int
+    student: StudentConfig
+    publication: PublicationConfig | None = None
+    unit: Unit = "record"
+
+    @property
+    def source(self) -> NoiseSource:
+        """Where the noise comes from."""
+        return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+
+    def worst_case(self, num_queries: int) -> Event:
+        """What so many queries cost whatever the votes, for the unit that is protected."""
+        event = self.mechanism.worst_case(num_queries)
+        return of_teachers(event, self.unit)
+
+    def all_events(self, num_queries: int, *, num_classes: int) -> tuple[Event, ...]:
+        """What a run that submits so many queries releases, its publication included, whatever the votes."""
+        publication = _publication(self, num_classes=num_classes)
+        published = () if publication is None else (of_teachers(publication, self.unit),)
+        return (self.worst_case(num_queries), *published)
+
+    @property
+    def counted_beforehand(self) -> int:
+        """How many queries count although fewer may be submitted, as released labels decide; 0 where none do."""
+        return (self.settings.num_queries or 0) if self.settings.admission is not None else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """What came out of the aggregator: labels and outcomes for everybody, spending for the operator.
+
+    ``over_budget`` queries found no room and cost nothing. ``events`` were fixed before the first query: what those
+    that were submitted cost, unless their number depends on released labels. ``epsilon_bound`` is the guarantee where
+    it is above what the events cost; ``remarks`` qualify it.
+    """
+
+    labelled: LabelledSet
+    queries: QueryOutcomes
+    spending: Spending
+    over_budget: int
+    events: tuple[Event, ...]
+    noise: str
+    epsilon_bound: float | None
+    remarks: tuple[str, ...]
+
+
+def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
+    """The first public records, each content once: equal records are one query. With admission, all candidates."""
+    first_of: dict[str, int] = {}
+    for row, key in enumerate(keys_of(dataset.public)):
+        first_of.setdefault(key, row)
+    wanted = settings.num_queries or len(first_of)
+    if wanted > len(first_of):
+        raise ConfigError(
+            f"aggregator.num_queries: expected at most {len(first_of)}, as many as there are different public "
+            f"records, got {wanted}; lower it, or raise data.num_public."
+        )
+    if settings.admission is not None:
+        wanted = len(first_of)
+    return dataset.public.take(list(first_of.values())[:wanted])
+
+
+def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
+    """How many of the planned queries the budget has room for; all, where that depends on votes.
+
+    From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query, or
+    for the publication that is planned beside the queries.
+    """
+    settings, wanted = plan.settings, plan.settings.num_queries or len(queries)
+    if plan.budget is None:
+        _publication(plan, num_classes=dataset.num_classes)
+        return wanted
+    terms = ledger_terms(plan, dataset, ensemble="planned")
+    fitting = queries_that_fit(terms, wanted)
+    if not fitting:
+        raise ConfigError(
+            f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing could be asked; "
+            "raise it, or the noise."
+        )
+    if settings.admission is None and not publication_fits(terms, num_queries=fitting):
+        raise ConfigError(
+            f"aggregator.budget: {_budget_words(terms.budget)} has no room for aggregator.publication beside {fitting} "
+            "queries; raise it, lower aggregator.num_queries, or leave the publication out."
+        )
+    return fitting
+
+
+def _budget_words(budget: Budget) -> str:
+    limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
+    return f"{limit} at delta {delta_text(budget.delta)} ({budget.kind})"
+
+
+def release_labels(
+    run: RunDirectory,
+    plan: ReleasePlan,
+    dataset: Dataset,
+    queries: Split,
+    votes: Ballot,
+    on_progress: Advance,
+    *,
+    meter: Meter | None,
+) -> Release:
+    """Ask the aggregator every query, and write the labels. However often it runs, one release results.
+
+    ``meter`` counts it in the operator's odometer, where it is counted.
+    """
+    keys = keys_of(queries)
+    terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
+    ledger_meter = None
+    if meter is not None:
+        planned = plan.all_events(check_budget(plan, dataset, queries), num_classes=dataset.num_classes)
+        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
+    with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
+        session = AggregatorSession(ledger, source=plan.source)
+        result = _submit(votes, keys, queries, session, plan, dataset, on_progress)
+        if not result.replies:
+            raise ConfigError(
+                f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
+                "raise it, or the noise."
+            )
+        published = None if terms.publication is None else session.publish()
+        spending = Spending(
+            charges_Q=_by_query(ledger.charges, keys),
+            terms=terms,
+            num_publications=len(ledger.publications),
+            published=published,
+        )
+        if ledger_meter is not None:
+            # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
+            ledger_meter.settle(ledger)
+    by_service = len(result.replies) < len(spending.charges_Q)
+    # After the odometer is settled and the ledger closed: labels are what becomes visible.
+    write_labels(result.labelled, run.labels)
+    return _priced(result, spending, plan, by_service=by_service)
+
+
+def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_service: bool) -> Release:
+    """The release with its events: every reservation and publication at its full cost, whatever came of it.
+
+    Where a service asked too, only the ledger's budget was fixed before the first query.
+    """
+    outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
+    planned: tuple[Event, ...] = (_planned(spending, plan), *spending.publications)
+    spent = accountant.least_epsilon([submitted, *spending.publications], target_delta=plan.delta)
+    bound = epsilon_fixed_beforehand(spending.terms)
+    if bound is not None and not by_service:
+        # Neither follows from votes or labels, so that the lesser may be stated.
+        bound = min(bound, accountant.least_epsilon(planned, target_delta=plan.delta))
+    events: tuple[Event, ...] = (submitted, *spending.publications) if by_service else planned
+    return Release(
+        labelled=result.labelled,
+        queries=QueryOutcomes(
+            submitted=len(outcomes),
+            answered=outcomes.count("answered"),
+            rejected_confidence=outcomes.count("confidence"),
+            rejected_fairness=outcomes.count("fairness"),
+            refused_free=outcomes.count("free"),
+            epsilon_submitted=spent,
+            epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=plan.delta),
+        ),
+        spending=spending,
+        over_budget=result.over_budget,
+        events=tuple(of_teachers(event, plan.unit) for event in events),
+        noise=spending.terms.noise,
+        epsilon_bound=bound,
+        remarks=_remarks(spent, bound, len(outcomes)),
+    )
+
+
+def _planned(spending: Spending, plan: ReleasePlan) -> Event:
+    """What the queries cost whatever labels they give.
+
+    Admission in rounds may submit fewer than configured because of released labels. A reservation that a crash left
+    open counts as it is: no label decides over a crash.
+    """
+    count = spending.num_reservations
+    if plan.settings.admission is not None:
+        count = max((plan.settings.num_queries or 0) + count - len(spending.charges_Q), count)
+    return spending.terms.mechanism.worst_case(count)
+
+
+def _submit(
+    votes: Ballot,
+    keys: Sequence[str],
+    queries: Split,
+    session: AggregatorSession,
+    plan: ReleasePlan,
+    dataset: Dataset,
+    on_progress: Advance,
+) -> SessionResult:
+    """Algorithm 1, or the same in rounds of admitted queries."""
+    if plan.settings.admission is None:
+        return answer_queries(
+            votes,
+            keys=keys,
+            session=session,
+            block_size=_BLOCK,
+            on_progress=lambda done: on_progress(done, len(keys)),
+        )
+    total = plan.settings.num_queries or len(keys)
+    return answer_admitted(
+        votes,
+        keys=keys,
+        queries=queries,
+        session=session,
+        admission=plan.settings.admission,
+        total=total,
+        gate=plan.gate,
+        student=plan.student,
+        num_classes=dataset.num_classes,
+        num_groups=dataset.num_groups,
+        seed=plan.seed,
+        block_size=_BLOCK,
+        on_progress=lambda done: on_progress(done, total),
+    )
+
+
+def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
+    """What the run's ledger is a ledger of. Without a planned budget the run's queries fit, and one wasted block."""
+    settings = plan.settings
+    terms = LedgerTerms(
+        mechanism=plan.mechanism,
+        gate=plan.gate,
+        # A stand-in: the limit is what the queries cost, and that is asked of terms.
+        budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
+        num_teachers=plan.num_teachers,
+        num_classes=dataset.num_classes,
+        num_groups=dataset.num_groups,
+        noise=plan.source.label,
+        ensemble=ensemble,
+        unit="record" if plan.unit == "sensitive attribute" else plan.unit,
+        publication=_publication(plan, num_classes=dataset.num_classes),
+    )
+    if plan.budget is not None:
+        return replace(terms, budget=plan.budget.at(plan.delta))
+    epsilon = epsilon_data_independent(
+        terms,
+        num_queries=(settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK,
+        num_publications=0 if terms.publication is None else 1,
+    )
+    budget = Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon)
+    return replace(terms, budget=budget)
+
+
+def _publication(plan: ReleasePlan, *, num_classes: int) -> SmoothRelease | None:
+    """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
+    planned = plan.publication
+    if planned is None:
+        return None
+    try:
+        release = SmoothRelease(**planned.model_dump())
+        plan.mechanism.check_publication(release, num_classes=num_classes)
+    except ValueError as error:
+        raise ConfigError(f"aggregator.publication: {error}") from error
+    return release
+
+
+def _remarks(epsilon: float, bound: float | None, num_queries: int) -> tuple[str, ...]:
+    if bound is None:
+        return (STOPPED_BY_VOTES,)
+    if bound <= epsilon:
+        return ()
+    return (
+        f"Released labels may have decided how many queries were submitted. The guarantee is the bound that was fixed "
+        f"before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(epsilon)} prices the {num_queries} that were "
+        "submitted.",
+    )
+
+
+def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:
+    """The charges of every query with an outcome, the run's first; those of queries without one go with the first."""
+    charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
+    for charge in charges:
+        charges_of.setdefault(charge.reservation.key, []).append(charge)
+    by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
+    # They were charged, so some query must carry them: all queries together are priced by their charges.
+    abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
+    return [abandoned + by_query[0], *by_query[1:]] if by_query else []

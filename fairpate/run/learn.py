@@ -1,0 +1,399 @@
+"""What happens after a release, on public things alone: the student is trained and measured.
+
+What a run was trained on, recorded in its folder by the run itself: ``data.json``, beside the configuration.
+
+A configuration names a data set; a data set that was given from Python has no name that could be looked up. Whatever
+describes a run, or reads its data set again, asks this record: it names what the run had in its hands.
+
+The published model of a run: taught by released labels, described, stored and read back.
+
+How a published model does on the test split: its metrics, and with IDP3 how much they depend on the order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairpate.config import DataConfig, ModelConfig, PublishedConfig, StudentConfig
+from fairpate.data import Dataset, load_dataset
+from fairpate.data.dataset import Split, without_order
+from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
+from fairpate.later import torch
+from fairpate.methods.base import Stream, stream_seed, torch_generator
+from fairpate.nn.models import is_convolutional
+from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
+from fairpate.run.folder import RunDirectory, RunDirectoryError, read_json, write_json, write_text
+from fairpate.terminal import Reporter
+from fairpate.types import GateRule, LabelledSet, Unit
+from student.card import StudentCard, StudentFileError, read_card
+from student.student import PublicRecords, Student, load_student, train_student
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairpate.methods.base import Method
+
+_GIVEN = "a data set that was given from Python"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """The public words of a data set: its name, kind, and names of labels and groups; the shape of one record.
+
+    ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
+    whole; earlier versions knew records alone.
+    """
+
+    name: str
+    kind: str
+    record_shape: tuple[int, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    given_from_python: bool
+    unit: Unit = "record"
+
+    @classmethod
+    def of(cls, dataset: Dataset, *, given_from_python: bool) -> DataRecord:
+        """The record of ``dataset``."""
+        return cls(
+            name=dataset.name,
+            kind=dataset.kind,
+            record_shape=tuple(dataset.private.x.shape[1:]),
+            label_names=dataset.label_names,
+            group_names=dataset.group_names,
+            sensitive_attribute=dataset.sensitive_attribute,
+            given_from_python=given_from_python,
+            unit=dataset.unit,
+        )
+
+
+def with_given_data(config: Method, dataset: Dataset) -> Method:
+    """``config`` with the name of a data set that was given, and without options that were never read."""
+    return config.model_copy(update={"data": DataConfig(name=dataset.name)})
+
+
+def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
+    """Record what ``run`` is trained on; in a folder that has a record, require that it is the same.
+
+    The records of a data set that was given are known by a digest, which is private. RunDirectoryError for others.
+    """
+    found, now = recorded_data(run), DataRecord.of(dataset, given_from_python=given_from_python)
+    if found is not None:
+        _require_same(run, found, now)
+    if given_from_python:
+        _require_same_records(run, dataset)
+    if found is None:
+        if run.student.exists():  # of a run that an earlier version did not record
+            require_student_of(run, now, read_card(run.student))
+        write_json(run.data, asdict(now))
+
+
+def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_dataset) -> Dataset:
+    """What ``data`` names, as the embedding of ``run`` sees it where one is kept.
+
+    RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.
+    """
+    if data.embedding is not None and run.embedding.exists():
+        try:
+            return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
+        except EmbeddingFileError as error:
+            raise RunDirectoryError(str(error)) from error
+    # Made anew it might turn, and the student's weights belong to the coordinates of before.
+    if data.embedding is not None and run.student.exists():
+        raise RunDirectoryError(
+            f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
+            "new run folder with --out."
+        )
+    return load(data)
+
+
+def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
+    """Write what made the features, beside the student that will read them."""
+    if dataset.embedding is not None and not run.embedding.exists():
+        save_embedding(dataset.embedding, run.embedding)
+
+
+def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
+    """``dataset`` as the method reads it: where the attribute alone is protected, in an order and under names that tell
+    nothing of it.
+
+    Drawn once per run and kept in ``private/``; of seeded noise it follows from the seed, as all else does.
+    """
+    if not (config.protects_attribute_only and config.is_private):
+        return dataset
+    path = run.private / "order.key"
+    if config.is_seeded:
+        secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
+    else:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, secrets.token_hex(32) + "\n", private=True)
+        secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
+    private = without_order(dataset.private, seed=config.seed, secret=secret)
+    # Its source holds the records in another order.
+    return replace(dataset, private=private, source=None)
+
+
+def recorded_data(run: RunDirectory) -> DataRecord | None:
+    """What the run was trained on; None where an earlier version did not record it. RunDirectoryError if damaged."""
+    if not run.data.is_file():
+        return None
+    words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in read_json(run.data).items()}
+    try:
+        return DataRecord(**words)
+    except TypeError as error:
+        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it from a copy.") from error
+
+
+def require_data(run: RunDirectory) -> DataRecord:
+    """As :func:`recorded_data`; RunDirectoryError where nothing is recorded."""
+    record = recorded_data(run)
+    if record is None:
+        raise RunDirectoryError(
+            f"{run.data}: missing, so it is not known what this run was trained on; give the command of the run again, "
+            "which records it and trains nothing anew."
+        )
+    return record
+
+
+def require_data_by_name(run: RunDirectory) -> None:
+    """RunDirectoryError where the run was trained on records that no name leads to."""
+    record = recorded_data(run)
+    if record is not None and record.given_from_python:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on {record.name!r}, {_GIVEN}; it cannot be loaded by its name, so go on "
+            "with this run from Python."
+        )
+
+
+def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
+    """RunDirectoryError where the run's student is one of other data than ``record`` says."""
+    words = ("label_names", "group_names", "sensitive_attribute")
+    differing = [name for name in words if getattr(record, name) != getattr(student, name)]
+    if record.record_shape != student.input_shape:
+        differing.append("record_shape")
+    if differing:
+        raise RunDirectoryError(
+            f"{run.student}: was not trained on {record.name}, it differs in {', '.join(differing)}; restore the "
+            "folder, or start a new one."
+        )
+
+
+def _require_same(run: RunDirectory, found: DataRecord, now: DataRecord) -> None:
+    if not now.given_from_python:
+        require_data_by_name(run)
+    before, after = asdict(found), asdict(now)
+    changes = [
+        f"{field.name}: {before[field.name]} -> {after[field.name]}"
+        for field in fields(DataRecord)
+        if before[field.name] != after[field.name]
+    ]
+    if changes:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
+            "another folder with --out."
+        )
+
+
+def _require_same_records(run: RunDirectory, dataset: Dataset) -> None:
+    digest, path = _digest(dataset), run.private / "data.sha256"
+    if not path.exists():
+        write_text(path, digest + "\n", private=True)
+    elif path.read_text(encoding="utf-8").strip() != digest:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
+        )
+
+
+def _digest(dataset: Dataset) -> str:
+    """Of all records in their order; it would confirm a guess about them, so it stays private.
+
+    Test records beside votes made elsewhere, where no record is private, may be named later.
+    """
+    if not len(dataset.private):
+        dataset = replace(dataset, test=dataset.private)
+    digest = hashlib.sha256()
+    for split in dataset.splits.values():
+        for part in _named(split):
+            digest.update(part.encode())
+        for values in (split.x, split.y, split.z):
+            digest.update(np.ascontiguousarray(values.numpy()).data)
+        # Only where they say more than the names of records, so that folders of earlier versions stay valid.
+        together = {"unit_id": split.unit_id, "person_id": split.person_id}
+        if told := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
+            digest.update(json.dumps(told).encode())
+    return digest.hexdigest()
+
+
+def _named(split: Split) -> Iterator[str]:
+    """JSON of the list of names and the shape, name by name: a list of all would not fit where records do not."""
+    yield "[["
+    for row, name in enumerate(split.record_id):
+        yield f"{', ' if row else ''}{json.dumps(name)}"
+    yield f"], {json.dumps(list(split.x.shape))}]"
+
+
+_MAX_STUDENT_THREADS = 4
+
+
+def fit_student(
+    config: StudentConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
+) -> nn.Module:
+    """A student of released labels; ``options`` as :func:`student.student.train_student` takes them."""
+    with reporter.stage("student") as advance, _torch_threads(config.model):
+        return train_student(
+            public_records(dataset.public, labelled),
+            config,
+            num_classes=dataset.num_classes,
+            generator=torch_generator(seed, Stream.STUDENT),
+            on_progress=advance,
+            **options,
+        )
+
+
+@contextmanager
+def _torch_threads(model: ModelConfig) -> Iterator[None]:
+    """One thread for small dense layers, which lose by sharing; a few for convolutions. Restored afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, _MAX_STUDENT_THREADS) if is_convolutional(model) else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
+    """Features of the public split with the released labels, or their chances; its own labels are not read."""
+    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
+    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
+    is_answered = torch.zeros(len(public), dtype=torch.bool)
+    is_answered[answered] = True
+    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
+    return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
+
+
+def student_card(config: PublishedConfig, dataset: Dataset) -> StudentCard:
+    """What a user of the published model must know."""
+    return StudentCard(
+        model=config.model,
+        input_shape=tuple(dataset.public.x.shape[1:]),
+        label_names=dataset.label_names,
+        group_names=dataset.group_names,
+        sensitive_attribute=dataset.sensitive_attribute,
+        idp3=config.idp3,
+    )
+
+
+def read_student(run: RunDirectory, *, is_free: bool) -> Student:
+    """The published student, of coordinates where it has an embedding.
+
+    RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
+    """
+    try:
+        return replace(load_student(run.student), embedding=None)
+    except StudentFileError as error:
+        remedy = (
+            "Or delete it and give the same command again: it is then trained again from the released labels, at no "
+            "privacy cost."
+            if is_free
+            else "It cannot be made again: another training would be a second release of the same records. Without a "
+            "copy, start a new run folder with --out and count both epsilons."
+        )
+        raise RunDirectoryError(f"{error} {remedy}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order.
+
+    ``measured_N`` marks the test records that the headline's accuracy is over.
+    """
+
+    evaluations: dict[str, Evaluation]
+    measured_N: npt.NDArray[np.bool_]
+    reject_option: RejectOptionSpread | None = None
+
+    @property
+    def headline(self) -> Evaluation:
+        """Of the student as it predicts."""
+        return next(iter(self.evaluations.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The headline's metrics, and beside them those without refusals."""
+        values = self.headline.to_json()
+        if self.reject_option is not None:
+            unrefused = self.evaluations["student without refusals"]
+            values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
+        return values
+
+
+def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) -> Assessment:
+    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
+
+    What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
+    randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    """
+    test, rule = dataset.test, student.card.idp3
+    groups, persons = test.z.numpy(), test.person_N
+    prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
+    expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
+
+    def measure(
+        predictions: npt.NDArray[Any],
+        answered_N: npt.NDArray[np.bool_],
+        rule: GateRule | None = None,
+        apart_N: npt.NDArray[np.bool_] | None = None,
+    ) -> Evaluation:
+        return evaluate(
+            predictions,
+            labels_N=test.y.numpy(),
+            groups_N=groups,
+            answered_N=answered_N,
+            class_names=dataset.label_names,
+            group_names=dataset.group_names,
+            # A fresh one for each measurement: an interval does not depend on what else was measured before.
+            generator=_generator(seed, Stream.BOOTSTRAP),
+            rule=rule,
+            persons_N=persons,
+            least_cell=least_cell,
+            apart_N=apart_N,
+        )
+
+    kept = shown_records(
+        groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
+    ).kept_N
+    headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
+    measured = prediction.answered & kept
+    if rule is None:
+        return Assessment(evaluations={"student": headline}, measured_N=measured)
+    unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
+    spread = reject_option_spread(
+        prediction.labels,
+        groups,
+        true_labels_N=test.y.numpy(),
+        rule=rule,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        generator=_generator(seed, Stream.ORDERS),
+        kept_N=kept,
+        least_cell=least_cell,
+    )
+    return Assessment(
+        evaluations={"student with IDP3": headline, "student without refusals": unrefused},
+        measured_N=measured,
+        reject_option=spread,
+    )
+
+
+def _generator(seed: int, stream: Stream) -> np.random.Generator:
+    return np.random.default_rng(stream_seed(seed, stream))

@@ -1,0 +1,452 @@
+"""What ``fairpate ledger`` and ``fairpate tokens`` do: show, verify, copy, restore, audit; tokens of callers.
+
+Copies of a run's ledger: taken while a service writes, and put back where no charge is forgotten by it.
+
+A copy is a ledger in files, its head beside it, whatever the back end it is of. It is put back only if it holds the
+last entry of what is there, or was noted there or at the anchor, and as many queries as were stated. What was there is
+set aside, never removed. Put back into another place, a copy is how a ledger moves between back ends.
+
+What `fairpate ledger` prints and writes: for the operator, and safe while a service writes.
+
+Sums of a data set are of releases under one unit and one relation; those under others are not in them.
+
+What `fairpate tokens` does: the tokens of a run's service, changed while it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from aggregator import audit
+from aggregator.audit import stored_limits
+from aggregator.chain import (
+    Head,
+    Header,
+    LedgerError,
+    Place,
+    Row,
+    Stored,
+    beside,
+    head_path,
+    ledger_files,
+    lock,
+    noted_at,
+    noted_head,
+    open_store,
+    reading,
+    shown,
+    write_store,
+)
+from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger, replayed
+from aggregator.mechanism import Outcome
+from aggregator.service import auth
+from aggregator.service.auth import OIDC_PREFIX, Role, TokenStore
+from fairpate.config import ConfigError
+from fairpate.methods.own_votes import OwnVotes, read_votes_file
+from fairpate.methods.pate import VotingMethod
+from fairpate.report.page import epsilon_text
+from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, open_run_directory, read_json, run_at
+from fairpate.run.label_queries import (
+    LedgerPlace,
+    choose_queries,
+    has_ledger,
+    missing_labels,
+    note_place,
+    parsed,
+    place_of,
+)
+from fairpate.run.learn import as_trained, load_for
+from fairpate.run.release_log import Odometer, OdometerError
+from fairpate.terminal import Output, listing, say
+from fairpate.types import UsageError, UserError
+from fairpate.words import delta_text
+
+
+def back_up(run: RunDirectory | None, source: LedgerPlace, out: Path) -> int:
+    """Write a verified copy of a ledger to ``out``; returns the number of its entries. A service may write meanwhile.
+
+    ConfigError where something is at ``out``, LedgerError for a ledger that cannot be trusted.
+    """
+    if ledger_files(out):
+        raise ConfigError(f"{out}: is there already; give another name.")
+    header, rows, _ = verified(source.ledger, source.anchor)
+    write_store(out, header, rows)
+    if run is not None:
+        run.ledger_backup.touch(mode=0o600)
+    return len(rows)
+
+
+def last_backup_s(run: RunDirectory) -> float | None:
+    """When the ledger of ``run`` was last copied by :func:`back_up`, in seconds since 1970."""
+    with suppress(OSError):
+        return run.ledger_backup.stat().st_mtime
+    return None
+
+
+def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
+    """Make a copy the ledger of ``run``, in its place or in another one; returns the place in words.
+
+    LedgerError for a copy that cannot be trusted or is older than what is known of the ledger, and where another
+    process writes it; RunDirectoryError for one that lacks queries that were stated.
+    """
+    before = place_of(run)
+    header, rows, num_outcomes = verified(copy, before.anchor)
+    target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
+    with _held(run, before):
+        # With the lock in hand: a service that ended a moment ago may have charged after a look without it.
+        _require_newest(run, before, copy, rows, num_outcomes)
+        if target.is_in_folder:
+            _set_aside(Path(target.ledger))
+            write_store(target.ledger, header, rows)
+        elif not _is_there(target.ledger, rows):
+            write_store(target.ledger, header, rows)
+        # Before the old files are set aside: a crash in between leaves them there, where nobody asks for them.
+        note_place(run, target)
+        if not target.is_in_folder:
+            _set_aside(run.ledger)
+    return shown(target.ledger)
+
+
+def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
+    """Header, entries and number of outcomes of a ledger whose chain holds, with what its anchor notes."""
+    noted = noted_at(anchor)
+    with reading(place) as found:
+        rows = list(found.rows)
+        _, _, state, _ = replayed(shown(place), Stored(header=found.header, noted=found.noted, rows=rows), noted)
+        return found.header, rows, len(state.outcome_of)
+
+
+def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str], Outcome | None]) -> str:
+    """In words, whether a ledger holds every label that the run released. RunDirectoryError if it does not."""
+    try:
+        if isinstance(config, OwnVotes):
+            dataset = read_votes_file(config.votes).dataset
+        else:
+            dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
+    except UserError as error:
+        return f"not compared, because the data set cannot be read ({error})"
+    total, lost = missing_labels(run, choose_queries(dataset, config.plan(dataset).settings), outcome)
+    if lost:
+        raise RunDirectoryError(f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore it.")
+    return f"all {total} are in it"
+
+
+def _require_newest(run: RunDirectory, before: LedgerPlace, copy: Place, rows: list[Row], num_outcomes: int) -> None:
+    heads = {Head(number, digest) for number, _, _, digest in rows}
+    for head in _known_heads(run, before):
+        if head.number and head not in heads:
+            raise LedgerError(
+                f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it would "
+                "replace: charges would be forgotten. Give a copy made later."
+            )
+    stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+    if num_outcomes < stated:
+        raise RunDirectoryError(
+            f"{shown(copy)}: holds the outcomes of {num_outcomes} queries, and {stated} were stated; give a later copy."
+        )
+
+
+@contextmanager
+def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
+    """Nobody writes the ledger that is to be replaced, as far as it is there. LedgerError where somebody does."""
+    with ExitStack() as stack:
+        # A writer of files keeps the head locked: with that lock in hand nothing is charged meanwhile.
+        if head_path(run.ledger).exists():
+            stack.callback(os.close, lock(head_path(run.ledger)))
+        # A database that is lost or damaged has no writer to keep out, and is what a copy is put back for.
+        if not before.is_in_folder and _can_be_read(before.ledger):
+            store = open_store(before.ledger, "", create=False, take_over=False)
+            stack.callback(store.close)
+        yield
+
+
+def _can_be_read(place: Place) -> bool:
+    try:
+        verified(place, None)
+    except LedgerError:
+        return False
+    return True
+
+
+def _known_heads(run: RunDirectory, before: LedgerPlace) -> list[Head]:
+    """The last entries that are known of the ledger that is there, as far as it can be read."""
+    known = []
+    with suppress(LedgerError):
+        known.append(noted_head(run.ledger))
+    with suppress(LedgerError):
+        # Without the anchor: what a ledger holds was charged, also where it lacks what its anchor notes.
+        rows = verified(before.ledger, None)[1]
+        known += [Head(rows[-1][0], rows[-1][3])] if rows else []
+    return known
+
+
+def _is_there(place: Place, rows: list[Row]) -> bool:
+    """Whether the ledger at ``place`` is this one already: a crash came before it was noted."""
+    with suppress(LedgerError):
+        return verified(place, None)[1] == rows
+    return False
+
+
+def _set_aside(path: Path) -> None:
+    """Give the files of a ledger other names, under which they are a ledger still."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
+        if not ledger_files(aside):
+            break
+    for ending in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            beside(path, ending).rename(beside(aside, ending))
+    # An index of the log, which is made again.
+    with suppress(FileNotFoundError):
+        beside(path, "-shm").unlink()
+    # The head last: until then it says that a ledger was here, and none is made in its place.
+    with suppress(FileNotFoundError):
+        head_path(path).rename(head_path(aside))
+
+
+_KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
+
+
+_SQLITE = b"SQLite format 3"
+
+
+def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
+    """The ledger of a run directory, or the file itself. RunFolderError where nothing of a ledger is."""
+    run = RunDirectory(root=path) if path.is_dir() else None
+    if run is not None and has_ledger(run):
+        return run, place_of(run)
+    if run is None and ledger_files(path) and not _is_other_file(path):
+        return None, LedgerPlace(ledger=path)
+    found = "no ledger" if path.exists() else "no such file or folder"
+    raise RunFolderError(f"{path}: {found}; give a ledger file, or a run of a method that asks teachers.")
+
+
+def _is_other_file(path: Path) -> bool:
+    """Whether a file is none of a ledger, also of a damaged one: no head lies beside it, and it is no database."""
+    if head_path(path).exists() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) != _SQLITE
+
+
+def verified_facts(path: Path) -> dict[str, Any]:
+    """The summary of a ledger whose chain holds, and whether it holds what its run released. LedgerError if not."""
+    run, place = ledger_of(path)
+    summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
+    if run is not None and run.config.exists():
+        config = open_run_directory(run.root)[1]
+        if isinstance(config, VotingMethod):
+            outcome = read_ledger(place.ledger)[2].outcome_of.get
+            summary["released_labels"] = labels_held(run, config, outcome)
+    if place.anchor is not None:
+        summary["anchor"] = shown(place.anchor)
+    return summary
+
+
+def export(path: Path, out: Path) -> None:
+    """Write every entry to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
+    audit.export(ledger_of(path)[1].ledger, out)
+
+
+def back_up_run(path: Path, out: Path) -> int:
+    """Copy a ledger, verified, to a file; returns how many entries it has."""
+    return back_up(*ledger_of(path), out)
+
+
+def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
+    """Write the audit log to ``out``, going on where it ends, or yield its lines; ``follow``: and every new one."""
+    place = ledger_of(path)[1].ledger
+    last = audit.START if out is None else audit.last_of(out)
+    lines = audit.follow(place, last) if follow else audit.lines_after(place, last)
+    if out is None:
+        yield from (line for _, line in lines)
+        return
+    # For its owner only: lines name who asked, and when.
+    descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open(descriptor, "a", encoding="utf-8") as file:  # noqa: PTH123 - of the descriptor, with its rights
+        for _, line in lines:
+            file.write(line + "\n")
+            if follow:
+                file.flush()
+
+
+def last_charges(path: Path, count: int) -> Output:
+    """The last ``count`` charges."""
+    rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
+    names = [field.name for field in dataclasses.fields(audit.Row)]
+    table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
+    for row in rows:
+        shown_row = dataclasses.replace(row, key=row.key[:_KEY_SHOWN])
+        table.add_row(*(_cell(name, getattr(shown_row, name)) for name in names))
+    return Output(facts={"charges": rows}, words=table)
+
+
+def _cell(name: str, value: Any) -> str:
+    """A value for people: times as dates, and nothing where nothing is known."""
+    if name == "at_s":
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}" if value else ""
+    return "" if value is None else str(value)
+
+
+def describe_totals(*, data: str | None, delta: float) -> Output:
+    """What all releases cost together, per data set, unit and relation. OdometerError, and for a data set without."""
+    totals = Odometer().totals(delta=delta, data=data)
+    if data is None and not totals:
+        return Output(facts={"totals": []}, words="No release is counted yet.")
+    if data is not None and not totals:
+        raise OdometerError(
+            f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
+        )
+    at = f"epsilon at {delta_text(delta)}"
+    table = listing(
+        "data set", "unit", "relation", "releases", f"{at}, fixed beforehand", "adaptive", "limit", "not private"
+    )
+    for total in totals:
+        limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
+        sums = (epsilon_text(total.epsilon), epsilon_text(total.epsilon_adaptive))
+        counts = (str(total.releases), *sums, limit, str(total.not_private))
+        table.add_row(total.data, total.unit, total.relation, *counts)
+    return Output(facts={"totals": totals}, words=table)
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | None) -> OwnLimit:
+    """The limit that the options mean. ConfigError for one that is none."""
+    try:
+        return OwnLimit(epsilon=epsilon, max_queries=queries, per_day=per_day)
+    except ValueError as error:
+        raise ConfigError(f"{error} Leave the option out for no limit.") from error
+
+
+def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
+    """Make a token for a new name; returns it. It is kept nowhere. RunFolderError for a run that no service serves."""
+    if role == "operator":
+        _require_no_quota(limit)
+    expires_s = None if expires is None else moment(expires)
+    _, config = open_run_directory(root)
+    if not (isinstance(config, VotingMethod) and config.keeps_teachers):
+        raise RunFolderError(
+            f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for it; "
+            "its published student takes none (`fairpate serve --student`)."
+        )
+    # Asked of the ledger only where a limit is given: without one, a token is made while its database is down.
+    before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
+    return auth.change(
+        _path(root),
+        lambda store: auth.added(
+            store, name, role=role, limit=limit, before=before, expires_s=expires_s, now_s=time.time()
+        ),
+    )
+
+
+def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
+    """What each name may spend, as the ledger has it: a token store that was lost knows no limit."""
+    run = run_at(root)
+    return stored_limits(place_of(run).ledger) if has_ledger(run) else {}
+
+
+def _require_no_quota(own: OwnLimit) -> None:
+    if own.per_day is not None:
+        raise UsageError("--per-day: an operator has no quota; leave it out, or limit --queries or --epsilon.")
+
+
+def rotate(root: Path, name: str, *, keep_old: str) -> str:
+    """Make another token for a name; returns it. Those before end after ``keep_old``."""
+    ends_s = moment(keep_old)
+    return auth.change(_path(root), lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time()))
+
+
+def expire(root: Path, name: str, when: str) -> None:
+    """Let the tokens of a name end at a moment, or never."""
+    expires_s = None if when == "never" else moment(when)
+    _change(root, lambda store: auth.expired(store, name, expires_s=expires_s))
+
+
+def limit(root: Path, name: str, own: OwnLimit) -> None:
+    """Give a name this limit instead of the one it has."""
+
+    def limited(store: TokenStore) -> TokenStore:
+        if any(token.name == name and token.role == "operator" for token in store.tokens):
+            _require_no_quota(own)
+        return auth.limited(store, name, own)
+
+    _change(root, limited)
+
+
+def revoke(root: Path, name: str) -> None:
+    """Take all tokens of a name away; what it was charged with and its limit stay."""
+    _change(root, lambda store: auth.revoked(store, name))
+
+
+def describe(root: Path) -> Output:
+    """Whose tokens there are, until when, under which limits; and limits of names that have no token here."""
+    path, now_s = _path(root), time.time()
+    store = auth.read_store(path) if path.exists() else TokenStore()
+    # A change waits in the store until a service writes it into the ledger, which never forgets one.
+    limits = {**_limits_to_show(root), **store.limits}
+    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
+    if not store.tokens and not others:
+        return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
+    table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
+    found = []
+    for token in store.tokens:
+        own, is_good = limits.get(token.name, NO_LIMIT), token.is_good(now_s)
+        made, ends = _text(token.created_s), None if token.expires_s is None else _text(token.expires_s)
+        table.add_row(
+            token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *_limit_words(own)
+        )
+        known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
+        found.append(known | {"limit": own})
+    for name in others:
+        role = "by its issuer" if name.startswith(OIDC_PREFIX) else "no token"
+        table.add_row(name, role, "", "", *_limit_words(limits[name]))
+        found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
+    return Output(facts={"tokens": found}, words=table)
+
+
+def _limits_to_show(root: Path) -> Mapping[str, OwnLimit]:
+    """The ledger's, where it can be read: tokens are listed, and revoked, while its database is down too."""
+    try:
+        return _ledger_limits(root)
+    except LedgerError as error:
+        say(f"limits that stand in the ledger alone are not shown: {error}")
+        return {}
+
+
+def _limit_words(own: OwnLimit) -> list[str]:
+    return ["" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day)]
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970 of `30d`, `12h`, `90m` or `0s` from now, or of a date such as 2027-01-31 (UTC)."""
+    try:
+        if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
+            date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        else:
+            date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
+        raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
+
+
+def _change(root: Path, function: Callable[[TokenStore], TokenStore]) -> None:
+    auth.change(_path(root), lambda store: (function(store), None))
+
+
+def _path(root: Path) -> Path:
+    return run_at(root).tokens
+
+
+def _text(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,175 @@
+"""What `fairpate query` does: a shell, one command, or a batch of pool records into a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+from rich.table import Table
+
+from aggregator.client import (
+    DEFAULT_URL,
+    AggregatorClient,
+    CommandError,
+    QueryError,
+    QueryShell,
+    describe,
+    parse_range,
+    reply_facts,
+)
+from aggregator.service.wire import Reply
+from fairpate.files import check_output_file, write_atomically
+from fairpate.run.release_log import state_folder
+from fairpate.terminal import Output, Reporter, is_for_program, say, show, terminal
+from fairpate.types import UserError
+
+_WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write_table, ".csv": csv.write_csv}
+
+
+def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | None:
+    """Run the one command in ``words``, or else a shell. A first word with :// is the URL.
+
+    UsageError, before anything is asked, for a URL or a token that cannot be read.
+    """
+    url, command = split_url(words)
+    if is_for_program() and not command:
+        raise CommandError("--json: a shell is for a person; give a command such as `budget`, or --ids.")
+    heard: dict[str, Any] = {}
+    with AggregatorClient(url, token=read_token(token_file)) as client:
+        hear = heard.update if is_for_program() else None
+        shell = QueryShell(client, terminal(), history=state_folder() / "history", hear=hear)
+        if command:
+            shell.run_once(" ".join(command))
+            return Output(facts=heard, words="")
+        client.budget()  # a wrong URL or token is said before the prompt
+        shell.run(interactive=sys.stdin.isatty())
+    return None
+
+
+def query_batch(
+    words: Sequence[str], ids: str, *, out: Path | None, batch_size: int, token_file: Path | None
+) -> Output:
+    """Ask the pool records ``ids`` of the service at the URL in ``words``, if one is there.
+
+    UsageError, before anything is asked, for another word, and for numbers and places that are none.
+    """
+    url, command = split_url(words)
+    if command:
+        raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
+    numbers = parse_range(ids)
+    if out is not None:
+        check_output_file(out, "--out", suffixes=tuple(_WRITERS))
+    with AggregatorClient(url, token=read_token(token_file)) as client:
+        return label_pool(client, numbers, out=out, batch_size=batch_size)
+
+
+def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> Output:
+    """Ask pool records by number and write ``out`` (id, key, status, label), or put out a line for each.
+
+    What was answered before a budget or an error ends the batch is kept all the same, and then the error raised. The
+    service stores every reply, so the same command asks again for free.
+    """
+    reporter, replies, failure = Reporter(), list[Reply](), None
+    statement = client.statement()
+    if max(ids) >= statement.pool_size:
+        raise CommandError(
+            f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {max(ids)}."
+        )
+    try:
+        with reporter.stage("queries") as advance:
+            for batch in client.ask_many(ids, batch_size=batch_size):
+                # Kept batch by batch: what ends the loop must not lose what was answered, and charged.
+                replies += batch.replies
+                advance(len(replies), len(ids))
+        if len(replies) < len(ids):
+            reporter.note("queries", f"not asked, because the budget has no room: {len(ids) - len(replies)}")
+    except UserError as error:
+        failure = str(error)
+        if not replies:
+            raise
+    except BaseException:
+        if replies:
+            show(_kept(ids, replies, out, statement.label_names))
+        raise
+    return _kept(ids, replies, out, statement.label_names, failure)
+
+
+def _kept(
+    ids: Sequence[int],
+    replies: Sequence[Reply],
+    out: Path | None,
+    label_names: Sequence[str],
+    failure: str | None = None,
+) -> Output:
+    """The replies, which are in the file from here on, if one is named."""
+    code = int(failure is not None)
+    counts = Counter(reply.status for reply in replies)
+    counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    if out is not None:
+        _write(ids, replies, out)
+        return Output(facts={"file": out, "counts": counts}, words=counted, code=code, failure=failure)
+    say(counted)
+    table = Table("query", "reply", box=None)
+    for number, reply in zip(ids, replies, strict=False):
+        table.add_row(str(number), describe(reply, label_names))
+    found = [{"id": id_} | reply_facts(reply, label_names) for id_, reply in zip(ids, replies, strict=False)]
+    return Output(facts={"replies": found, "counts": counts}, words=table, code=code, failure=failure)
+
+
+def _write(ids: Sequence[int], replies: Sequence[Reply], out: Path) -> None:
+    try:
+        write_atomically(out, lambda path: _WRITERS[out.suffix](_table(ids, replies), path))
+    except OSError as error:
+        raise QueryError(
+            f"--out: {out} cannot be written ({error.strerror}). No reply is lost: the service stores all "
+            f"{len(replies)}, and the same command with another --out gets them again for free."
+        ) from error
+
+
+def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
+    """(URL, command): the URL given, that of FAIRPATE_URL, or this machine's. CommandError for another scheme."""
+    given = bool(words) and "://" in words[0]
+    url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
+    if not _is_a_service(url):
+        raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
+    return url, list(words[1:] if given else words)
+
+
+def _is_a_service(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or no address, has that form
+        return False
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in ``path``, or that of FAIRPATE_TOKEN; None without either."""
+    try:
+        text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise CommandError(f"--token-file: {path} cannot be read ({reason}); give the file with your token.") from error
+    words = text.split()
+    if path is not None and not words:
+        raise CommandError(f"--token-file: {path} is empty; give the file with your token.")
+    return words[-1] if words else None
+
+
+def _table(ids: Sequence[int], replies: Sequence[Reply]) -> pa.Table:
+    return pa.table(
+        {
+            "id": pa.array(ids[: len(replies)], pa.int64()),
+            "key": [reply.key for reply in replies],
+            "status": [reply.status for reply in replies],
+            "label": pa.array([reply.label for reply in replies], pa.int64()),
+        }
+    )

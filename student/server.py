@@ -1,0 +1,309 @@
+"""The published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
+
+A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
+prediction is answered depends on every answer before it; those counts live in one place: in the one process, or in a
+deployment of one replica, which takes each request's predictions at once and in order. They start empty with the
+service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.later import torch
+from fairpate.pages import HEADERS, api_page
+from fairpate.request_faults import (
+    FaultError,
+    declared_length,
+    fault,
+    field_of,
+    largest_body_bytes,
+    read_body,
+    remedy_for,
+    with_body,
+)
+from fairpate.types import GateRule
+from student.card import StudentCard, read_card
+from student.student import load_student
+
+MAX_RECORDS_PER_REQUEST = 1024
+BODY_TIMEOUT_S = 30.0
+_IMAGE_DIMENSIONS = 3
+_MAX_FAULTS = 10
+_UNREADABLE_BODY = 400
+OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
+"""Takes the groups and labels of some predictions, in order; returns which of them may be answered."""
+
+
+class Record(BaseModel):
+    """One record: nested lists of the student's input shape, and the name of its group."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    features: list[Any]
+    group: str | None = Field(None, description="Needed by a student that predicts by group, or with IDP3.")
+
+
+class Records(BaseModel):
+    """What is predicted in one request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
+
+
+class SharedGate:
+    """IDP3's counters, for all replicas."""
+
+    def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
+        self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
+
+    def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
+        """Which of these predictions, in this order, may be answered."""
+        return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
+
+
+class StudentReplica:
+    """Predicts, and asks the gate if there is one."""
+
+    def __init__(self, path: Path, offer: OfferToGate | None) -> None:
+        student = load_student(path)
+        self._card = student.card
+        # Without its own gate, which would count this replica's answers alone.
+        self._student = replace(student, card=replace(student.card, idp3=None))
+        self._offer = offer
+
+    async def answer(self, body: Records) -> dict[str, Any]:
+        """One label, or null where IDP3 refuses, per record. FaultError for a record it cannot read."""
+        features = np.stack(
+            [read_features(record, i, self._student.record_shape) for i, record in enumerate(body.records)]
+        )
+        groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
+        labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
+        answered = [True] * len(labels) if self._offer is None else await self._offer(groups, labels)
+        return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is read."""
+        shape = self._student.record_shape
+        is_image = len(shape) == _IMAGE_DIMENSIONS
+        return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
+
+    def describe(self) -> dict[str, Any]:
+        """What the student was trained for."""
+        card = self._card
+        rule = card.idp3
+        return {
+            "input_shape": self._student.record_shape,
+            "label_names": card.label_names,
+            "group_names": card.group_names,
+            "sensitive_attribute": card.sensitive_attribute,
+            "randomised": card.is_randomised,
+            "needs_group": card.needs_group,
+            "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
+        }
+
+
+def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
+    field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
+    try:
+        # In double precision first: as bytes a fraction is cut off unseen, as float32 a large number is infinite.
+        values = np.array(record.features, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise FaultError(422, field, record.features, "Expected nested lists of numbers, all of one length.") from None
+    if values.shape != shape:
+        raise FaultError(422, field, values.shape, f"Expected the shape {shape}.")
+    low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
+    if not ((values >= low) & (values <= high)).all() or (is_image and (values % 1).any()):
+        kind = "whole numbers" if is_image else "finite numbers"
+        raise FaultError(422, field, "out of range", f"Expected {kind} from {low:g} to {high:g}.")
+    return values.astype(np.uint8 if is_image else np.float32)
+
+
+def read_group(record: Record, position: int, card: StudentCard) -> int:
+    """The record's group as a code; 0 where the student needs none."""
+    if record.group is None and not card.needs_group:
+        return 0
+    if record.group not in card.group_names:
+        names = ", ".join(card.group_names)
+        raise FaultError(422, f"records.{position}.group", record.group, f"Expected one of: {names}.")
+    return card.group_names.index(record.group)
+
+
+class BodyLimit:
+    """ASGI middleware that refuses a body which is too large, or does not say how large it is, before it is read.
+
+    One that is not there after ``timeout_s`` is waited for no longer: a replica serves few requests at a time.
+    """
+
+    def __init__(self, app: ASGIApp, *, most: Callable[[], int], timeout_s: float) -> None:
+        self._app, self._most, self._timeout_s = app, most, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it here."""
+        if scope["type"] != "http":  # the start, before there is a copy to ask
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            declared_length(headers, self._most())
+            body = await asyncio.wait_for(read_body(receive), self._timeout_s)
+        except FaultError as refused:
+            await _faults(refused.status_code, [refused.fault])(scope, receive, send)
+        except TimeoutError:
+            late = fault("request", "no complete body", "Too slow; send it at once.")
+            await _faults(408, [late])(scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, with_body(body, receive), send)
+
+
+def _faults(status: int, faults: Sequence[dict[str, str]], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"errors": faults}, status_code=status, headers=headers)
+
+
+def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
+    """The routes; ``replica`` is the copy that serves a request."""
+    app = FastAPI(
+        title="FairPATE student",
+        description="Predictions of a published model: any number of them costs no further privacy.",
+        docs_url=None,
+        redoc_url=None,
+    )
+
+    app.add_middleware(BodyLimit, most=lambda: replica().max_body_bytes, timeout_s=BODY_TIMEOUT_S)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Any:
+        found = error.errors()[:_MAX_FAULTS]
+        return _faults(
+            422, [fault(".".join(field_of(each)) or "body", each.get("input"), remedy_for(each)) for each in found]
+        )
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Any:
+        if isinstance(error, FaultError):
+            return _faults(error.status_code, [error.fault])
+        at = f"{request.method} {request.url.path}"
+        if error.status_code == _UNREADABLE_BODY:
+            return _faults(error.status_code, [fault("body", at, f"{error.detail}; see /docs.")])
+        # What queries an aggregator shows this to whoever gave it the URL.
+        here = "a published student is served here, no aggregator: it answers POST /v1/predictions"
+        return _faults(error.status_code, [fault("path", at, f"{error.detail}; {here}, see /docs.")], error.headers)
+
+    @app.exception_handler(Exception)
+    async def defect(_: Request, error: Exception) -> Any:
+        return _faults(500, [fault("server", type(error).__name__, "A defect; tell the operator.")])
+
+    @app.post("/v1/predictions")
+    async def predict(body: Records) -> Any:
+        """One label, or null where IDP3 refuses, per record."""
+        return await replica().answer(body)
+
+    @app.get("/v1/student")
+    async def card() -> Any:
+        """What the student was trained for."""
+        return replica().describe()
+
+    @app.get("/healthz")
+    async def healthz() -> Any:
+        """Whether predictions are made."""
+        return {"status": "ok"}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Any:
+        return HTMLResponse(api_page(app.openapi()), headers=HEADERS)
+
+    return app
+
+
+def student_in_one_process(path: Path) -> FastAPI:
+    """The routes of the student in ``path``, its gate included. StudentFileError for a bad file."""
+    card, offer = read_card(path), None
+    if card.idp3 is not None:
+        gate = SharedGate(card.idp3, len(card.group_names), len(card.label_names))
+
+        async def offer(groups: list[int], labels: list[int]) -> list[bool]:
+            return gate.offer(groups, labels)
+
+    replica = StudentReplica(path, offer)
+    return student_app(lambda: replica)
+
+
+def http_replica() -> Any:
+    """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
+    from ray import serve
+
+    class Replica(StudentReplica):
+        def __init__(self, path: Path, gate: Any | None) -> None:
+            # Copies share a node: with threads for every core, each would slow the others down.
+            torch.set_num_threads(1)
+            super().__init__(path, None if gate is None else gate.offer.remote)
+
+    def replica() -> StudentReplica:
+        found: Any = serve.get_replica_context().servable_object
+        assert isinstance(found, StudentReplica)
+        return found
+
+    return serve.ingress(student_app(replica))(Replica)
+
+
+class ServedStudent(BaseModel):
+    """Which student, and how many copies of it: what a Serve configuration passes to :func:`application`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    student: Path = Field(description="Absolute path of the student's file, the same on every node.")
+    num_replicas: int = Field(2, ge=1)
+    cpus_per_replica: float = Field(1.0, ge=0)
+
+
+def application(arguments: dict[str, Any]) -> Any:
+    """The deployments as a Serve application, from the fields of :class:`ServedStudent`; not started yet.
+
+    For `import_path: student.replicas:application`. StudentFileError for a bad file.
+    """
+    from ray import serve
+
+    served = ServedStudent.model_validate(arguments)
+    card = read_card(served.student)
+    deploy = serve.deployment
+    gate = None
+    if card.idp3 is not None:
+        # Exactly one: parity is bounded over all answers together. It only counts, so it reserves no CPU.
+        one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
+        gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
+    options = {"num_cpus": served.cpus_per_replica}
+    replicas: Any = deploy(name="StudentReplica", num_replicas=served.num_replicas, ray_actor_options=options)(
+        http_replica()
+    )
+    return replicas.bind(served.student, gate)
+
+
+def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
+    """Start the deployments inside a running Ray and return when they answer. StudentFileError for a bad file."""
+    from ray import serve
+
+    arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}
+    serve.start(http_options={"host": host, "port": port})
+    serve.run(application(arguments), name="student", route_prefix="/")
+
+
+def stop_student() -> None:
+    """End the deployments."""
+    from ray import serve
+
+    serve.shutdown()
