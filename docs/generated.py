@@ -26,17 +26,14 @@ _MISTAKES = (2**31 - 1, 2**63 - 1, 1e12)  # ends of ranges that only catch mista
 _LINK = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.(?:md|ipynb)\)", re.MULTILINE)
 MODULES = {
     "python": "fairpate fairpate.comparing fairpate.estimators",
-    "methods": "fairpate.types fairpate.methods.base fairpate.methods.base",
-    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.accountant "
-    "fairpate.privacy.accountant fairpate.privacy.gnmax fairpate.privacy.mechanism_events fairpate.privacy.laplace "
-    "fairpate.privacy.discrete_gaussian fairpate.privacy.discrete_gaussian fairpate.privacy.mechanism_events "
+    "methods": "fairpate.types fairpate.methods.base",
+    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.gnmax "
+    "fairpate.privacy.mechanism_events fairpate.privacy.laplace fairpate.privacy.discrete_gaussian "
     "fairpate.privacy.second_accountant fairpate.privacy.audit",
-    "fairness": "fairpate.fairness.rates fairpate.fairness.rates fairpate.fairness.rates fairpate.fairness.gate "
-    "fairpate.fairness.constraints fairpate.fairness.constraints fairpate.fairness.private_population",
-    "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit fairpate.nn.fit student.train "
-    "student.card student.predict",
-    "aggregator": "aggregator.mechanism aggregator.session aggregator.labelling aggregator.ledger "
-    "aggregator.budgets aggregator.client",
+    "fairness": "fairpate.fairness.rates fairpate.fairness.gate fairpate.fairness.constraints "
+    "fairpate.fairness.private_population",
+    "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit student.student student.card",
+    "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger aggregator.budgets aggregator.client",
 }
 """Page of the Python reference, and the modules on it."""
 

@@ -274,7 +274,7 @@ class ServedStudent(BaseModel):
 def application(arguments: dict[str, Any]) -> Any:
     """The deployments as a Serve application, from the fields of :class:`ServedStudent`; not started yet.
 
-    For `import_path: student.replicas:application`. StudentFileError for a bad file.
+    For `import_path: student.server:application`. StudentFileError for a bad file.
     """
     from ray import serve
 

@@ -190,7 +190,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file: str = super()._split_scope(nodeid)
             if _says(config.rootpath / file, "ray_session"):
                 # One worker would take longer than all others: runs are two thirds of it.
-                return "runs on ray" if file.startswith("tests/app/") else "ray"
+                return "runs on ray" if file.startswith("tests/run/") else "ray"
             return "cluster" if file.startswith("tests/cluster/") else file
 
     return FewRays(config, log)

@@ -153,7 +153,7 @@ def test_serve_accepts_the_configuration(resources: dict[str, Resource]) -> None
         {"http_options": {"prt": 8000}},
         {"applications": [application, application]},
         {"applications": [application | {"arguments": {}}]},
-        {"applications": [application | {"import_path": "student.replicas:app"}]},
+        {"applications": [application | {"import_path": "student.server:app"}]},
     ):
         with pytest.raises((pydantic.ValidationError, AssertionError, AttributeError)):
             require_serve_config(config | fault)
@@ -216,7 +216,7 @@ def test_the_application_of_the_configuration_serves_a_student(
 def test_an_application_that_cannot_serve_is_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
     assert len(inspect.signature(application).parameters) == 1
     with pytest.raises(error):
-        build("student.replicas:application", arguments)
+        build("student.server:application", arguments)
 
 
 def test_what_is_to_be_replaced_is_in_capitals() -> None:

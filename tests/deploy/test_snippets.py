@@ -23,8 +23,8 @@ from fairpate.run.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(json|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-ELSEWHERE = {"docs/your-data.md"}  # tests/app/test_your_data_page.py
-RUN_ELSEWHERE = ("import json, numpy, onnxruntime",)  # tests/app/test_portable_run.py
+ELSEWHERE = {"docs/your-data.md"}  # tests/run/test_your_data_page.py
+RUN_ELSEWHERE = ("import json, numpy, onnxruntime",)  # tests/run/test_portable_run.py
 
 
 DECLARED = BLOCK.search((ROOT / "docs" / "your-data.md").read_text(encoding="utf-8"))[2]

@@ -88,7 +88,7 @@ def test_large_backbones_too(name):
     np.testing.assert_allclose(predict(portable(one, x), x), one.probabilities(x), atol=1e-5)
 
 
-@pytest.mark.slow  # one of them in a run: tests/app/test_portable_run.py
+@pytest.mark.slow  # one of them in a run: tests/run/test_portable_run.py
 @pytest.mark.parametrize(
     "words",
     [{}, {"mirrored": True, "pixels": None, "graph_share": 0.0}],

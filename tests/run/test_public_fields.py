@@ -195,7 +195,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         folder.add_failure(cell, failure(cell, "ValueError: 4711 private records"))
     folder.assemble(cells)
     comparison = Comparison(folder=folder, changed=True)
-    with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/app/test_paper_figures.py
+    with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/run/test_paper_figures.py
         patched.setattr("fairpate.run.compare.frontier_figures", lambda points: {"slices.pdf": bytes(len(points))})
         write_frontier_reports(comparison, title="sweep")
     return comparison

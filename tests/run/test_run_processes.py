@@ -15,7 +15,7 @@ from fairpate.config import RayConfig
 from student.student import load_student
 
 
-@pytest.mark.slow  # interrupted before and after the ledger is written: tests/app/test_run_queries.py
+@pytest.mark.slow  # interrupted before and after the ledger is written: tests/run/test_run_queries.py
 @pytest.mark.parametrize("stage", ["teachers", "ledger.sqlite"])
 def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(
     finished, small_overrides, fairpate, tmp_path, stage
