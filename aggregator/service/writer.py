@@ -62,9 +62,9 @@ from aggregator.budgets import BudgetStatus, QuotaExceededError, QuotaRoom, Quot
 from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.mechanism import Outcome
-from aggregator.service.auth import Caller
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
+from fairpate.http_requests import Caller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
@@ -382,7 +382,7 @@ class Look:
         done.set_result(None)
 
 
-class Health:
+class Readiness:
     """The facts; :meth:`watch` runs beside the service."""
 
     def __init__(
@@ -417,7 +417,7 @@ class Health:
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """A :class:`aggregator.service.wire.Health`."""
+        """A :class:`fairpate.http_requests.Health`."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
@@ -487,7 +487,7 @@ class Batcher:
     def __init__(
         self,
         writer: Writer,
-        health: Health,
+        health: Readiness,
         *,
         count_votes: CountVotes,
         quotas: Quotas,

@@ -12,7 +12,7 @@ import torch
 from two_groups import untrained_student
 
 from fairpate.fairness.gate import filter_stream
-from fairpate.request_faults import FaultError
+from fairpate.http_requests import FaultError
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
