@@ -233,6 +233,12 @@ class Writer:
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         self._tried_s = time.monotonic()
+        # A writer that was deposed must not come back by itself once its successor is gone: who writes next is the
+        # operator's choice, by a start or by `--take-over`.
+        if self.books.ledger.was_deposed():
+            self._reopen = None
+            self.failure = f"{self.books.ledger.name}: another writer took over; start this service again to write it."
+            raise LedgerError(self.failure)
         self.books.ledger.require_writable()
         self.books.ledger.close()  # it goes on giving stored replies from memory
         try:

@@ -242,6 +242,7 @@ def test_the_page_and_that_of_the_routes_have_no_barrier(tab, serve, width):
         ask(tab, "0:60")
         tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert barriers(tab) == []
+    tab.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {OPERATOR}"})
     tab.call("Page.navigate", url=f"{url}/docs")
     assert tab.until("location.pathname === '/docs' && document.readyState === 'complete'")
     tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
