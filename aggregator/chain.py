@@ -482,6 +482,7 @@ class Store(Protocol):
 
     def was_deposed(self) -> bool:
         """Whether another process is the writer now. LedgerError if that cannot be asked."""
+        ...
 
     def has_room(self) -> bool:
         """Whether there is room for a transaction, as far as is seen from here."""

@@ -94,7 +94,7 @@ def new_app(
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``.
 
     ``reasons`` looks at what would keep the service from answering now. ``field_name`` names the field of one of
-    pydantic's errors; ``unrouted`` ends the remedy for a path or a body that no route reads.
+    pydantic's errors; ``unrouted`` ends the remedy for a path that is not a route.
     """
     app = FastAPI(
         title=title,
@@ -120,8 +120,11 @@ def new_app(
     async def refused(request: Request, error: HTTPException) -> Response:
         if isinstance(error, FaultError):
             return faults_response(error.status_code, [error.fault], error.headers)
-        field = "body" if error.status_code == 400 else "path"
-        found = fault(field, f"{request.method} {request.url.path}", f"{error.detail}; {unrouted}")
+        at = f"{request.method} {request.url.path}"
+        if error.status_code == 400:
+            found = fault("body", at, f"{error.detail}; see /docs.")
+        else:
+            found = fault("path", at, f"{error.detail}; {unrouted}")
         return faults_response(error.status_code, [found], error.headers)
 
     @app.exception_handler(Exception)

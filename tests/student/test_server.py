@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -197,7 +198,9 @@ class OneToken:
 
 
 def test_a_student_with_tokens_answers_nobody_else_and_counts_requests_by_name():
-    app = student_app(pytest.fail, tokens=OneToken(), rate=RequestRate(per_s=0.001, burst=2))
+    app = student_app(
+        lambda: SimpleNamespace(max_body_bytes=10), tokens=OneToken(), rate=RequestRate(per_s=0.001, burst=2)
+    )
 
     async def asked():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
