@@ -331,7 +331,7 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
         small_config(tmp_path / "run", "dp_sgd.epochs=0.5", "target.accounting=rdp", method="dp_sgd"),
         Reporter(quiet=True),
     )
-    token = "a-token-of-the-analysts-of-the-tests"
+    token = "a-token-of-the-analysts-of-the-tests"  # noqa: S105
     monkeypatch.setenv("FAIRPATE_ANALYST_TOKEN", token)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
