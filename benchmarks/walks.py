@@ -73,7 +73,7 @@ def recording(last: str = "") -> Iterator[Walk]:
         yield walk
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def command(*words: str) -> None:
