@@ -22,8 +22,9 @@ import torch
 from fairpate.config import RayConfig
 from fairpate.config_reader import determining_values, flat_values
 from fairpate.data import load_dataset
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.run.compare import ballot, run_cell
-from fairpate.run.folder import (
+from fairpate.run.context import (
     RunDirectory,
     checkpoint_folder,
     read_json,
@@ -32,8 +33,7 @@ from fairpate.run.folder import (
     read_votes,
     write_votes,
 )
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
-from fairpate.run.run import UnprotectedRun
+from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch

@@ -24,7 +24,7 @@ from fairpate.config_reader import apply_override, config_digest, merge, read_ya
 from fairpate.data import load_dataset
 from fairpate.methods.base import DEFAULT, Method, configured
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         method_names,
     )
     from fairpate.run.compare import compare_methods
-    from fairpate.run.folder import RunDirectory, open_run_directory, read_statement
+    from fairpate.run.context import RunDirectory, read_statement
+    from fairpate.run.folder import open_run_directory
     from fairpate.run.publication import write_card
     from fairpate.run.run import run_method
     from fairpate.run.specify import specify_guarantees
@@ -42,7 +43,8 @@ _PLACES = {
     "fairpate.terminal": ("Reporter",),
     "fairpate.run.sweep": ("read_rows",),
     "fairpate.run.run": ("run_method",),
-    "fairpate.run.folder": ("RunDirectory", "open_run_directory", "read_statement"),
+    "fairpate.run.context": ("RunDirectory", "read_statement"),
+    "fairpate.run.folder": ("open_run_directory",),
     "fairpate.run.specify": ("specify_guarantees",),
     "fairpate.data": ("Dataset", "load_data", "load_dataset"),
     "fairpate.estimators": ("FairClassifier",),

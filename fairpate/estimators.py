@@ -104,7 +104,8 @@ from fairpate.methods.pate import require_allowed
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.report.metrics import Evaluation
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import create_run_directory, write_json
+from fairpate.run.context import write_json
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import statement_of, train_model

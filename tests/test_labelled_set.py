@@ -7,7 +7,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import load_dataset
-from fairpate.run.learn import public_records
+from fairpate.methods.label_queries import public_records
 from fairpate.types import FloatArray, LabelledSet
 
 

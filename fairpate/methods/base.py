@@ -79,7 +79,7 @@ from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Meter
 from fairpate.terminal import Reporter
 from fairpate.types import QueryOutcomes, Relation, Unit

@@ -57,6 +57,7 @@ from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
 from fairpate.methods.base import Method
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily, require_allowed
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
@@ -64,16 +65,8 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.page import counted, epsilon_text, in_two_lines
-from fairpate.run.folder import (
-    RunDirectory,
-    checkpoint_folder,
-    create_run_directory,
-    read_json,
-    read_votes,
-    write_text,
-    write_votes,
-)
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
+from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
+from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver

@@ -67,7 +67,7 @@ from fairpate.methods.pate import cost_behind_sorted_filter, preprocessing_facto
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.report.page import counted, epsilon_text, percent
-from fairpate.run.folder import RunDirectory, RunFolderError, read_votes
+from fairpate.run.context import RunDirectory, RunFolderError, read_votes
 from fairpate.run.learn import require_data_by_name
 from fairpate.terminal import facts
 from fairpate.types import IntArray, Unit, stepwise, strict

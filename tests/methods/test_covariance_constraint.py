@@ -21,7 +21,7 @@ from fairpate.methods.base import configured
 from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train
 from fairpate.nn.fit import LINEAR, predict_probabilities
 from fairpate.nn.models import build_model
-from fairpate.run.folder import read_json, read_statement
+from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

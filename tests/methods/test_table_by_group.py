@@ -18,7 +18,7 @@ from fairpate.fairness import rates
 from fairpate.fairness.private_population import TAUGHT_NOISE
 from fairpate.methods.base import configured
 from fairpate.report.records import PrivatePopulation
-from fairpate.run.folder import RunDirectory, read_json, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import read_release
 from fairpate.run.run import run_method

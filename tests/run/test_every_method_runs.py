@@ -19,9 +19,10 @@ from fairpate.data import find_entry, load_dataset
 from fairpate.fairness.constraints import named_constraints
 from fairpate.methods.base import configured, find_method, load_method
 from fairpate.methods.record_votes import ReleasingMethod
-from fairpate.run.folder import RunDirectoryError, create_run_directory, sole_worker
+from fairpate.run.context import RunDirectoryError, sole_worker
+from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card
-from fairpate.run.run import finished_run, run_method
+from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student

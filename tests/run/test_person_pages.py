@@ -12,7 +12,7 @@ import pytest
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method

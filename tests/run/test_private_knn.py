@@ -24,11 +24,11 @@ from aggregator.session import OverBudget, query_key
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_dataset
 from fairpate.methods.base import configured
+from fairpate.methods.label_queries import choose_queries, ledger_terms
 from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
-from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
-from fairpate.run.label_queries import choose_queries, ledger_terms
+from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend

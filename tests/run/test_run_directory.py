@@ -15,9 +15,9 @@ from small_runs import FILES, read_json, run
 
 from fairpate.data import load_dataset
 from fairpate.run import folder as rundir
-from fairpate.run.folder import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory, sole_worker
+from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer
-from fairpate.run.run import finished_run
 from student.student import load_student
 
 

@@ -19,12 +19,12 @@ from aggregator.session import query_key
 from fairpate.cli.summaries import summarise
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
+from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
-from fairpate.run.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer
 from student.student import load_student

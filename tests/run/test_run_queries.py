@@ -10,10 +10,10 @@ from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession
 from fairpate.config import ConfigError
 from fairpate.data import load_dataset
+from fairpate.methods.label_queries import choose_queries
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.run.folder import read_statement
-from fairpate.run.label_queries import choose_queries
+from fairpate.run.context import read_statement
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):

@@ -24,9 +24,9 @@ from aggregator.ledger import Ledger
 from aggregator.service.server import HttpServer, Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from fairpate.data import load_dataset
+from fairpate.methods.label_queries import VoteCounter, ledger_terms
 from fairpate.run import serve
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_labels, read_votes
-from fairpate.run.label_queries import VoteCounter, ledger_terms
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool, service_settings

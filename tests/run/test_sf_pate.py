@@ -23,7 +23,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
 from fairpate.run import serve
-from fairpate.run.folder import RunDirectory, RunFolderError, create_run_directory, read_labels
+from fairpate.run.context import RunDirectory, RunFolderError, read_labels
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import as_trained
 from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method

@@ -17,10 +17,11 @@ from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_dataset
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured
+from fairpate.methods.label_queries import choose_queries
 from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
-from fairpate.run.folder import RunDirectory, create_run_directory, read_labels
-from fairpate.run.label_queries import choose_queries
+from fairpate.run.context import RunDirectory, read_labels
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import as_trained
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter

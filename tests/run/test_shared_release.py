@@ -18,7 +18,7 @@ from fairpate.data import Dataset, load_dataset
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.run.compare import Comparison, compare, release_name
-from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.release_log import Odometer, read_release
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of

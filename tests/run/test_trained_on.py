@@ -17,7 +17,7 @@ from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_dataset
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured
-from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.learn import recorded_data
 from fairpate.run.plan import profile_of_run
 from fairpate.run.publication import write_card
