@@ -93,10 +93,10 @@ from fairpate.methods.base import (
     Method,
     Price,
     Stream,
+    configured,
     configured_exactly,
     find_method,
     fitted_to,
-    load_method,
     read_of,
     stream_seed,
 )
@@ -388,7 +388,7 @@ def _array(values: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) -> FairClassifier:
-    config = load_method(folder / _CONFIG)
+    config = configured(folder / _CONFIG)
     # A folder may come from anybody: to load it must never run code that it names.
     require_allowed(config, allow_code=False)
     estimator = kind(config.method)

@@ -23,7 +23,7 @@ FLOORS = (
     ("fairpate.run.release_log",),  # with the context, all that a method imports of a run
     ("fairpate.methods",),
     ("fairpate.run",),
-    ("fairpate.comparing", "fairpate.estimators", "fairpate.cli"),
+    ("fairpate.estimators", "fairpate.cli"),
     ("fairpate.__main__",),
 )
 TIED = ({"aggregator.chain", "aggregator.sqlite", "aggregator.postgres"},)  # only while a function runs

@@ -65,7 +65,7 @@ from fairpate.config import (
     StudentConfig,
     TeachersConfig,
 )
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.files import Storage
 from fairpate.later import torch
@@ -76,6 +76,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.report import records
 from fairpate.report.page import epsilon_text
 from fairpate.run.context import (
     RunDirectory,
@@ -321,7 +322,7 @@ class _Read:
 
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
-    return load_dataset(DataConfig.model_validate_json(config)).private
+    return load_data(DataConfig.model_validate_json(config)).private
 
 
 def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
@@ -583,7 +584,7 @@ class Spending:
         return self.terms.budget.delta
 
     @property
-    def outcomes_Q(self) -> list[Outcome]:
+    def outcomes_Q(self) -> list[records.Outcome]:
         """How each query ended."""
         verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]

@@ -52,7 +52,7 @@ from rich.text import Text
 
 from fairpate.config import DataConfig, RayConfig, SweepConfig, TasksConfig
 from fairpate.config_reader import determining_values, values_digest
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
@@ -162,7 +162,7 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
 def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
     config = _sharing(cell.config)
     assert config is not None
-    dataset = load_dataset(config.data)
+    dataset = load_data(config.data)
     return collect_vote_batch(
         dataset,
         choose_queries(dataset, config.aggregator),
@@ -606,7 +606,7 @@ def _read_record(path: Path, cell: Cell) -> RunRecord:
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
     """The data set, once for all cells in a row that read it."""
-    return load_dataset(DataConfig.model_validate_json(config_json))
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def compare_methods(

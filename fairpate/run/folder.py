@@ -24,7 +24,7 @@ from fairpate import __version__
 from fairpate.config import ConfigError
 from fairpate.config_reader import default_folder, determining, determining_values, flat_values, read_yaml
 from fairpate.files import check_output_folder, private_folder
-from fairpate.methods.base import Method, load_method
+from fairpate.methods.base import Method, configured
 from fairpate.methods.pate import PateFamily
 from fairpate.run.context import LOCK, RunDirectory, RunFolderError, run_at, write_json, write_text
 
@@ -105,7 +105,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
     RunFolderError where ``root`` holds no run, ConfigError where its configuration cannot be read.
     """
-    return ShownRun(root=root), load_method(run_at(root).config)
+    return ShownRun(root=root), configured(run_at(root).config)
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.config import DataConfig, PublishedConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split, without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
 from fairpate.methods.base import Stream, stream_seed
@@ -92,7 +92,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
         write_json(run.data, asdict(now))
 
 
-def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_dataset) -> Dataset:
+def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
     """What ``data`` names, as the embedding of ``run`` sees it where one is kept.
 
     RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.

@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import determining_values
-from fairpate.data import REGISTRY, Dataset, load_dataset
+from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -427,7 +427,7 @@ def run_method(
     reporter: Reporter,
     dataset: Dataset | None = None,
     *,
-    load: Callable[[DataConfig], Dataset] = load_dataset,
+    load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     with_graph: bool = False,
     allow_code: bool = False,
@@ -522,7 +522,7 @@ def _opened(
     reporter: Reporter,
     dataset: Dataset | None,
     *,
-    load: Callable[[DataConfig], Dataset] = load_dataset,
+    load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     allow_code: bool = False,
     command: str = "fairpate run",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured, method_names
 from fairpate.run.context import RunDirectory
@@ -56,7 +56,7 @@ TARGET = {
 
 def two_labels() -> Dataset:
     """The embedded digits without colour, of which five and more are one label: every method runs on them."""
-    ten = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    ten = load_data(DataConfig(options={"colour_as_feature": False}))
     splits = {name: dataclasses.replace(s := getattr(ten, name), y=(s.y >= 5).long()) for name in SPLIT_NAMES}
     return dataclasses.replace(ten, **splits, label_names=("low", "high"))
 

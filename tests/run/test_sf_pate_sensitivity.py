@@ -14,7 +14,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.config_reader import apply_override
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured
 from fairpate.methods.label_queries import choose_queries
@@ -64,7 +64,7 @@ def write(path: Path, rows: list[list[str]]) -> None:
 
 def load(folder: Path, rows: list[list[str]]) -> Dataset:
     write(folder / "adult" / "adult.data", rows)
-    return load_dataset(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
+    return load_data(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
 
 
 def configured(folder: Path, out: Path, *overrides: str) -> SfPate:
