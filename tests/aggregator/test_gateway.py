@@ -16,7 +16,7 @@ from serving import ANALYST, free_port, ids, open_backend, table_votes, tokens_o
 from aggregator.client import AggregatorClient, QueryError
 from aggregator.service.auth import RequestRate, read_tokens
 from aggregator.service.server import HttpServer, Runs, ServiceSettings, bind
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.serve import _behind_gateway
 
 OTHER = "another-token-of-the-tests"

@@ -18,7 +18,7 @@ import sklearn
 from aggregator.service.auth import OidcConfig
 from fairpate.config_reader import read_yaml
 from fairpate.data.declaration import read_declaration
-from fairpate.methods.base import load_method
+from fairpate.methods.base import configured
 from fairpate.run.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -101,4 +101,4 @@ def test_yaml_is_what_its_reader_takes(page, texts, tmp_path) -> None:
         elif text.startswith("issuer:"):
             assert OidcConfig.model_validate(read_yaml(tmp_path / "text.yaml"))
         else:
-            assert load_method(tmp_path / "text.yaml")
+            assert configured(tmp_path / "text.yaml")
