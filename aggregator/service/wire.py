@@ -54,7 +54,7 @@ from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import Caller as KnownCaller
 from aggregator.session import OverBudget, Query, query_key
-from fairpate.data.columns import FormField as DeclaredField
+from fairpate.data.columns import RecordField as DeclaredField
 from fairpate.data.columns import RecordForm
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.request_faults import FaultError, largest_body_bytes

@@ -47,8 +47,8 @@ from fairpate.data.dataset import (
     DatasetEntry,
     DataSettingsError,
     FeatureKind,
+    LoadedRecords,
     Part,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -141,7 +141,7 @@ def find_entry(name: str) -> DatasetEntry:
     return REGISTRY[name]
 
 
-def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Dataset:
+def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -> Dataset:
     """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
     records = with_features(loaded, options.get("features", "pixels"))
@@ -190,7 +190,7 @@ def data_dir_of(config: DataConfig) -> Path | None:
     return config.declaration.path.parent
 
 
-def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
+def _sizes(config: DataConfig, entry: DatasetEntry, records: LoadedRecords) -> SplitSizes:
     """As configured, and what the data set says of the others."""
     given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
     return SplitSizes(
@@ -201,7 +201,7 @@ def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSi
     )
 
 
-def _check_names(records: Records) -> None:
+def _check_names(records: LoadedRecords) -> None:
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
     names = as_names(records.records.record_id)
