@@ -53,7 +53,7 @@ Group shares enter every step. They are declared, or released once under a noise
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
-  hold. ``noise_rule`` ``as_in_paper`` takes its closed form for the noise; the price stays the accountant's.
+  hold. benchmarks/reproductions/dp_fermi_noise.py prices its closed form for the noise.
 - Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product. In its listing
   theta's noise is multiplied by lambda and covers the fairness term alone; here it is on the sum of clipped gradients.
 - Sums are divided by the expected size L where the listing divides by the size of the batch.
@@ -481,22 +481,15 @@ class DpFermiConfig(Section):
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
-    noise_rule: Literal["accounted", "as_in_paper"] = Field(
-        "accounted", description="as_in_paper: the paper's closed form, which costs more than the target."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
-    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are.
-
-    ``epsilon_as_in_paper`` is what the paper would claim for them, where its noise was asked for.
-    """
+    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are."""
 
     steps: PrivateSteps
     matrix_noise_multiplier: float
     event: Event
-    epsilon_as_in_paper: float | None = None
 
 
 def calibrated_steps(
@@ -504,15 +497,9 @@ def calibrated_steps(
 ) -> FermiSteps:
     """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
 
-    What the release of shares costs is set aside. ``noise_rule`` ``as_in_paper`` takes the paper's noise instead,
-    whatever it costs. ValueError for a target out of reach, or one that the paper's formula is not meant for.
+    What the release of shares costs is set aside. ValueError for a target out of reach.
     """
     plan = _plan(config, base, num_records=num_records)
-    if config.noise_rule == "as_in_paper":
-        # Two releases of one multiplier are one release of it over sqrt(2).
-        joint = published_noise_multiplier(target, plan) / math.sqrt(2)
-        steps = _with_noise(plan, config, base, target, joint, ratio=1.0)
-        return replace(steps, epsilon_as_in_paper=target.epsilon)
 
     def steps_of(joint: float) -> FermiSteps:
         return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
@@ -528,22 +515,6 @@ def calibrated_steps(
         accounting=target.accounting,
     )
     return steps_of(joint)
-
-
-def published_noise_multiplier(target: PrivacyTarget, steps: PrivateSteps) -> float:
-    """The paper's noise of *each* of its two streams over a sum's sensitivity: q sqrt(2 T ln(1 / delta)) / epsilon.
-
-    Its closed form is sigma^2 = 2 (m / n)^2 T S^2 ln(1 / delta) / epsilon^2 for a sensitivity S. ValueError outside the
-    range that its theorem states.
-    """
-    log_inverse = math.log(1 / target.delta)
-    least_steps = target.epsilon / (2 * steps.sampling_rate) ** 2
-    if target.epsilon > 2 * log_inverse or steps.num_steps < least_steps:
-        raise ValueError(
-            f"Expected epsilon <= {2 * log_inverse:.3g} and at least {math.ceil(least_steps)} steps for noise_rule "
-            f"as_in_paper, got {target.epsilon} and {steps.num_steps}."
-        )
-    return steps.sampling_rate * math.sqrt(2 * steps.num_steps * log_inverse) / target.epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,7 +570,6 @@ def train(
         events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
         noise=randomness.label,
         remarks=shares.remarks,
-        epsilon_as_in_paper=steps.epsilon_as_in_paper,
     )
 
 

@@ -36,7 +36,6 @@ from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise
-from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.events import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -358,24 +357,6 @@ def test_replacing_a_record_takes_more_noise() -> None:
     cost = priced([replaced.event], targets[1])
     assert (cost.relation, cost.accounting) == ("replace one", "pld")
     assert 1.9 < cost.epsilon < 2
-
-
-def test_the_published_noise_costs_what_the_sheet_says() -> None:
-    """Adult at epsilon 1 (n = 36631, batch 1024, 7200 steps): one stream 0.852, both 1.227, by loss distributions."""
-    target = PrivacyTarget(epsilon=1, delta=36631**-2)
-    base = DpSgdConfig(epochs=7200 * 1024 / 36631, batch_size=1024)
-    config = DpFermiConfig(noise_rule="as_in_paper", shares=((0.3, 0.7),))
-    steps = dp_fermi.calibrated_steps(config, base, target, num_records=36631)
-    one = PoissonGaussians(
-        count=7200, noise_multiplier=steps.steps.noise_multiplier, sampling_rate=steps.steps.sampling_rate
-    )
-    assert steps.steps.num_steps in (7200, 7201)
-    assert steps.matrix_noise_multiplier == pytest.approx(steps.steps.noise_multiplier)
-    assert epsilon_pld([one], target_delta=target.delta) == pytest.approx(0.852, rel=2e-3)
-    assert priced([steps.event], target).epsilon == pytest.approx(1.227, rel=2e-3)
-    assert steps.epsilon_as_in_paper == 1
-    with pytest.raises(ValueError, match="as_in_paper"):
-        dp_fermi.calibrated_steps(config, BASE, PrivacyTarget(epsilon=200), num_records=800)
 
 
 def counted_shares(config: DpFermiConfig, counts: tuple[int, ...], seed: int = 0) -> Shares:
