@@ -802,7 +802,7 @@ def _named(row: Row) -> dict[str, Any]:
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw slices, attainment and frontier of every data set and privacy class that ``results`` has.
+    """Draw slices and attainment of every data set and privacy class that ``results`` has.
 
     ``results`` is a results.parquet, or the folder of a sweep. What depends on private votes is in no picture, and of
     an operator's table neither is what has no privacy guarantee. ``out`` None: ``paper`` beside the table. UsageError
