@@ -21,9 +21,10 @@ from page_references import References
 
 from aggregator.chain import ledger_files
 from aggregator.ledger import Ledger
-from aggregator.service.server import HttpServer, Service, ServiceSettings
+from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from fairpate.data import load_data
+from fairpate.http_server import HttpServer
 from fairpate.methods.label_queries import VoteCounter, ledger_terms
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
@@ -297,7 +298,7 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
     told: list[object] = []
-    serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append, started=told.extend)
+    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append, started=told.extend)
     assert told == [{"run": run.root, "url": "http://127.0.0.1:1", "detached": False}]
     assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
     assert said[2:] == [serve.SPENT]
