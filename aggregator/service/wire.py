@@ -52,7 +52,7 @@ from aggregator.budgets import epsilon_fixed_beforehand
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import OverBudget, Query, query_key
-from fairpate.data.columns import FormField as DeclaredField
+from fairpate.data.columns import RecordField as DeclaredField
 from fairpate.data.columns import RecordForm
 from fairpate.http_requests import Body, FaultError, Health, largest_body_bytes
 from fairpate.http_requests import Caller as KnownCaller

@@ -197,7 +197,7 @@ def restore_ledger(
     ] = None,
 ) -> Output:
     """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
-    from fairpate.run.folder import run_at
+    from fairpate.run.context import run_at
     from fairpate.run.ledger_commands import restore
 
     with waiting("ledger"):
@@ -211,8 +211,8 @@ def anchor_ledger(
     place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
 ) -> Output:
     """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
-    from fairpate.run.folder import run_at
-    from fairpate.run.label_queries import add_anchor
+    from fairpate.methods.label_queries import add_anchor
+    from fairpate.run.context import run_at
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)

@@ -52,11 +52,7 @@ from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from fairpate.config import ConfigError
 from fairpate.http_requests import Role
-from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, open_run_directory, read_json, run_at
-from fairpate.run.label_queries import (
+from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,
     has_ledger,
@@ -65,6 +61,11 @@ from fairpate.run.label_queries import (
     parsed,
     place_of,
 )
+from fairpate.methods.own_votes import OwnVotes, read_votes_file
+from fairpate.methods.pate import VotingMethod
+from fairpate.report.page import epsilon_text
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at
+from fairpate.run.folder import open_run_directory
 from fairpate.run.learn import as_trained, load_for
 from fairpate.run.release_log import Odometer, OdometerError
 from fairpate.terminal import Output, listing, say

@@ -43,14 +43,14 @@ from fairpate.data.embedding import Embedding
 from fairpate.http_requests import RequestRate
 from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
 from fairpate.later import torch
+from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
-from fairpate.run.folder import RunDirectory, RunFolderError, open_run_directory
-from fairpate.run.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
+from fairpate.run.context import RunDirectory, RunFolderError
+from fairpate.run.folder import finished_run, open_run_directory
 from fairpate.run.learn import as_trained, load_for, record_data, require_data_by_name
 from fairpate.run.ledger_commands import last_backup_s
 from fairpate.run.release_log import LedgerMeter, Meter, Odometer, state_folder
-from fairpate.run.run import finished_run
 from fairpate.terminal import require_extra
 from fairpate.types import UsageError
 from teachers.ray_pool import start_ray

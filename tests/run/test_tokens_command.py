@@ -7,7 +7,7 @@ from serving import TERMS
 
 from aggregator.ledger import Ledger, OwnLimit
 from aggregator.service.auth import read_store, token_digest
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 
 
 @pytest.fixture

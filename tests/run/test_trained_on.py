@@ -14,10 +14,10 @@ import yaml
 
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured
-from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.learn import recorded_data
 from fairpate.run.plan import profile_of_run
 from fairpate.run.publication import write_card
@@ -43,7 +43,7 @@ def config_for(out: Path, *overrides: str) -> Method:
 @pytest.fixture(scope="module")
 def hospital() -> Dataset:
     """Colour digits under names of their own, as a user would hand in."""
-    digits = load_dataset(DataConfig())
+    digits = load_data(DataConfig())
     return replace(
         digits,
         name="hospital 7",
@@ -172,7 +172,7 @@ def test_a_card_refuses_a_folder_that_contradicts_itself(tmp_path: Path, given: 
 def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> RunDirectory:
     """What an estimator leaves in a folder of its own: teachers, votes and a ledger of records that have no name."""
     config = small_config(tmp_path_factory.mktemp("fitted") / "run")
-    digits = load_dataset(config.data)
+    digits = load_data(config.data)
     sections = {name: getattr(config, name) for name in ("teachers", "aggregator", "student", "ray")}
     private, public = digits.private, digits.public.take(range(100))
     pool = {"public_X": public.x.numpy(), "public_sensitive_features": public.z.numpy()}
