@@ -269,10 +269,6 @@ Weights = Annotated[
     str | None, typer.Option(help="File that every ResNet and DenseNet starts from, or `imagenet`: torchvision's own.")
 ]
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
-AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Let code run that files name (method: module:Class, teachers.model.python)."),
-]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
 MethodOption = Annotated[str | None, typer.Option(help="Its name.")]

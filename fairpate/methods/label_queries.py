@@ -294,20 +294,17 @@ def collect_vote_batch(
     """
     # Teachers are networks, and who reads votes or configurations needs no torch; so below.
     from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.own import ask_own_teachers
 
     given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
         given |= {"pool": workers, "read": _reader(dataset, ray)}
-        if teachers.model.python is not None:
-            with reporter.stage("teachers") as advance:
-                own = ask_own_teachers(dataset.private, teachers, queries.x, **given, on_progress=advance)
-            return _batch(queries, own.votes_QC, own.digest)
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    return _batch(queries, votes_QC, ensemble.digest)
+    return VoteBatch(
+        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+    )
 
 
 @dataclass(frozen=True)
@@ -334,10 +331,6 @@ def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
             "keeps how they are seen), so no worker can read them; set it to false."
         )
     return _Read(dataset.source.model_dump_json())
-
-
-def _batch(queries: Split, votes_QC: IntArray, ensemble: str) -> VoteBatch:
-    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble)
 
 
 def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:

@@ -51,7 +51,6 @@ from aggregator.budgets import mechanism_within
 from aggregator.mechanism import Mechanism, mechanism_of
 from aggregator.session import Ballot
 from fairpate.config import (
-    REMEDY,
     AggregatorConfig,
     BudgetConfig,
     ConfigError,
@@ -64,7 +63,6 @@ from fairpate.config import (
     RayConfig,
     StudentConfig,
     TeachersConfig,
-    is_allowed,
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
@@ -368,11 +366,6 @@ class PateFamily(GnmaxMethod):
         return storage
 
     @property
-    def keeps_teachers(self) -> bool:
-        """Models of the user's own are asked and forgotten: what is kept are their votes."""
-        return self.teachers.model.python is None
-
-    @property
     def num_voters(self) -> int:
         """All teachers."""
         return self.teachers.num_teachers
@@ -415,16 +408,6 @@ class PateFamily(GnmaxMethod):
             ray=self.ray,
             checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
             collected=run.votes,
-        )
-
-
-def require_allowed(config: Method, *, allow_code: bool) -> None:
-    """ConfigError for a configuration that names code, where none may run."""
-    place = config.teachers.model.python if isinstance(config, PateFamily) else None
-    if place is not None and not allow_code and not is_allowed():
-        raise ConfigError(
-            f"teachers.model.python: {place} is code that would run with your rights; {REMEDY} (from Python: "
-            "allow_code=True)."
         )
 
 

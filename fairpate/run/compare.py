@@ -58,7 +58,7 @@ from fairpate.files import write_atomically
 from fairpate.later import torch
 from fairpate.methods.base import Method
 from fairpate.methods.label_queries import choose_queries, collect_vote_batch
-from fairpate.methods.pate import PateFamily, require_allowed
+from fairpate.methods.pate import PateFamily
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
@@ -617,19 +617,15 @@ def compare_methods(
     folder: Path | None = None,
     title: str = "comparison",
     console: Console | None = None,
-    allow_code: bool = False,
 ) -> Comparison:
     """Everything that `fairpate compare` does: check, run what is missing, write tables, pages and figures.
 
     ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
-    ``runs/TITLE``. ``allow_code``: whether code that the sweep names may run. ConfigError lists every fault before
-    anything runs.
+    ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
     cells = cells_of(config, folder=folder, data_dir=data_dir)
-    for cell in cells:
-        require_allowed(cell.config, allow_code=allow_code)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, console or Reporter().console)
     write_frontier_reports(comparison, title=title)

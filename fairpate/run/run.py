@@ -62,7 +62,7 @@ from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import Method, Stream, Trained, Training, configured, stream_seed, torch_generator
 from fairpate.methods.own_votes import OwnVotes, read_votes_file, resolved
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod, require_allowed
+from fairpate.methods.pate import Labels, PateFamily, VotingMethod
 from fairpate.methods.record_votes import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
@@ -429,18 +429,17 @@ def run_method(
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     with_graph: bool = False,
-    allow_code: bool = False,
 ) -> RunDirectory:
     """Run one method, or go on where an earlier command left off, and leave the run directory complete.
 
     ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
     that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
     whose release this one goes on, without a look at private records. ``with_graph``: also ``model.onnx``, which takes
-    seconds. ``allow_code``: whether code that the configuration names may run. Errors name the field or file, the value
-    and the remedy; what was finished stays, and nothing is charged twice.
+    seconds. Errors name the field or file, the value and the remedy; what was finished stays, and nothing is charged
+    twice.
     """
     given = config.own_dataset() if dataset is None else dataset
-    opened = _opened(config, reporter, given, load=load, release_of=release_of, allow_code=allow_code)
+    opened = _opened(config, reporter, given, load=load, release_of=release_of)
     with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
@@ -523,7 +522,6 @@ def _opened(
     *,
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
-    allow_code: bool = False,
     command: str = "fairpate run",
 ) -> Iterator[tuple[Method, Dataset, RunDirectory, Meter]]:
     """What a run starts from: its configuration, checked; its data set; its folder, described; its meter.
@@ -539,9 +537,6 @@ def _opened(
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
     embedded = found = check_run_directory(config)
-    # With votes in the folder no voter is made, so that nothing runs of what the configuration names.
-    if not found.votes.exists():
-        require_allowed(config, allow_code=allow_code)
     if release_of is not None:
         check_release_of(config, release_of)
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)

@@ -257,7 +257,6 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("pate", {}, "teachers.model.norm=group", "teachers.model.weights=null"),
         ("pate", {}, "student.fit.momentum=0.5", "student.fit.optimizer=adam"),
         ("pate", {}, "student.strong_augment={erase: 0.5}", "student.method=supervised"),
-        ("pate", {"teachers": {"model": {"python": "m:f"}}}, "teachers.standardize=1", "teachers.model.python=m:f"),
     ],
 )
 def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_hold_it(method, file, setting, cause):
