@@ -31,12 +31,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.report.figures import (
@@ -551,7 +550,7 @@ class FrontierReport:
 
 
 def frontier_report(report: FrontierReport) -> str:
-    """The page, as one HTML document of about 5 MB: most of it is the library that draws."""
+    """The page, as one HTML document of about 1 MB: most of it is the library that draws."""
     points = report.points()
     series = looks(points)
     members = on_frontier(points)
@@ -598,8 +597,16 @@ def frontier_report(report: FrontierReport) -> str:
         failed_words=FAILED,
         left_out=_left_out_rows(report),
         model=script_data(points, notions=notions),
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library's own script
+        library=_library(),
     )
+
+
+@cache
+def _library() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed as one script without imports; to bundle it takes seconds."""
+    import vl_convert
+
+    return Markup(vl_convert.javascript_bundle())  # noqa: S704 - the library's own script
 
 
 def _class_view(
