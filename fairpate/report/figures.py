@@ -472,12 +472,12 @@ def _page_charts(seen: Sequence[Sequence[Point]], known: Mapping[str, Look]) -> 
         index_of = {id(point): index for index, point in enumerate(points)}
         for panel, found in by_panel(points).items():
             view = PanelView.of(found, known)
+            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
             drawn = {
-                "data": {"points": view.rows(index_of)},
+                "data": {"points": view.rows(index_of), **stairs},
                 "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
                 "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
             }
-            drawn["data"] |= {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
             charts.setdefault(panel, []).append(drawn)
     return charts
 
@@ -728,7 +728,7 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "encoding": {**place, "size": {"field": "z", "type": "quantitative", "scale": None}},
     }
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
-    layers = [*([line] if across == EPSILON else []), marks, crossed]
+    layers: list[dict[str, Any]] = [*([line] if across == EPSILON else []), marks, crossed]
     return _specification("points", shown, layers, level=level)
 
 
@@ -940,7 +940,7 @@ def _pictures(
         for each in planes:
             each["width"], each["height"] = round(inner, 2), round(max(0.72 * inner, 60.0), 2)
         drawing = vl_convert.vegalite_to_svg({**specification, "config": config})
-        missing = width - float(_SVG_WIDTH.search(drawing)[1])
+        missing = width - float(_SVG_WIDTH.findall(drawing)[0][0])
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across

@@ -601,12 +601,15 @@ def frontier_report(report: FrontierReport) -> str:
     )
 
 
+_EXPORTED = "window.vegaEmbed = vegaEmbed;"
+
+
 @cache
 def _library() -> Markup:
     """Vega, Vega-Lite and Vega-Embed as one script without imports; to bundle it takes seconds."""
     import vl_convert
 
-    return Markup(vl_convert.javascript_bundle())  # noqa: S704 - the library's own script
+    return Markup(vl_convert.javascript_bundle(_EXPORTED))  # noqa: S704 - the library's own script
 
 
 def _class_view(
