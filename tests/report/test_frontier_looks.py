@@ -87,7 +87,7 @@ def test_what_depends_on_votes_is_hollow_and_otherwise_the_same():
     found = looks(points_of([run_record("fairpate"), run_record("fairpate", epsilon_is_data_dependent=True)]))
     published, private = found["fairpate"], found["fairpate †"]
     assert (private.shape, private.color, private.dash) == (published.shape, published.color, published.dash)
-    assert (published.symbol, private.symbol) == ("circle", "circle-open")
+    assert (published.hollow, private.hollow) == (False, True)
 
 
 def test_shapes_differ_in_every_medium():
