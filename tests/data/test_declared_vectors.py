@@ -90,8 +90,8 @@ def beside(folder: Path, form: str = "csv") -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (None, r"private\.npy: no readable array beside private\.csv"),
-        (b"", r"private\.npy: no readable array beside private\.csv \(No data"),
+        (None, r"private\.npy: no readable array next to private\.csv"),
+        (b"", r"private\.npy: no readable array next to private\.csv \(No data"),
         (np.zeros((6, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 6"),
         (np.zeros((8, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 8"),
         (np.zeros((7, 4)), r"private\.npy: expected numbers \(rows, 3\), got float64 \(7, 4\)"),
