@@ -109,7 +109,7 @@ def declare_data(
     for given, whose in ((file, "file"), (public, "--public")):
         if not given.exists():
             raise ConfigError(f"{whose}: {given} is no file; give the path of a table.")
-    from fairpate.data.draft import QUESTION, draft_declaration
+    from fairpate.data.registry import QUESTION, draft_declaration
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
@@ -131,7 +131,7 @@ def check_data(
 ) -> Output:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import check_table
-    from fairpate.data.draft import check_declaration
+    from fairpate.data.registry import check_declaration
 
     with waiting("data"):
         found = check_declaration(data_config(name, options, data_dir))
