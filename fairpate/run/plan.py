@@ -149,7 +149,7 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[F
     right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
     for each in found:
-        voters = VOTERS.get(each.method, "") if each.votes is not None or each.refused else "nobody"
+        voters = VOTERS.get(each.method, "teachers") if each.votes is not None or each.refused else "nobody"
         table.add_row(each.method, voters, *_numbers(each))
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
     notes.append("Nothing was trained, charged or written.")
