@@ -10,6 +10,7 @@ import sys
 import pytest
 import typer
 
+from fairpate import __version__
 from fairpate.cli import app
 from fairpate.cli.base import Commands
 from fairpate.terminal import Output, show, speaking
@@ -176,7 +177,7 @@ def test_what_a_command_prints_by_the_way_is_not_on_standard_output(fairpate, mo
 
     monkeypatch.setattr("fairpate.cli.summaries.findings", noisy)
     code, output, errors = fairpate("version", "--json")
-    assert (code, strictly(output)) == (0, {"findings": []})
+    assert (code, strictly(output)) == (0, {"version": __version__, "findings": []})
     assert "by the way" in errors
 
 

@@ -121,7 +121,7 @@ def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch)
         return heard_by(lambda *steps: told[-1].append(steps))
 
     run, _ = finished
-    monkeypatch.setattr(terminal, "waiting", heard)
+    monkeypatch.setattr("fairpate.cli.runs.waiting", heard)
     for words in (["card", run.root], ["report", run.root]):
         told.clear()
         assert fairpate(*words)[0] == 0
@@ -197,7 +197,7 @@ def test_control_c_while_teachers_train_is_one_line_and_130_and_nothing_is_lost(
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, b"")
     assert errors.decode().splitlines() == [
-        "error Interrupted; what was finished is kept, and the same command goes on from there."
+        "error Interrupted; finished stages are kept, and the same command resumes from them."
     ]
     assert (tmp_path / "run/config.yaml").is_file()
 
