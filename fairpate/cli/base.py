@@ -113,13 +113,12 @@ class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
     ``option`` is the parameter that selects the mode; None for the mode without such an option. ``flag`` declares the
-    option where ``function`` does not need its value. ``instead`` ends the message that refuses another option.
+    option where ``function`` does not need its value.
     """
 
     function: Function
     option: str | None = None
     flag: Any = None
-    instead: str = ""
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -176,7 +175,7 @@ def _not_read(name: str, chosen: Mode, readers: Sequence[str], written: Mapping[
         return f"{option}: read only together with {' or '.join(readers)}; add that, or leave {option} out."
     rest = [written[name] for name in chosen.parameters if name != chosen.option and written[name].startswith("-")]
     reads = f"reads only {', '.join(rest)}" if rest else "reads no other option"
-    return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out{chosen.instead}."
+    return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out."
 
 
 def _asks_for(*options: str) -> bool:
@@ -317,7 +316,6 @@ AllowCode = Annotated[
     typer.Option("--allow-code", help="Run code that a file names (method: module:Class, teachers.model.python)."),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
-RunFolders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="One or more run directories.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
 Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; without a command, opens a shell.")]
 Host = Annotated[
@@ -329,9 +327,6 @@ AnalystToken = Annotated[
 ]
 OperatorToken = Annotated[
     Path | None, typer.Option(help="File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.")
-]
-Oidc = Annotated[
-    Path | None, typer.Option(help="YAML file that names an OpenID Connect issuer whose tokens are accepted too.")
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="File with your token; default: FAIRPATE_TOKEN.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")]

@@ -45,7 +45,7 @@ from fairpate.words import delta_text
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
-    from fairpate.run.folder import RunDirectory
+    from fairpate.run.context import RunDirectory
 
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
@@ -96,7 +96,7 @@ def run(
     CONFIG, all other settings are chosen for the data set from public facts.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, load_method, merged, start_values
+    from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
@@ -115,7 +115,7 @@ def run(
         start = start_values(options, method) if path is None else read_yaml(path)
         if weights is not None:
             options += _weights_of(merged(start, options, method=method), weights)
-        found = configured(start, options, method=method) if path is None else load_method(path, options, method=method)
+        found = configured(start if path is None else path, options, method=method)
         placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
         if dry_run:
             is_named = method is not None or any(option.startswith("method=") for option in options)
@@ -128,9 +128,10 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[str] |
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
     from fairpate.methods.record_votes import check_release_of
     from fairpate.run import plan
-    from fairpate.run.folder import RunDirectory, check_run_directory
+    from fairpate.run.context import RunDirectory
+    from fairpate.run.folder import check_run_directory, own_folder
     from fairpate.run.learn import load_for
-    from fairpate.run.run import check_data, own_folder
+    from fairpate.run.run import check_data
 
     config.require_trainable()
     folder = own_folder(check_run_directory(config), config)
@@ -268,7 +269,8 @@ compare = in_modes(
 def report(folder: RunFolder) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged."""
     from fairpate.cli.summaries import outcome
-    from fairpate.run.run import finished_run, run_method
+    from fairpate.run.folder import finished_run
+    from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
 
     found, config = finished_run(folder)
@@ -372,7 +374,7 @@ def _outcome(run: RunDirectory) -> Output:
     """Summarise a run of `aggregate`: released labels, their price, and the student's metrics."""
     from fairpate.cli.summaries import measured_rows
     from fairpate.report.page import epsilon_text
-    from fairpate.run.folder import read_json, read_statement
+    from fairpate.run.context import read_json, read_statement
 
     statement = read_statement(run)
     queries = statement.queries

@@ -33,12 +33,12 @@ from rich.text import Text
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, entry_for, load_dataset
+from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
 from fairpate.methods.base import Method, Price, PrivateMethod, Voting, count_protected, price, resolved
 from fairpate.methods.pate import VotingMethod
 from fairpate.report.page import counted, epsilon_text, percent
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.terminal import listing
 from fairpate.types import Relation, stepwise
 from fairpate.words import delta_text
@@ -116,7 +116,7 @@ def other_voters(overrides: Sequence[str], chosen: str) -> list[Forecast]:
     """Forecasts of all kinds of voters but ``chosen``, with what fits the data set under ``overrides``.
 
     Those that need the smallest lead come first, then those that are refused. DataError as
-    :func:`fairpate.data.load_dataset`.
+    :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -126,7 +126,7 @@ def other_voters(overrides: Sequence[str], chosen: str) -> list[Forecast]:
             config = resolved(overrides, method)
             config.require_trainable()
             key = config.data.model_dump_json()
-            dataset = loaded[key] = loaded[key] if key in loaded else load_dataset(config.data)
+            dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
         except ConfigError as error:

@@ -9,7 +9,7 @@ from each_method import METHODS, config_of, load_two_labels
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.methods.base import Method
-from fairpate.run.folder import read_statement
+from fairpate.run.context import read_statement
 from fairpate.run.plan import VOTERS, forecast, planned_cost
 
 
