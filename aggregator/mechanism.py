@@ -69,7 +69,7 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy import accountant, gnmax, smooth_sensitivity
+from fairpate.privacy import accountant, smooth_sensitivity
 from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
@@ -334,15 +334,6 @@ class ConfidentGnmax(ConfidentVotes):
     def realised(self, votes_QC: IntArray) -> ConfidentGnmaxVotes:
         """The queries with their votes."""
         return ConfidentGnmaxVotes(votes_QC=votes_QC, **self.parameters)
-
-    def answer_probability(self, votes_QC: IntArray) -> FloatArray:
-        """P[the threshold is passed] per query, shape (Q,)."""
-        return gnmax.answer_probability(
-            votes_QC,
-            threshold=self.threshold,
-            threshold_stddev_votes=self.threshold_stddev_votes,
-            tail="discrete",
-        )
 
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
         """P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.

@@ -37,8 +37,7 @@ SERVE = "serve run --port 8537"
 COMMANDS = (
     *("--help", "version", "methods", "methods fairpate", "new project", "data list", "data check clinic/data.yaml"),
     *(
-        "doctor",
-        "plan --data color_digits --epsilon 2",
+        "run --data color_digits --epsilon 2 --dry-run",
         "card run",
         "bundle run",
         "verify run/bundle.zip",

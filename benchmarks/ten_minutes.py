@@ -26,7 +26,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "ten-minutes.md"
 _URL = "http://127.0.0.1:8527"
 STEPS = (
-    ("What this machine offers", "fairpate doctor"),
+    ("What this machine offers", "fairpate version"),
     ("The whole pipeline on embedded digits: a hundred teachers", "fairpate run --out runs/first"),
     ("The same digits at an epsilon to publish", "fairpate run --epsilon 1.3 --out runs/published"),
     ("A card for what was published", "fairpate card runs/published"),
@@ -35,7 +35,10 @@ STEPS = (
     ("A project with made-up records", "fairpate new clinic"),
     ("What its declaration does to its records", "fairpate data check clinic/data.yaml"),
     ("A run on them", "cd clinic && fairpate run settings.yaml"),
-    ("Who else could vote, and what to expect", "fairpate plan --data clinic/data.yaml --epsilon 2"),
+    (
+        "What another run would spend",
+        "fairpate run --data clinic/data.yaml --epsilon 2 --dry-run",
+    ),
     ("The first run's teachers as a service", "fairpate serve runs/first --port 8527"),
     ("Labels from it", f"fairpate query {_URL} ask 0:20"),
 )

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -231,7 +231,7 @@ def ask_own_teachers(
 def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
     """The votes of a block, and what the first teacher that failed raised."""
     block, given = item
-    shards: list[ArrayShard] = list(given)
+    shards = cast("list[ArrayShard]", list(given))
     kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
     predictions, failures = [], []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):

@@ -1,47 +1,38 @@
-"""The command line: parse, build, run, close. What each command does is in the file of its subject."""
+"""The command line: each command is a function in the module of its subject."""
 
 from __future__ import annotations
 
-from fairpate import __version__
 from fairpate.cli import runs, services
 from fairpate.cli.base import Commands, exit_with_code
-from fairpate.terminal import Output
+
+_BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
 
 app = Commands(
-    help="Private and fair learning from many teachers, with an epsilon that is true.",
+    help="Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
+    "Begin with `fairpate run`: it trains FairPATE on an embedded data set in about a minute. `fairpate run --data "
+    "NAME --epsilon 2` takes another data set and privacy budget.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=runs.RunCommand)(runs.run)
-app.command()(runs.methods)
-app.command()(runs.compare)
-app.command()(runs.figures)
-app.command()(runs.aggregate)
-app.command()(runs.specify)
-app.command()(runs.plan)
-app.command()(runs.filter_cost)
-app.command()(runs.card)
-app.command()(runs.report)
-app.command()(runs.bundle)
-app.command()(runs.verify)
-app.command()(services.serve)
-app.command(cls=services.QueryCommand)(services.query)
-app.command()(services.doctor)
-app.command()(services.new)
-
-
-@app.command()
-def version() -> Output:
-    """Print the version."""
-    return Output(facts={"version": __version__}, words=__version__)
-
-
-app.add_typer(services.data_app, name="data")
-app.add_typer(services.ledger_app, name="ledger")
-app.add_typer(services.tokens_app, name="tokens")
+app.command(cls=runs.RunCommand, rich_help_panel=_BEGIN)(runs.run)
+app.command(rich_help_panel=_BEGIN)(services.new)
+app.command(rich_help_panel=_BEGIN)(runs.methods)
+app.add_typer(services.data_app, name="data", rich_help_panel=_BEGIN)
+app.command(rich_help_panel=_BEGIN)(services.version)
+app.command(rich_help_panel=_TRAIN)(runs.compare)
+app.command(rich_help_panel=_TRAIN)(runs.specify)
+app.command(rich_help_panel=_TRAIN)(runs.aggregate)
+app.command(rich_help_panel=_PUBLISH)(runs.report)
+app.command(rich_help_panel=_PUBLISH)(runs.card)
+app.command(rich_help_panel=_PUBLISH)(runs.bundle)
+app.command(rich_help_panel=_PUBLISH)(runs.verify)
+app.command(rich_help_panel=_OPERATE)(services.serve)
+app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)
+app.add_typer(services.tokens_app, name="tokens", rich_help_panel=_OPERATE)
+app.add_typer(services.ledger_app, name="ledger", rich_help_panel=_OPERATE)
 
 
 def main() -> None:
-    """Entry point: a user's error ends in one message and exit code 2 (bad usage) or 1, a signal in 128 + number."""
+    """Run the command line. A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number."""
     exit_with_code(app)

@@ -1,18 +1,14 @@
-"""What all commands share: names, options that a mode does not read, errors and exit codes.
+"""What all commands share: `--json`, modes, fields that are given twice, errors and exit codes, common options.
 
-What every command shares: its function returns an :class:`Output`, and `--json` makes a document of it.
+Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. A command with
+several modes is made of one function for each (:func:`in_modes`): the options of the command are the parameters of
+these functions, so an option that the chosen mode does not read is refused. An option that sets fields of the
+configuration says which (:class:`Sets`), so `--set` cannot give the same field another value.
 
-A command with several modes is made of one function for each (:func:`in_modes`). Its options are the parameters of
-those functions, so that an option which the chosen mode does not read is refused and never dropped.
-
-How a command ends: its exit code, and one message for what the user can fix.
-
-What a user can fix ends in one message on standard error that names the field, the value and the remedy. Exit codes:
-2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write to), 1 where
-something else failed (a file of data, a damaged run, a service, a cluster), 130 and 143 for an interrupt and SIGTERM.
-Only a defect of ours shows a traceback.
-
-Arguments and options that several commands take, and the configuration that they mean.
+A mistake that the user can fix ends in one message on standard error that names the field, the value and the remedy.
+Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write
+to), 1 for any other failure (a data file, a damaged run, a service, a cluster), 130 and 143 for an interrupt and
+SIGTERM. Only a defect of this package shows a traceback.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from __future__ import annotations
 import errno
 import inspect
 import io
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +29,7 @@ from typing import Annotated, Any
 import typer
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, expected, parse_config
+from fairpate.config_reader import apply_override, expected, flattened, parse_config
 from fairpate.terminal import (
     Output,
     discard_output,
@@ -49,44 +46,74 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 Function = Callable[..., Output | None]
 
 
+class Sets:
+    """Mark an option as a way to set these dotted fields of the configuration; `--set` may then not set them too."""
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+
+
 class Commands(typer.Typer):
-    """Commands that all have `--json`. A function returns None where it has put out everything itself."""
+    """Commands that all have `--json`. A function that returns None has printed everything itself."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:  # type: ignore[override]
-        """The parent's."""
         declare = super().command(name, **settings)
 
         def declared(function: Function) -> Function:
-            declare(_with_json(function))
+            declare(_as_command(function))
             return function
 
         return declared
 
 
-def _with_json(function: Function) -> Callable[..., int]:
-    """The same with one more option, and its exit code as result."""
+def _as_command(function: Function) -> Callable[..., int]:
+    """Return ``function`` with `--json`, fields given twice refused, and its exit code as result."""
     signature = inspect.signature(function, eval_str=True)
+    own = signature.parameters
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-    parameters = [*signature.parameters.values(), option]
+    parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
 
     @wraps(function)
-    def command(*, as_json: bool, **arguments: Any) -> int:
+    def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
         with speaking(to_program=as_json):
-            output = function(**arguments)
+            _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
+            output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
             return 0 if output is None else show(output)
 
-    # What typer reads, in its earlier releases the one and in later the other.
+    # Earlier releases of typer read the annotations, later ones the signature.
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def _refuse_fields_given_twice(
+    ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
+) -> None:
+    """UsageError where an option sets a field that `--set` sets too."""
+    for override in overrides:
+        values: dict[str, Any] = {}
+        apply_override(values, override)
+        for name, parameter in parameters.items():
+            marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, Sets)]
+            # With a dot behind both: a section is not any field whose name begins alike.
+            fields = [f"{field}." for mark in marks for field in mark.fields]
+            said = [f"{field}." for field in flattened(values)]
+            if any(a.startswith(b) or b.startswith(a) for a in fields for b in said) and _is_given(ctx, name):
+                raise UsageError(f"{_written(ctx)[name]}: --set {override} sets the same field; leave one of them out.")
+
+
+def _written(ctx: typer.Context) -> dict[str, str]:
+    """How each parameter of the command is written on a command line."""
+    return {each.name: max(each.opts, key=len) for each in ctx.command.params if each.name}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
-    ``option`` is the parameter whose value chooses the mode; None: the mode without any such option. ``flag`` declares
-    the option where the function does not need its value.
+    ``option`` is the parameter that selects the mode; None for the mode without such an option. ``flag`` declares the
+    option where ``function`` does not need its value.
     """
 
     function: Function
@@ -108,8 +135,8 @@ class Mode:
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
     """Return the function of a command ``name`` with the options of all ``modes``; ``words`` are its help.
 
-    The first mode whose option is given runs, or else the one without an option. UsageError for every other option that
-    the user gave and that this mode does not read.
+    It runs the first mode whose option is given, or else the mode without an option. UsageError for an option that was
+    given and that this mode does not read.
     """
     reads = {mode: mode.parameters for mode in modes}
     declared: dict[str, inspect.Parameter] = {}
@@ -121,7 +148,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
     def command(ctx: typer.Context, **values: Any) -> Output | None:
         given = [name for name in declared if _is_given(ctx, name)]
         chosen = next((mode for mode in modes if mode.option in given), without_option)
-        written = {each.name: max(each.opts, key=len) for each in ctx.command.params if each.name}
+        written = _written(ctx)
         for option in given:
             if option not in reads[chosen]:
                 readers = [written[mode.option] for mode in modes if mode.option and option in reads[mode]]
@@ -136,47 +163,39 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def _is_given(ctx: typer.Context, option: str) -> bool:
-    """Whether the user gave the option, on the command line or in the environment."""
+    """Whether the option was given on the command line or in the environment."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name != "DEFAULT"
 
 
 def _not_read(name: str, chosen: Mode, readers: Sequence[str], written: Mapping[str, str]) -> str:
-    """The message that refuses the option ``name``; ``readers`` are the options of the modes that would read it."""
+    """Return the message that refuses the option ``name``; ``readers``: options of the modes that would read it."""
     option = written[name]
     if chosen.option is None:
-        return f"{option}: read only with {' or '.join(readers)}; give that too, or leave {option} out."
+        return f"{option}: read only together with {' or '.join(readers)}; add that, or leave {option} out."
     rest = [written[name] for name in chosen.parameters if name != chosen.option and written[name].startswith("-")]
     reads = f"reads only {', '.join(rest)}" if rest else "reads no other option"
     return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out."
 
 
-def asks_for_json(words: Sequence[str]) -> bool:
-    """Whether a command line does, also one that cannot be parsed."""
-    return "--json" in _options(words)
-
-
-def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether a command line does."""
-    return not {"-h", "--help"}.isdisjoint(_options(words))
-
-
-def _options(words: Sequence[str]) -> Sequence[str]:
-    return words[: words.index("--")] if "--" in words else words
+def _asks_for(*options: str) -> bool:
+    """Whether the command line has one of ``options``, also where it cannot be parsed."""
+    words = sys.argv[1:]
+    return not {*options}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 _REMEDIES = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
-    errno.EFBIG: "raise what one file may hold (`ulimit -f`), or write to another disk",
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there",
+    errno.EFBIG: "raise the size limit of a file (`ulimit -f`), or write to another disk",
 }
 
 
 def exit_with_code(app: typer.Typer) -> None:
-    """Run the command that was given; leave with its code, if it is not 0."""
+    """Run the command that was given; exit with its code if that is not 0."""
     code = 0
-    with speaking(to_program=asks_for_json(sys.argv[1:])):
+    with speaking(to_program=_asks_for("--json")):
         with ended_by_signals() as ending:
             try:
                 code = _exit_code(app)
@@ -190,14 +209,14 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _exit_code(app: typer.Typer) -> int:
-    is_help = is_for_program() and asks_for_help(sys.argv[1:])
+    is_help = is_for_program() and _asks_for("-h", "--help")
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
             code: int = app(prog_name="fairpate", standalone_mode=False) or 0
         if text is not None:
             show(Output(facts={"help": text.getvalue()}))
     except (KeyboardInterrupt, typer.Abort) as stop:
-        # Click takes the end of any file, such as of damaged bytecode, for that of the keyboard's.
+        # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(stop.__cause__, EOFError):
             tell_program(f"EOFError: {stop.__cause__}")
             raise stop.__cause__ from None
@@ -216,7 +235,7 @@ def _exit_code(app: typer.Typer) -> int:
 
 
 def _interrupted(code: int) -> int:
-    return fail("Interrupted; what was finished is kept, and the same command goes on from there.", code=code)
+    return fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
 
 
 def _is_the_users(error: Exception) -> bool:
@@ -230,29 +249,29 @@ def _is_bad_usage(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
-        remedy = f"; {_REMEDIES[error.errno]}, and give the same command again" if error.errno in _REMEDIES else ""
+        remedy = f"; {_REMEDIES[error.errno]}, and run the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
     if type(error).__name__ == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
         return _refused_value(error)
     format_message = getattr(error, "format_message", None)
     message = str(format_message() if callable(format_message) else error) or type(error).__name__
     if type(error).__name__ == "NoSuchOption" and message.endswith(" --json"):
-        return f"--json: belongs behind a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
-    if message.startswith("No such command") and message.endswith("."):  # and nothing near it was found
+        return f"--json: goes after a command, one of {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
+    if message.startswith("No such command") and message.endswith("."):  # no similar name was found
         return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
     return message
 
 
 def _refused_value(error: Any) -> str:
-    """What typer's own check of an option found wrong with its value, in the words of a configuration's faults."""
+    """Return what typer's check of an option found, in the words in which a configuration's errors are reported."""
     name, fault = error.param.get_error_hint().replace("'", ""), error.__cause__.errors()[0]
-    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"  # a choice's words say it
+    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"  # a choice names it already
     return f"{name}: {expected(fault)}{got}."
 
 
 @contextmanager
 def checked_arguments() -> Iterator[None]:
-    """What an argument's own check refuses is bad usage."""
+    """Turn a ValueError of an argument's own check into ConfigError, so that the command ends with code 2."""
     try:
         yield
     except ValueError as error:
@@ -261,42 +280,71 @@ def checked_arguments() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-ConfigFile = Annotated[Path | None, typer.Argument(help="YAML configuration; none runs the embedded colour digits.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value, on top of the file.")]
-Out = Annotated[Path | None, typer.Option(help="Run directory; an earlier run of the same configuration goes on.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with the publisher's files, instead of FAIRPATE_DATA.")]
-Weights = Annotated[
-    str | None, typer.Option(help="File that every ResNet and DenseNet starts from, or `imagenet`: torchvision's own.")
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="YAML configuration. Without one, settings are chosen for the data set.")
 ]
-OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Set a field, as in section.field=value; `fairpate methods NAME` lists the fields."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Run directory. A run of the same configuration that is already there is resumed."),
+    Sets("out"),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the publisher's files; default: FAIRPATE_DATA."),
+    Sets("data.data_dir", "settings.data.data_dir"),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Privacy budget of the published result; the noise is calibrated to it."),
+    Sets("target.epsilon"),
+]
+Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is stated."), Sets("target.delta")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),
+    Sets("teachers.model.weights", "student.model.weights"),
+]
+OptionValues = Annotated[
+    list[str] | None, typer.Option("--option", help="Option of the data set's loader, as in name=value.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
-Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
-MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
-Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; none opens a shell.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; an aggregator's beyond loopback only with tokens.")]
+Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; without a command, opens a shell.")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on. Beyond this machine, an aggregator needs tokens and TLS.")
+]
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
-AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
-OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
-TokenFile = Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")]
-TlsCert = Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM; with --tls-key: serve HTTPS.")]
-TlsKey = Annotated[Path | None, typer.Option(help="Its key, PEM, without a password.")]
-Rate = Annotated[float, typer.Option(help="Requests per second of one token; twice as many at once.")]
-LogFile = Annotated[Path | None, typer.Option(help="Append the log to it as JSON lines, one for each request too.")]
-Traces = Annotated[bool, typer.Option("--traces", help="Send OpenTelemetry spans where OTEL_EXPORTER_OTLP_* say.")]
-Quota = Annotated[float, typer.Option(help="New queries per analyst's token and day.")]
-DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration.")]
+AnalystToken = Annotated[
+    Path | None, typer.Option(help="File with the analysts' token; default: FAIRPATE_ANALYST_TOKEN.")
+]
+OperatorToken = Annotated[
+    Path | None, typer.Option(help="File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.")
+]
+TokenFile = Annotated[Path | None, typer.Option(help="File with your token; default: FAIRPATE_TOKEN.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM), without a password.")]
+Rate = Annotated[float, typer.Option(help="Requests per second and token; bursts of twice as many.")]
+LogFile = Annotated[Path | None, typer.Option(help="Append the log, with each request, to this file as JSON lines.")]
+Traces = Annotated[
+    bool, typer.Option("--traces", help="Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.")
+]
+Quota = Annotated[float, typer.Option(help="New queries per analyst token and day.")]
+DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration (.yaml).")]
 
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", ".arrow")
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """The fields that name a data set; a declaration of one's own is known by its ending."""
+    """Return the fields that name a data set: a registered name, or a declaration, which ends in .yaml or .yml."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
-            f"{data}: records, and no declaration of them; draft one with `fairpate data declare "
-            f"{shlex.quote(data)} --public PUBLIC -o NAME.yaml` and give that."
+            f"{data}: is a table of records, not a declaration; draft one with `fairpate data declare "
+            f"{shlex.quote(data)} --public PUBLIC -o NAME.yaml` and give that file."
         )
     if data is None or not data.endswith((".yaml", ".yml")):
         return {"data.name": data}
@@ -306,13 +354,18 @@ def data_named(data: str | None) -> dict[str, Any]:
 
 
 def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
-    """The section ``data`` that the arguments of a command mean."""
+    """Return the section ``data`` of a command that takes a name, `--option` and `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()}
     for option in options or []:
         apply_override(values, f"options.{option}")
     return with_data_dir(parse_config(values, DataConfig), data_dir)
 
 
+def as_overrides(fields: Mapping[str, Any]) -> list[str]:
+    """Return the fields that are not None as `--set` takes them."""
+    return [f"{field}={json.dumps(value)}" for field, value in fields.items() if value is not None]
+
+
 def with_data_dir(config: DataConfig, data_dir: Path | None) -> DataConfig:
-    """The same section, read from ``data_dir`` if one was given."""
+    """Return the section with another folder of files, where one is given."""
     return config if data_dir is None else config.model_copy(update={"data_dir": data_dir})

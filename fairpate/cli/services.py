@@ -1,16 +1,6 @@
-"""Commands about data, ledgers, services, tokens, this machine and new projects.
+"""Commands about data sets, ledgers, services, tokens, this installation and new projects.
 
-`fairpate data`: what data sets there are, where they come from, what is in them.
-
-`fairpate ledger`: a run's ledger, and what all releases cost together. For the operator.
-
-`fairpate serve` and `query`: both ends of a service.
-
-`fairpate tokens`: who may ask a run's service. For the operator; a service sees a change within a second.
-
-`fairpate doctor`: what this machine offers a run.
-
-`fairpate new`: a project to begin with.
+Functions are imported inside the commands, so that `fairpate --help` does not wait for the libraries they need.
 """
 
 from __future__ import annotations
@@ -56,26 +46,26 @@ from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show
 from fairpate.types import UsageError, strict
 from fairpate.words import delta_text
 
-data_app = Commands(help="Data sets: what there is, where it comes from, what is in it.", no_args_is_help=True)
+data_app = Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
 
 
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> Output:
-    """Every data set with its task, sensitive attribute, size and licence."""
+    """List all data sets with task, sensitive attribute, size and licence."""
     if data_dir is not None and not data_dir.is_dir():
-        raise ConfigError(f"--data-dir: {data_dir} is no folder; give the one with the publishers' files.")
+        raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
     from fairpate.cli.summaries import listing_table
     from fairpate.data import list_datasets
 
     listings = list_datasets(data_dir or _data_dir_from_environment())
-    told = ("name", "task", "sensitive", "rows", "licence")
-    found = [{name: getattr(each.entry, name) for name in told} | {"here": each.present} for each in listings]
+    fields = ("name", "task", "sensitive", "rows", "licence")
+    found = [{name: getattr(each.entry, name) for name in fields} | {"here": each.present} for each in listings]
     return Output(facts={"data_sets": found}, words=listing_table(listings))
 
 
 @data_app.command("fetch")
 def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
-    """Download a data set from its publisher and check it against its pinned checksum."""
+    """Download a data set from its publisher and verify its checksum."""
     from fairpate.data import fetch
 
     target = data_dir or _data_dir_from_environment()
@@ -88,7 +78,7 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValue
 
 @data_app.command("describe")
 def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
-    """Load a data set and count its records by split, group and label. The counts are exact: do not publish them."""
+    """Count the records of a data set by split, group and label. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import describe_table
     from fairpate.data import describe
 
@@ -99,16 +89,16 @@ def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionVa
 
 @data_app.command("declare")
 def declare_data(
-    file: Annotated[Path, typer.Argument(help="Private records; only the header is read.")],
-    public: Annotated[Path, typer.Option(help="Public records with the same columns; the label may be missing.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML to write; none prints it.")] = None,
+    file: Annotated[Path, typer.Argument(help="Table of private records; only its header is read.")],
+    public: Annotated[Path, typer.Option(help="Table of public records: the same columns, the label may be missing.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
-    """Draft the declaration of your own records from public ones, with a question where those cannot tell."""
+    """Draft a declaration of your own records, with questions where public records cannot tell."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
-    for given, whose in ((file, "file"), (public, "--public")):
-        if not given.exists():
-            raise ConfigError(f"{whose}: {given} is no file; give the path of a table.")
+    for name, table in (("file", file), ("--public", public)):
+        if not table.exists():
+            raise ConfigError(f"{name}: {table} not found; give the path of a table.")
     from fairpate.data.registry import QUESTION, draft_declaration
 
     with waiting("data"):
@@ -144,13 +134,13 @@ def _data_dir_from_environment() -> Path | None:
 
 
 ledger_app = Commands(
-    help="A run's ledger, and what all releases cost together. For the operator.", no_args_is_help=True
+    help="Verify, copy and audit a run's ledger; total and limit all releases. For the operator.", no_args_is_help=True
 )
 
 
 @ledger_app.command("verify")
 def verify_ledger(path: RunOrLedger) -> Output:
-    """Check every entry against the chain; a service may be writing meanwhile."""
+    """Verify the chain of all entries; a service may be writing meanwhile."""
     from fairpate.run.ledger_commands import verified_facts
 
     with waiting("ledger"):
@@ -160,14 +150,14 @@ def verify_ledger(path: RunOrLedger) -> Output:
 @ledger_app.command("audit")
 def audit_ledger(
     path: RunOrLedger,
-    follow: Annotated[bool, typer.Option("--follow", help="Then go on with every new entry.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A file that is gone on with; without: standard output.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new entries.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to append to; default: standard output.")] = None,
 ) -> Output:
-    """Print who was charged with what, when, and whose limits changed, as JSON lines. Nothing depends on votes."""
+    """Print charges and changes of limits as JSON lines: who, what and when. Nothing depends on votes."""
     if out is not None:
         check_output_file(out, "--out")
     if follow and is_for_program():
-        raise UsageError("--follow: has no end, and --json is one document; leave out --json, each line is JSON.")
+        raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
     from fairpate.run.ledger_commands import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
@@ -176,9 +166,10 @@ def audit_ledger(
 
 @ledger_app.command("backup")
 def back_up_ledger(
-    path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A new .sqlite file; its .head lies beside it.")]
+    path: RunOrLedger,
+    out: Annotated[Path, typer.Argument(help="The .sqlite file to write, and a .head file.")],
 ) -> Output:
-    """Copy a ledger, every entry verified; a service may be writing meanwhile. Private: keep it to yourself."""
+    """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private."""
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.report.page import counted
     from fairpate.run.ledger_commands import back_up_run
@@ -193,36 +184,36 @@ def restore_ledger(
     copy: Annotated[Path, typer.Argument(help="A copy of `fairpate ledger backup`.")],
     folder: RunFolder,
     to: Annotated[
-        str | None, typer.Option(help="postgresql://HOST/DATABASE#NAME, to go on there; without: where it was.")
+        str | None, typer.Option(help="Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.")
     ] = None,
 ) -> Output:
-    """Put a copy in the ledger's place, or go on with it in another; refused if it would forget a charge."""
+    """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten."""
     from fairpate.run.context import run_at
     from fairpate.run.ledger_commands import restore
 
     with waiting("ledger"):
         place = restore(run_at(folder), copy, to=to)
-    return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is {place}")
+    return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is now {place}")
 
 
 @ledger_app.command("anchor")
 def anchor_ledger(
     folder: RunFolder,
-    place: Annotated[str, typer.Argument(help="A file elsewhere, or postgresql://HOST/DATABASE#NAME.")],
+    place: Annotated[str, typer.Argument(help="A file on another disk, or postgresql://HOST/DATABASE#NAME.")],
 ) -> Output:
-    """Note the last entry elsewhere too from the next start on, so that a rolled-back ledger is refused."""
+    """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused."""
     from fairpate.methods.label_queries import add_anchor
     from fairpate.run.context import run_at
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)
-    words = f"The last entry of {folder} is noted at {anchor}"
+    words = f"The last entry of {folder} is recorded at {anchor}"
     return Output(facts={"run": folder, "anchor": anchor}, words=words)
 
 
 @ledger_app.command("export")
 def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> Output:
-    """Write every entry, votes included. Private: keep the file to yourself."""
+    """Write all entries, including votes. The file is private."""
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
     from fairpate.run.ledger_commands import export
 
@@ -232,10 +223,8 @@ def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A
 
 
 @ledger_app.command("show")
-def show_ledger(
-    path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="How many of the last charges.")] = 20
-) -> Output:
-    """Print the last charges and what became of them. Private."""
+def show_ledger(path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="Number of charges.")] = 20) -> Output:
+    """Print the last charges and their outcomes. Private."""
     from fairpate.run.ledger_commands import last_charges
 
     with waiting("ledger"):
@@ -245,9 +234,9 @@ def show_ledger(
 @ledger_app.command("total")
 def total_of_releases(
     data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
-    delta: Annotated[float, typer.Option(help="At which the sums are stated.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta at which the sums are stated.")] = 1e-5,
 ) -> Output:
-    """Print what all releases on each data set cost together: runs, trainings, sweeps and services of this operator."""
+    """Print what all your releases on each data set cost together: runs, comparisons and services."""
     from fairpate.run.ledger_commands import describe_totals
 
     _checked_delta(delta)
@@ -258,17 +247,17 @@ def total_of_releases(
 @ledger_app.command("limit")
 def limit_releases(
     data: DatasetName,
-    epsilon: Annotated[float, typer.Option(help="At most this, for all releases together.")],
+    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all releases together.")],
     unit: Annotated[
         str | None,
         typer.Option(
-            help="record, person, sensitive attribute, or a declared one; without: record, which releases by person "
-            "count in, or the only other unit that was released under."
+            help="Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record, "
+            "which includes releases by person, or the only other unit with a release."
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="At which the sum is compared.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta at which the sum is compared.")] = 1e-5,
 ) -> Output:
-    """Refuse from now on what would make all releases on a data set cost more, each chosen in view of earlier ones."""
+    """Set a limit for all releases on a data set; a release that would exceed it is refused."""
     from fairpate.config import nearest
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
@@ -286,14 +275,14 @@ def limit_releases(
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
     spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
-    if data not in known:  # a data set given from Python may have any name, and a mistyped one would never be limited
-        say(f"{data} is no known data set, and nothing was released on it yet{nearest(data, known)}")
+    if data not in known:  # Python may give a data set any name, so a mistyped one is only reported
+        say(f"{data}: is not a known data set, and nothing was released on it yet{nearest(data, known)}")
     if spent > epsilon:
         say(
-            f"{data}, unit {unit}: earlier releases need a limit of {spent:.4g} where later ones may depend on them, "
-            f"which is above {epsilon:g}: every new release is refused"
+            f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "
+            f"above {epsilon:g}: every new release is refused"
         )
-    counted = "; releases by person count in" if unit == "record" else ""
+    counted = "; includes releases by person" if unit == "record" else ""
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
         words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
@@ -318,9 +307,12 @@ def _serve_aggregator(
     log_file: LogFile = None,
     traces: Traces = False,
     data_dir: DataDir = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave it on the cluster at RAY_ADDRESS.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Start it on the cluster at RAY_ADDRESS, and return.")
+    ] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="End another writer of a ledger in a database, which hangs or is lost.")
+        bool,
+        typer.Option("--take-over", help="End another writer of a ledger in a database, if it hangs or is lost."),
     ] = False,
 ) -> None:
     from fairpate.run import serve as serving
@@ -355,7 +347,7 @@ def _serve_student(
     log_file: LogFile = None,
     traces: Traces = False,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Copies of the student on Ray Serve; none: one, in this process.")
+        int | None, typer.Option(min=1, help="Replicas of the model on Ray Serve; default: one, in this process.")
     ] = None,
 ) -> None:
     from fairpate.run import serve as serving
@@ -383,30 +375,31 @@ def _stop(folder: RunFolder) -> Output:
 
 serve = in_modes(
     "serve",
-    "Serve a finished run over HTTP: its aggregator, or its published model.",
+    """Serve a finished run over HTTP: its aggregator, or its published model (--student).
+
+    An aggregator charges its ledger before it answers, until the budget is used up.""",
     Mode(function=_serve_aggregator),
-    Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="End what --detach left.")),
+    Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="Stop a service started with --detach.")),
     Mode(
         function=_serve_student,
         option="student",
-        flag=typer.Option("--student", help="Serve the published student; without tokens it is open to everybody."),
+        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to everybody."),
     ),
 )
 
 
 def _started(served: Sequence[Mapping[str, Any]]) -> None:
-    """For a program; a person was told in words."""
+    """Print what is served as JSON; a person has read it already."""
     show(Output(facts={"served": served}, words=""))
 
 
 class QueryCommand(TyperCommand):
-    """A negative number is a wrong record, and no option."""
+    """Read a negative number as a wrong record number rather than as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The parent's. UsageError for a negative number."""
         for word in args:
             if word[:1] == "-" and word[1:2].isdecimal():
-                raise UsageError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+                raise UsageError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
         return super().parse_args(ctx, args)
 
 
@@ -417,10 +410,10 @@ def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | 
 
 
 def _query_batch(
-    ids: Annotated[str, typer.Option(help="Pool records such as 0:500; prints their labels.")] = "",
+    ids: Annotated[str, typer.Option(help="Records of the public pool, such as 0:500; prints their labels.")] = "",
     words: Words = None,
-    out: Annotated[Path | None, typer.Option(help="A .parquet or .csv file for the batch's replies.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries in one request.")] = 256,
+    out: Annotated[Path | None, typer.Option(help="The .parquet or .csv file to write the replies to.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries per request.")] = 256,
     token_file: TokenFile = None,
 ) -> Output:
     from fairpate.run.query import query_batch
@@ -430,18 +423,19 @@ def _query_batch(
 
 query = in_modes(
     "query",
-    "Query a running aggregator: a shell, one command (`fairpate query ask 17`), or a batch (--ids).",
+    "Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).",
     Mode(function=_query_words),
     Mode(function=_query_batch, option="ids"),
 )
 
 
 tokens_app = Commands(
-    help="Who may ask a run's service, until when, and how much. Works while it runs.", no_args_is_help=True
+    help="Say who may query a run's service, until when, and how much. A running service follows within a second.",
+    no_args_is_help=True,
 )
-Name = Annotated[str, typer.Argument(help="Whose token; charges and limits are kept by name.")]
-Epsilon = Annotated[float | None, typer.Option(help="Own privacy budget, within the shared one.")]
-Queries = Annotated[int | None, typer.Option(help="New queries, ever.")]
+Name = Annotated[str, typer.Argument(help="Name of the token's owner; charges and limits are kept by name.")]
+OwnEpsilon = Annotated[float | None, typer.Option("--epsilon", help="Own privacy budget, within that of the run.")]
+Queries = Annotated[int | None, typer.Option(help="Number of new queries, ever.")]
 PerDay = Annotated[float | None, typer.Option(help="New queries at once, refilled evenly over a day.")]
 
 
@@ -449,11 +443,11 @@ PerDay = Annotated[float | None, typer.Option(help="New queries at once, refille
 def add_token(
     folder: RunFolder,
     name: Name,
-    role: Annotated[Literal["analyst", "operator"], typer.Option(help="What it may see.")] = "analyst",
-    epsilon: Epsilon = None,
+    role: Annotated[Literal["analyst", "operator"], typer.Option(help="What the token gives access to.")] = "analyst",
+    epsilon: OwnEpsilon = None,
     queries: Queries = None,
     per_day: PerDay = None,
-    expires: Annotated[str | None, typer.Option(help="30d, 12h, or a date; without: never.")] = None,
+    expires: Annotated[str | None, typer.Option(help="30d, 12h, or a date; default: never.")] = None,
 ) -> Output:
     """Make a token for a new name and print it, once: only its digest is kept."""
     from fairpate.run import ledger_commands
@@ -464,7 +458,7 @@ def add_token(
 
 @tokens_app.command("list")
 def list_tokens(folder: RunFolder) -> Output:
-    """Print whose tokens there are, until when, and their limits; also limits that the ledger alone knows."""
+    """Print names, roles, ends and limits of all tokens, and of limits without a token."""
     from fairpate.run import ledger_commands
 
     with waiting("ledger"):
@@ -473,9 +467,9 @@ def list_tokens(folder: RunFolder) -> Output:
 
 @tokens_app.command("limit")
 def limit_name(
-    folder: RunFolder, name: Name, epsilon: Epsilon = None, queries: Queries = None, per_day: PerDay = None
+    folder: RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
-    """Give a name this limit instead of the one it has; what it was charged with before counts."""
+    """Replace the limit of a name; earlier charges count towards it."""
     from fairpate.run import ledger_commands
 
     own = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
@@ -487,7 +481,7 @@ def limit_name(
 def expire_tokens(
     folder: RunFolder, name: Name, when: Annotated[str, typer.Argument(help="30d, 12h, 0s, a date, or never.")]
 ) -> Output:
-    """Let a name's tokens end."""
+    """Set when the tokens of a name end."""
     from fairpate.run import ledger_commands
 
     ledger_commands.expire(folder, name, when)
@@ -498,9 +492,9 @@ def expire_tokens(
 def rotate_token(
     folder: RunFolder,
     name: Name,
-    keep_old: Annotated[str, typer.Option(help="How long the old one stays good: 1h, 2d.")] = "0s",
+    keep_old: Annotated[str, typer.Option(help="How long the old token stays valid: 1h, 2d.")] = "0s",
 ) -> Output:
-    """Make another token for a name and print it, once."""
+    """Make a new token for a name and print it, once."""
     from fairpate.run import ledger_commands
 
     return _shown_once(name, ledger_commands.rotate(folder, name, keep_old=keep_old))
@@ -508,42 +502,43 @@ def rotate_token(
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: RunFolder, name: Name) -> Output:
-    """Take a name's tokens away; what it was charged with stays in the ledger."""
+    """Delete all tokens of a name; its charges stay in the ledger."""
     from fairpate.run import ledger_commands
 
     ledger_commands.revoke(folder, name)
-    return Output(facts={"name": name, "revoked": True}, words=f"{name}: has no token any more")
+    return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
 
 def _shown_once(name: str, token: str) -> Output:
-    say(f"This is {name}'s token; it is shown only now.")
+    say(f"This is the token of {name}; it is shown only now.")
     return Output(facts={"name": name, "token": token}, words=token)
 
 
-def doctor() -> Output:
-    """Print versions, processors, Ray, disk, folders and optional extras. Code 1 where something has to be fixed."""
+def version() -> Output:
+    """Print versions, processors, folders and optional extras. Exit code 1 where something has to be fixed."""
+    from fairpate import __version__
     from fairpate.cli.summaries import findings
 
     found, marks = findings(), {"ok": "", "fix": "fix: "}
     return Output(
-        facts={"findings": found},
+        facts={"version": __version__, "findings": found},
         words=facts((finding.name, marks[finding.level] + finding.value) for finding in found),
         code=int(any(finding.level == "fix" for finding in found)),
     )
 
 
 def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to write; nothing may be there yet.")],
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")],
     kind: Annotated[
         Literal["table", "images", "embeddings"],
-        typer.Option(help="What a record is: a row of a table, a picture, or a vector."),
+        typer.Option(help="Kind of records: rows of a table, images, or vectors."),
     ] = "table",
 ) -> Output:
-    """Write a project that runs: declaration, made-up records to replace, configuration, README and a test."""
+    """Create a project that runs: example records to replace by yours, their declaration, settings and a test."""
     from fairpate.cli.summaries import write_project
 
     data, files = write_project(name, kind)
-    words = [f"{name}: data set {data}, with made-up records to replace; README.md says how. To begin with:"]
+    words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
     place = f"./{name}" if str(name).startswith("-") else str(name)
     words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))

@@ -1,23 +1,8 @@
-"""Longer outputs of commands: lists of methods and data sets, summaries of runs, diagnosis, and new projects.
+"""What commands print at length: methods and their settings, outcomes of runs, data sets, this installation, projects.
 
-What follows from this package's sources alone, kept beside other caches until one changes: it takes seconds.
-
-What `fairpate methods` prints: every method with what it protects and its source, or all fields of one.
-
-What the command line prints at the end: the outcome of a run, and what is in a data set.
-
-What this machine offers a run: versions, processors, Ray, places on disk and optional extras, with remedies.
-
-Nothing is started or written, and nothing private is read.
-
-Made-up records of a new project, as files: drawn from a fixed seed, they say of nobody anything.
-
-Of each kind there are three parts, which share no record; public ones have no label. Groups differ a little in how
-often the label is yes, so that fairness is something to look at.
-
-What `fairpate new` writes: a folder with a declaration, made-up records, a configuration, a README and a test.
-
-Everything in it works as it is written, for records that are rows of a table, pictures, or vectors.
+Example records of a new project are drawn from a fixed seed, so they are about nobody. Their three parts share no
+record, public ones have no label, and groups differ a little in how often the label is yes, so that there is something
+to measure.
 """
 
 from __future__ import annotations
@@ -31,11 +16,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -46,13 +30,12 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairpate import __version__
 from fairpate.config import ConfigError, Section
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.fairness.rates import DEFAULT, NOTIONS, FloatArray, Notion
-from fairpate.files import PlaceError, cache_dir, check_output_folder, write_atomically
-from fairpate.methods.base import find_method, method_names, own_names
+from fairpate.files import PlaceError, check_output_folder
+from fairpate.methods.base import find_method, method_names
 from fairpate.report.page import counted, epsilon_text
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
@@ -61,31 +44,6 @@ from fairpate.terminal import MODULES, Output, facts, import_error, install_word
 from fairpate.types import READING_TELLS, PrivacyStatement, UsageError
 from fairpate.words import delta_text
 from student.card import read_card
-
-FoundT = TypeVar("FoundT")
-_PACKAGE = Path(__file__).parents[1]
-
-
-def kept(name: str, make: Callable[[], FoundT]) -> FoundT:
-    """What ``make`` gives, plain JSON; as it was made from the same sources, where that is kept under ``name``.
-
-    A cache that cannot be used is no reason to fail.
-    """
-    # All of them: what a field says may come from any file that a configuration imports.
-    version = f"{__version__} {max(path.stat().st_mtime_ns for path in _PACKAGE.rglob('*.py'))}"
-    path = cache_dir() / "methods" / f"{re.sub(r'[^a-z0-9_]', '', name)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] == version:
-            found: FoundT = content["found"]
-            return found
-    found = make()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"version": version, "found": found})
-        write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
-    return found
-
 
 _PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
 _CODEBOOKS = Path(__file__).parents[1] / "data/codebooks"
@@ -99,8 +57,7 @@ def data_set_names() -> list[str]:
 
 def list_methods() -> Output:
     """One line per registered method, under its default configuration."""
-    ours = kept("all", lambda: {name: _method_facts(name) for name in own_names()})
-    found = [ours.get(name) or _method_facts(name) for name in method_names()]
+    found = [_method_facts(name) for name in method_names()]
     table = listing("name", "method", "protects", "source")
     for each in found:
         if "broken" in each:
@@ -386,7 +343,7 @@ def _data_folder(folder: str | None) -> Finding:
     if not folder:
         return Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
     if not Path(folder).is_dir():
-        return Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is no folder; make it", level="fix")
+        return Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
     return Finding(name="data folder", value=folder)
 
 

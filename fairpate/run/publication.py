@@ -254,7 +254,7 @@ def comparison_html(comparison: Comparison) -> str:
         alt=f"Slices of {shown[0].panel.data}" if shown else "",
         commands=[
             ("Page", from_here(folder.report)),
-            ("For a paper", f"fairpate figures {shlex.quote(from_here(folder.root))}"),
+            ("For a paper", f"fairpate compare {shlex.quote(from_here(folder.root))} --figures paper"),
         ],
     )
 

@@ -1,21 +1,14 @@
-"""Who could vote: numbers by hand arithmetic, settings that run as they are printed, and refusals that say why."""
+"""Who votes: numbers by hand arithmetic, and the method that is chosen where none is named."""
 
-import json
 import math
-import shlex
 
 import pytest
 import torch
-from typer.main import get_command
 
-from fairpate.cli import app
-from fairpate.cli.base import data_config
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import config_digest
+from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.base import configured, fitted, method_for, resolved
-from fairpate.run.plan import VOTERS, candidates, describe_candidates, worth_of
-from fairpate.terminal import Output
+from fairpate.methods.base import configured, fitted, method_for
+from fairpate.run.plan import worth_of
 
 
 def pool_in_two_corners(num_public: int) -> Dataset:
@@ -65,83 +58,8 @@ def test_worth_is_the_square_of_the_lead_over_chance() -> None:
     assert worth_of(100, 0.05, num_classes=10) == 0
 
 
-def test_every_kind_of_voters_has_a_candidate_whose_command_is_a_valid_one(
-    fairpate,
-) -> None:
-    data = ("--data", "color_digits", "--epsilon", "1", "--delta", "1e-6")
-    code, output, _ = fairpate("plan", *data, "--teachers", "50", "--queries", "100", "--json")
-    assert code == 0
-    found = json.loads(output)["candidates"]
-    assert {each["method"] for each in found} == set(VOTERS)
-    assert [each["worth"] for each in found] == sorted((each["worth"] for each in found), reverse=True)
-    for each in found:
-        assert each["command"] == (
-            f"fairpate run --data color_digits --epsilon 1 --delta 1e-06 --method {each['method']}"
-        )
-        assert 0 < each["right"] <= each["winner_kept"] <= 1
-        # Of 50 to 100 teachers an epsilon of 1 leaves 300 labels to noise.
-        assert (each["caution"] is not None) == (each["method"] == "fairpate")
-        assert each["refused"] is None
-
-
-TABLE = """name: clinic
-rows: 900
-files: {records: [{path: clinic.csv}]}
-features: {age: {bounds: [20, 90]}}
-label: {column: ill, classes: ["no", "yes"]}
-group: {column: sex, values: [f, m]}
-"""
-
-
-def test_the_command_of_a_plan_runs_what_was_planned(tmp_path, monkeypatch) -> None:
-    """By a shell's rules, also where a folder has a space in its name and files lie elsewhere."""
-    folder = tmp_path / "own records"
-    folder.mkdir()
-    (folder / "clinic.yaml").write_text(TABLE, encoding="utf-8")
-    data = data_config(str(folder / "clinic.yaml"), None, folder).model_copy(update={"num_public": 300})
-    planned, run = {}, []
-    corners = pool_in_two_corners(300)
-    monkeypatch.setattr("fairpate.run.plan.load_data", lambda _: corners)
-    monkeypatch.setattr("fairpate.run.plan.public_size", lambda *_: 900)
-
-    def resolving(overrides, method):
-        planned[method] = resolved(overrides, method)
-        return planned[method]
-
-    monkeypatch.setattr("fairpate.run.plan.resolved", resolving)
-    monkeypatch.setattr("fairpate.run.run.run_method", lambda config, *_, **__: run.append(config))
-    monkeypatch.setattr("fairpate.cli.summaries.outcome", lambda _: Output(facts={}, words=""))
-    command = get_command(app)
-    for each in candidates(data, str(folder / "clinic.yaml"), epsilon=0.7000000001, delta=3e-7):
-        words = [*shlex.split(each.command)[1:], "--set", "data.num_public=300"]
-        assert command.main(words, standalone_mode=False) == 0
-        assert config_digest(run[-1]) == config_digest(planned[each.method])
-        assert run[-1].data == planned[each.method].data
-    assert {config.method for config in run} == set(VOTERS)
-
-
-def test_what_cannot_vote_says_why_and_the_others_stand() -> None:
-    found = candidates(DataConfig(num_public=60), "color_digits", epsilon=50, delta=1e-5)
-    refused = {each.method: each.refused for each in found if each.refused is not None}
-    assert set(refused) == {"weighted_votes", "record_votes", "private_knn"}
-    assert all("target.epsilon" in str(words) and "50" in str(words) for words in refused.values())
-    assert found[0].method == "fairpate"
-    lines = "\n".join(str(part) for part in describe_candidates(found, epsilon=50, chosen="fairpate").renderables)
-    assert "private_knn: target.epsilon" in lines
-    assert "Where no method is named: fairpate." in lines
-
-
 def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
     assert method_for(DataConfig(name="adult")) == "weighted_votes"
     assert method_for(DataConfig(name="adult", num_public=100)) == "dp_sgd"
     assert method_for(DataConfig(name="color_digits", num_public=100)) == "weighted_votes"
     assert fitted(DataConfig(name="adult", num_public=100))["method"] == "dp_sgd"
-
-
-@pytest.mark.parametrize("agreement", [0.0, 1.5])
-def test_an_impossible_assumption_is_refused_before_records_are_read(
-    agreement: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairpate.run.plan.load_data", lambda _: pytest.fail("loaded"))
-    with pytest.raises(ConfigError, match="agreement"):
-        candidates(DataConfig(num_public=60), "color_digits", epsilon=1, delta=1e-5, agreement=agreement)

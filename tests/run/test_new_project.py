@@ -67,7 +67,7 @@ def test_what_it_says_is_there_and_its_words_name_the_made_up_records(fairpate, 
     code, output, _ = fairpate("new", "hospital", "--kind", kind)
     assert code == 0
     assert {path.name for path in (tmp_path / "hospital").iterdir()} == FILES | BESIDE[kind]
-    assert "made-up records" in output
+    assert "example records" in output
     readme = (tmp_path / "hospital/README.md").read_text()
     assert "**The records here are made up.**" in readme
     assert set(re.findall(r"`([\w.]+\.(?:yaml|csv|py))`", readme)) - {"yours.yaml"} <= FILES

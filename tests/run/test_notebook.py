@@ -141,7 +141,7 @@ def test_files_are_named_as_they_are_reached_from_here(comparison, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     shown = comparison._repr_html_()
     assert ">report.html<" in shown
-    assert ">fairpate figures .<" in shown
+    assert ">fairpate compare . --figures paper<" in shown
     assert str(tmp_path) not in shown
 
 
@@ -149,7 +149,7 @@ def test_a_comparison_shows_its_sentences_and_one_picture(comparison):
     shown = comparison._repr_html_()
     assert "The highest mean accuracy is dp_sgd’s, 85.0\u00a0%." in shown
     assert "2 configurations, 6 runs" in shown
-    assert "fairpate figures" in shown
+    assert "--figures paper" in shown
     assert shown.count("data:image/png;base64,") == 1
     assert len(shown) < 500_000
     assert "<script" not in shown

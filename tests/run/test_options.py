@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from fairpate import cli
-from fairpate.cli.base import Commands, Mode, in_modes
+from fairpate.cli.base import Commands, Mode, Sets, in_modes
 from fairpate.types import UsageError
 
 Function = Any
@@ -117,7 +117,6 @@ def test_what_a_student_does_not_offer_is_among_them():
     "line",
     [
         "aggregate votes.csv --unit hospital --classes a,b --label truth",
-        "figures results.parquet --columns 2 --width-mm 100",
     ],
 )
 def test_an_option_that_another_one_leaves_without_effect_is_refused(fairpate, line):
@@ -126,6 +125,63 @@ def test_an_option_that_another_one_leaves_without_effect_is_refused(fairpate, l
     assert (code, output) == (2, "")
     assert option in errors
     assert option not in fairpate(*arguments)[2]
+
+
+def test_figures_are_as_wide_as_one_option_says(fairpate, tmp_path):
+    code, output, errors = fairpate("compare", tmp_path, "--figures", "here", "--columns", "2", "--width-mm", "100")
+    assert (code, output) == (2, "")
+    assert "--columns and --width-mm" in errors
+
+
+@pytest.mark.parametrize("option", ["--set=seeds=[0]", "--out=there", "--data-dir=there"])
+def test_what_is_only_drawn_takes_no_option_of_a_run(fairpate, tmp_path, option):
+    code, output, errors = fairpate("compare", tmp_path, "--figures", "here", option)
+    assert (code, output) == (2, "")
+    assert f"{option.partition('=')[0]}: not read" in errors
+
+
+def fields_set_by_options():
+    """Every option that sets a field where `--set` may too, with a value that it takes, and each of the fields."""
+    values = {"--voters": "3", "--epsilon": "2", "--delta": "0.1", "--seed": "5", "--test": "t.csv"}
+    for words, command in COMMANDS.items():
+        if "overrides" not in {each.name for each in command.params}:
+            continue
+        annotations = {name: each.annotation for mode in modes(command) for name, each in mode.parameters.items()}
+        for parameter in command.params:
+            marks = getattr(annotations.get(parameter.name), "__metadata__", ())
+            for field in (field for mark in marks if isinstance(mark, Sets) for field in mark.fields):
+                option = parameter.opts[0]
+                yield pytest.param(words, option, values.get(option, "x"), field, id=f"{words[0]} {option} {field}")
+
+
+@pytest.mark.parametrize(("words", "option", "value", "field"), list(fields_set_by_options()))
+def test_a_field_that_an_option_and_set_both_give_is_refused(fairpate, tmp_path, words, option, value, field):
+    needed = {"run": {}, "compare": {"config": "x"}, "aggregate": {"votes": "x", "--unit": "x", "--classes": "a,b"}}
+    given = needed[words[0]] | {option: value}
+    line = [word for name, each in given.items() for word in ([name, each] if name[0] == "-" else [each])]
+    for override in (f"{field}=7", f"{field}.part=7", f"{field.rpartition('.')[0] or field}=null"):
+        code, output, errors = fairpate(*words, *line, "--set", override)
+        assert (code, output) == (2, "")
+        assert f"--set {override} sets the same field" in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_field_of_the_same_section_is_not_refused(fairpate):
+    code, _, errors = fairpate("run", "--method", "dp_sgd", "--epsilon", "2", "--set", "target.relation=swap")
+    assert code == 2
+    assert "same field" not in errors
+
+
+def test_options_that_set_fields_are_those_that_a_configuration_has():
+    """Every typed option of a run, a comparison and votes made elsewhere that is a field says so."""
+    told = {(words[0], option) for words, option, *_ in (each.values for each in fields_set_by_options())}
+    for command, options in {
+        "run": "--method --data --epsilon --delta --seed --weights --out --data-dir",
+        "compare": "--out --data-dir",
+        "aggregate": "--unit --classes --voters --features --id --group --test --label --name --epsilon --delta "
+        "--mechanism --out",
+    }.items():
+        assert {option for word, option in told if word == command and option.startswith("-")} == set(options.split())
 
 
 def test_an_option_of_the_environment_is_refused_too(monkeypatch):

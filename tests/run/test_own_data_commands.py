@@ -90,7 +90,7 @@ def test_numbers_among_marks_of_what_is_missing_are_numbers(tmp_path, fairpate):
 @pytest.mark.parametrize(("file", "public"), [("nothing.csv", "pool.csv"), ("patients.csv", "nothing.csv")])
 def test_a_table_that_is_not_there_is_a_wrong_request(clinic, fairpate, file, public):
     code, _, said = fairpate("data", "declare", file, "--public", public)
-    assert (code, "nothing.csv is no file; give the path of a table." in said) == (2, True), said
+    assert (code, "nothing.csv not found; give the path of a table." in said) == (2, True), said
 
 
 def test_hostile_names_are_quoted(tmp_path, fairpate):
@@ -126,8 +126,8 @@ def test_bounds_are_rounded_outwards(public, bounds):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone.csv", "--public", "pool.csv"], "gone.csv is no file; give the path of a table"),
-        (["patients.csv", "--public", "gone.csv"], "gone.csv is no file; give the path of a table"),
+        (["gone.csv", "--public", "pool.csv"], "gone.csv not found; give the path of a table"),
+        (["patients.csv", "--public", "gone.csv"], "gone.csv not found; give the path of a table"),
         (["patients.csv", "--public", "pool.csv", "-o", "deep/own.yaml"], "expected a file below"),
     ],
 )

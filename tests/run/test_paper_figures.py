@@ -1,4 +1,4 @@
-"""`fairpate figures`: vector pictures of a table of results, in a journal's width, font size and fonts."""
+"""`fairpate compare --figures`: vector pictures of a table of results, in a journal's width, font size and fonts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(tab
 def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path, monkeypatch):
     monkeypatch.setattr("fairpate.report.figures._pictures", lambda *given: {given[-1].formats[0]: b""})
     place = table()
-    code, output, _ = fairpate("figures", place, "--format", "pdf", "--width-mm", "120", "--out", "here")
+    code, output, _ = fairpate("compare", place, "--format", "pdf", "--width-mm", "120", "--figures", "here")
     assert code == 0
     assert output.split() == [
         f"here/{name}-adult-record-add-or-remove-one-1e-05.pdf" for name in ("slices", "attainment")
@@ -123,10 +123,10 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
         (["--notion", "acuracy_parity"], "did you mean accuracy_parity?"),
         (["--width-mm", "nan"], "width"),
     ):
-        code, _, errors = fairpate("figures", place, *wrong)
+        code, _, errors = fairpate("compare", place, "--figures", "here", *wrong)
         assert (code, words in errors) == (2, True), errors
-    code, _, errors = fairpate("figures", tmp_path / "nowhere")
-    assert (code, "nowhere is no file; give the results.parquet" in errors) == (2, True), errors
+    code, _, errors = fairpate("compare", tmp_path / "nowhere", "--figures", "here")
+    assert (code, "nowhere: not found" in errors and "results.parquet" in errors) == (2, True), errors
 
 
 def test_data_sets_whose_names_read_alike_have_files_of_their_own(monkeypatch):

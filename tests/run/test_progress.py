@@ -20,7 +20,6 @@ from rich.console import Console
 
 from fairpate import terminal
 from fairpate.data import tables
-from fairpate.run.plan import assumed_profile, plans
 from fairpate.terminal import Pace, Reporter, duration, speaking, waiting
 from fairpate.types import heard_by, tell
 
@@ -122,7 +121,7 @@ def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch)
         return heard_by(lambda *steps: told[-1].append(steps))
 
     run, _ = finished
-    monkeypatch.setattr(terminal, "waiting", heard)
+    monkeypatch.setattr("fairpate.cli.runs.waiting", heard)
     for words in (["card", run.root], ["report", run.root]):
         told.clear()
         assert fairpate(*words)[0] == 0
@@ -130,10 +129,6 @@ def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch)
         assert len(steps) >= 2
         assert all(0 <= done <= total for done, total in steps)
         assert any(done == total for done, total in steps)
-    profile = assumed_profile(num_teachers=50, num_classes=2, agreement=0.8, spread=0.1, num_rows=5)
-    with heard("plan"):
-        plans([profile], epsilon=5, delta=1e-5, query_counts=[10], price="data_dependent")
-    assert told[-1] == [(number, 10) for number in range(1, 11)]  # five thresholds, two ratios of noises
 
 
 def drawn(code, **environment):
@@ -202,7 +197,7 @@ def test_control_c_while_teachers_train_is_one_line_and_130_and_nothing_is_lost(
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, b"")
     assert errors.decode().splitlines() == [
-        "error Interrupted; what was finished is kept, and the same command goes on from there."
+        "error Interrupted; finished stages are kept, and the same command resumes from them."
     ]
     assert (tmp_path / "run/config.yaml").is_file()
 
@@ -212,7 +207,7 @@ def test_an_interrupt_is_a_document_for_a_program(fairpate, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fairpate.cli.summaries.findings", interrupted)
-    code, output, errors = fairpate("doctor", "--json")
+    code, output, errors = fairpate("version", "--json")
     assert (code, json.loads(output)["error"]["exit_code"], errors.count("\n")) == (130, 130, 1)
 
 

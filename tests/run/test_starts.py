@@ -8,8 +8,6 @@ import sys
 import pytest
 from small_runs import run
 
-from fairpate.cli.summaries import list_methods
-
 LIBRARIES = ("torch", "torchvision", "sklearn", "scipy.stats", "pandas", "matplotlib", "dp_accounting", "ray", "onnx")
 WATCHED = """
 import importlib, json, os, sys
@@ -50,7 +48,6 @@ pytestmark = pytest.mark.slow  # a process for each command
 PRICES = {"dp_accounting", "scipy.stats"}
 RUNS = {
     "--help": set(),
-    "methods": set(),
     "new project": set(),
     "data list": set(),
     "card RUN": set(),
@@ -73,7 +70,6 @@ MODULES = (
 def started(small_config, tmp_path_factory):
     """Code and libraries of each command, all run by one process that divides itself."""
     root = tmp_path_factory.mktemp("starts")
-    list_methods()  # kept from here on
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(root / "state"))
         run(small_config(root / "run", "noise=os_entropy"))

@@ -18,8 +18,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.learn import recorded_data
-from fairpate.run.plan import profile_of_run
+from fairpate.run.learn import recorded_data, require_data_by_name
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import serve_aggregator, service_settings
@@ -183,7 +182,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> RunDi
 def test_what_an_estimator_leaves_is_not_taken_for_the_default_data_set(fitted: RunDirectory) -> None:
     assert yaml.safe_load(fitted.config.read_text())["data"]["name"] == "records"
     with pytest.raises(RunDirectoryError, match="'records', a data set that was given from Python"):
-        profile_of_run(fitted, "color_digits")
+        require_data_by_name(fitted)
 
 
 def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -> None:
@@ -199,7 +198,6 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -
     for again in (
         lambda: run_method(config, QUIET),
         lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False, say=print),
-        lambda: profile_of_run(run, "color_digits"),
     ):
         with pytest.raises(RunDirectoryError, match="given from Python"):
             again()

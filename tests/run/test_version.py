@@ -1,4 +1,4 @@
-"""`fairpate doctor` tells what is there, and what has to be fixed."""
+"""`fairpate version` shows what this machine has, and what has to be fixed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_tells_what_this_machine_has(fairpate, monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("FAIRPATE_DATA", str(tmp_path))
-    code, out, _ = fairpate("doctor", "--json")
+    code, out, _ = fairpate("version", "--json")
     told = {finding["name"]: finding["value"] for finding in json.loads(out)["findings"]}
     assert code == 0
     assert told["fairpate"].startswith(__version__)
@@ -34,15 +34,15 @@ def test_what_does_not_work_is_named_with_its_remedy(fairpate, monkeypatch, tmp_
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "file"))
     monkeypatch.setenv("FAIRPATE_DATA", str(tmp_path / "nowhere"))
-    code, out, _ = fairpate("doctor")
+    code, out, _ = fairpate("version")
     assert code == 1
     assert "fix: FAIRPATE_STATE" in out
-    assert f"fix: FAIRPATE_DATA: {tmp_path / 'nowhere'} is no folder" in out
+    assert f"fix: FAIRPATE_DATA: {tmp_path / 'nowhere'} is not a folder" in out
 
 
 def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeypatch):
     monkeypatch.setitem(MODULES, "onnx", ("no_such_package.part",))
-    code, out, _ = fairpate("doctor", "--json")
+    code, out, _ = fairpate("version", "--json")
     told = {finding["name"]: finding for finding in json.loads(out)["findings"]}["extra onnx"]
     assert (code, told["level"]) == (0, "ok")
     assert "pip install 'fairpate[onnx]'" in told["value"]
