@@ -1,38 +1,15 @@
-"""The page of the service and the operator's overview, live.
+"""The page at ``/``: its HTML, live states, and the operator's overview of charges, forecast and advice.
 
-What was charged when, and what came of it by group and class, for the operator alone.
+The page is one file with its style and script inside, which a browser knows by their digests, so that nothing else that
+might get into the page runs; nothing is fetched but this service's own routes. It is for anybody and holds no value of
+the service: it asks for them with the token that is typed into it. The analyst's part is made of public numbers alone;
+the operator's holds what depends on votes and is not to be published.
 
-Every charge is counted once, and once more when an open one gets its outcome. Points in time are cumulative and few:
-when there are too many, every second one is left out and the next ones are further apart.
+Live states are server-sent events (:class:`Streams`). The state is computed at most once a second for everybody, so
+that the time of an event says nothing about when anything happened within that second. Streams are few, because each
+holds a connection; they end with the service, with the caller's token, and after ten minutes.
 
 Shapes: G groups, C classes.
-
-What an operator should know and do now, in words that are computed from numbers.
-
-How long the budget lasts at the pace of before, and what is wrong with a remedy each. Knows no ledger and no HTTP.
-
-What the charges of a ledger cost by its votes, and which ones cost most: for the operator alone.
-
-What a service's own page shows: to an analyst budget and health, to an operator what happened and what to do.
-
-The analyst's part is made of public numbers alone. The operator's holds what depends on votes and is not to be
-published.
-
-Live state over HTTP: server-sent events, each the whole state, whenever it has changed.
-
-The state is looked at once a second for everybody, so that when an event comes says nothing about when anything
-happened within that second. Streams are few, because each holds a connection: beyond them a caller is told to ask
-again and again instead. They end when the service does, when the caller would no longer be admitted (a token that was
-revoked, rotated or has ended), and after a while by themselves; a caller who still listens connects anew.
-
-The page at ``/``: one file of HTML with its style and script inside, and headers that forbid everything else.
-
-The script and the style are known to the browser by their digests, so that nothing that might ever get into the page
-runs. Nothing is fetched but this service's own routes.
-
-The page at ``/`` and what it is made from: words, live states, and the operator's overview.
-
-The page itself is for anybody and holds no value of the service; it asks for them with the token that is typed into it.
 """
 
 from __future__ import annotations

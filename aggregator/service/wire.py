@@ -1,23 +1,10 @@
-"""Requests and responses of the service as records, and what it says about itself.
-
-The JSON that crosses the wire: what comes back, the same for every kind of refusal, and what any service reads.
-
-Queries depend on the pool: :mod:`aggregator.service.wire`.
-
-The JSON that only operators get: which step refused, what votes cost, and how the service is doing. Private.
-
-What may be asked: the public pool, and how a number or a posted record becomes a query with its content hash.
+"""What crosses the wire: the types of requests and responses, the public pool, and how a record becomes a query.
 
 A query is its content. Posted features take the pool's own type and shape before they are hashed, so that another
-spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query; nothing here sees a vote.
-
-What a service with one pool reads: queries and estimates, exactly as that pool's shape, range and groups allow.
-
-The OpenAPI document is made of these types, so that it states what is accepted, and nothing else is.
-
-What a service is about, in public words: the data set, what is released of it, and how a record is written down.
-
-Stored replies as a file: what was answered, for other tools. Nothing is asked, drawn or charged.
+spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query; nothing here sees a vote. Bodies
+accept exactly what the pool's shape, range and groups allow, and the OpenAPI document is made of these types, so that
+it states what is accepted. Every kind of refusal has one form for analysts; types that only operators get say
+"Private".
 """
 
 from __future__ import annotations

@@ -1,41 +1,23 @@
-"""The one writer: batches of waiting requests, verification of the chain while it runs, and readiness.
+"""The one writer of a service's ledger: its thread, batches of waiting requests, verification and readiness.
 
-The one thread that writes the ledger, and what readers see of it meanwhile.
+**Writing.** Calls of the session run one after another on a thread of their own. After each of them what readers need
+is noted in an immutable :class:`Snapshot`, so that no reader waits for the writer: neither behind teachers that are
+slow to vote nor behind a slow disk. A ledger whose write failed is opened again, which verifies and replays every
+entry, as soon as its store may take a durable write, unless another process took it over; until then new queries fail
+at once and stored replies are still given.
 
-Calls of the session run one after another on a thread of their own. After each of them what readers need is noted in an
-immutable :class:`Snapshot`, so that no reader ever waits for the writer: neither behind teachers that are slow to vote
-nor behind a slow disk. A snapshot is as new as the last durable transaction.
+**Batches** (:class:`Batcher`). The writer is called for one group of requests after another, so that concurrent clients
+share a durable transaction, and requests answered together leave together. How long a request took must not say which
+step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came in.
 
-A ledger whose write failed ends its writing. It is opened again, which verifies and replays every entry, as soon as
-its store may take a durable write; until then new queries fail at once and stored replies are still given.
+**Verification** (:class:`Verification`). The chain is verified again and again beside the queries. A chain that does
+not hold ends the writing. A ledger that cannot be read now is another matter: what was found before stays, and the next
+round tries again.
 
-The chain of a service's ledger, verified again and again beside the queries, and what was found last.
-
-A chain that does not hold ends the writing: new queries are refused until the ledger was restored and opened again,
-which verifies every entry. A ledger that cannot be read now is another matter: nothing is known of its chain, what was
-found before stays, and the next round tries again.
-
-Whether the service is alive, and whether a new query can be expected to be answered now.
-
-Alive is a process that answers. Ready is computed from facts: the ledger is there and open for writing, its chain held
-when it was last verified, its disk has room, the last votes came in and the teachers' processes answer, Ray's control
-process answers, the writer is not stuck. Ledger and Ray are looked at whenever somebody asks, and every second besides,
-on threads and connections of their own; a look that does not come back within two seconds counts as bad. A fact that
-turned bad is tried again in the background: the ledger is opened again, a vote on something public is tried and thrown
-away. So the answer turns good when the cause is gone. Nothing here depends on how anybody voted, and a budget that is
-used up does not count: stored replies are still given.
-
-In front of the one writer: requests that wait at the same time are asked together.
-
-The writer is called for one group of requests after another, so that concurrent clients share a durable transaction,
-and so that requests answered together leave together. Stored replies are read without waiting.
-
-How long a request took must not say which step refused: a reply to a new query leaves at a whole multiple of
-``answer_step_s`` after its request came in. The steps differ by the time of a few noise draws, far below a step.
-
-Quotas count what is charged: whether a request has room is known only when its turn comes. A request for more than its
-caller's quota is refused as a whole; whom the session charges, of those who ask for a query together, it decides within
-limit and quota of each. What a caller may spend is brought into the ledger before anything is charged under it.
+**Readiness** (:class:`Readiness`) is computed from facts: the ledger is there and open for writing, its chain held when
+it was last verified, its disk has room, the last votes came in and the voters answer, Ray's control process answers,
+the writer is not stuck. A fact that turned bad is tried again in the background, so the answer turns good when the
+cause is gone. Nothing here depends on how anybody voted, and a budget that is used up does not count.
 """
 
 from __future__ import annotations
@@ -389,7 +371,7 @@ class Look:
 
 
 class Readiness:
-    """The facts; :meth:`watch` runs beside the service."""
+    """Whether a new query can be expected to be answered now; :meth:`watch` looks at the facts every ``interval_s``."""
 
     def __init__(
         self,
