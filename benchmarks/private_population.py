@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from fairpate.config_reader import read_yaml
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import PopulationEstimate
 from fairpate.fairness.rates import FloatArray
 from fairpate.methods.base import configured
 from fairpate.report.metrics import GAPS
 from fairpate.report.records import PrivatePopulation
-from fairpate.run.folder import read_json
+from fairpate.run.context import read_json
 from fairpate.run.learn import read_student
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -57,7 +57,7 @@ def quantities(
         chosen = [f"out={folder}/run", f"seed={seed}", f"data.seed={seed}", "noise=seeded", *overrides]
         by_group = f"{values['method']}.by_group=true"
         settings = configured(values, [*chosen, by_group], method=values["method"])
-        dataset = load_dataset(settings.data)
+        dataset = load_data(settings.data)
         run = run_method(settings, Reporter(quiet=True), dataset)
         student = read_student(run, is_free=True)
         found = PrivatePopulation.from_json(read_json(run.private_population))

@@ -139,7 +139,8 @@ class PicturesConfig(Section):
         "pixels",
         pattern=rf"^(pixels|oriented_gradients|{PLACE.pattern})$",
         description="Default of the option `features`: the picture, `oriented_gradients`, which are 900 histogram "
-        "values of its edges, or `module:function` of a picture to a vector, code that runs with `--allow-code` only.",
+        "values of its edges, or `module:function` of a picture to a vector, code that runs with FAIRPATE_ALLOW_CODE=1 "
+        "only.",
     )
 
 

@@ -349,6 +349,10 @@ class RejectOptionSpread:
         """The largest gap after the cold start."""
         return _spread([order.max_gap for order in self.orders])
 
+    def without_accuracy(self) -> RejectOptionSpread:
+        """The same with every accuracy undefined: where the headline hides its own, small cells follow from these."""
+        return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
         spreads = ("accuracy", "coverage", "final_gap", "max_gap")

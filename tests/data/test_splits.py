@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, Split, load_dataset
+from fairpate.data import DataError, Dataset, Split, load_data
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, SplitSizes, check_members, default_size, divide, origins
 from fairpate.types import UserError
 
@@ -128,7 +128,7 @@ def test_with_default_sizes_a_private_record_moves_no_other_record(
         everyone = records_of(names(100))
         found = replace(everyone, records=everyone.records.take(kept))
         monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: entry_of(found, rows=100))
-        return members(load_dataset(DataConfig(name="t")).splits)
+        return members(load_data(DataConfig(name="t")).splits)
 
     before = load(list(range(100)))
     removed = sorted(before["private"])[victim]

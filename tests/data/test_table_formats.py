@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, large_arrays, load_dataset, tables
+from fairpate.data import DataError, large_arrays, load_data, tables
 from fairpate.data.dataset import LoadedRecords, Request
 from fairpate.data.declaration import entry_of, read_declaration
 from fairpate.files import CACHE_VARIABLE
@@ -167,9 +167,9 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
     declared = DECLARATION.replace("name:", "num_public: 20\nnum_validation: 0\nnum_test: 10\nname:")
     (tmp_path / "visits.yaml").write_text(declared.replace("FILES", write_parquet(tmp_path)), encoding="utf-8")
     config = DataConfig.model_validate({"name": "visits", "declaration": {"path": tmp_path / "visits.yaml"}})
-    before = load_dataset(config)
+    before = load_data(config)
     monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
-    after = load_dataset(config)
+    after = load_data(config)
     for name, split in before.splits.items():
         assert torch.equal(split.x, after.splits[name].x)
         assert split.record_id == after.splits[name].record_id
