@@ -1,6 +1,6 @@
-"""What a student's file says besides its weights, read without building the network.
+"""The card in a student's file, read without building the network.
 
-The file's checksum covers card and weights, so that a file whose card is read is known to be whole.
+The file's checksum covers card and weights, so that a file with a readable card is known to be complete.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, Attrib
 
 
 class StudentFileError(UserError):
-    """A file that is no student."""
+    """A file does not hold a complete student."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """What a student's file says besides its weights. ``idp3`` is the gate it predicts with by default.
+    """The description of a student in its file. ``idp3`` is the gate it predicts with by default.
 
     ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
     of predicting k for a member of group a where the network says j; None predicts what it says.
@@ -51,17 +51,17 @@ class StudentCard:
 
     @property
     def is_randomised(self) -> bool:
-        """Whether equal records may be predicted differently."""
+        """True if equal records may get different predictions."""
         return self.num_members is not None or self.mixing is not None
 
     @property
     def needs_group(self) -> bool:
-        """Whether a prediction needs the record's group."""
+        """True if a prediction needs the record's group."""
         return self.idp3 is not None or self.mixing is not None
 
 
 def read_card(path: Path) -> StudentCard:
-    """What a student's file says; StudentFileError as of :func:`read_student_file`."""
+    """The card of a student's file; StudentFileError for any other file."""
     with readable(path):
         return read_student_file(path)[0]
 
@@ -90,7 +90,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """StudentFileError for whatever a file raises that is missing, damaged or something else."""
+    """Turn the errors of a missing, damaged or other file into a StudentFileError."""
     try:
         yield
     except _UNREADABLE as error:
@@ -111,7 +111,7 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
 
 
 def embedding_beside(path: Path) -> Path:
-    """Where the embedding of the student at ``path`` lies."""
+    """The path of the embedding that belongs to the student at ``path``."""
     return path.parent / "embedding.safetensors"
 
 

@@ -1,41 +1,23 @@
 """The ensemble: shards by keyed hash, blocks of teachers in storage, their training and their votes.
 
-Where blocks of teachers are computed: in this process, or on Ray actors (:mod:`teachers.ray_pool`).
+**Shards.** PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher
+of a record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
+a record changes exactly one shard. Where persons are protected, their identifiers replace those of units: all records
+of a person reach one teacher, and the guarantee holds for persons. A unit's identifier does not depend on the sensitive
+attribute, so changing an attribute moves no record. Shards are ragged and may be empty.
 
-A pool maps a pure function over items beside one shared value, or adds up what it returns, and knows nothing of
-teachers.
+**Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
+(:mod:`teachers.ray_pool`). A block is one safetensors object, named by a hash of everything that determines its
+teachers: shards, model, training, seed and library. So a resumed run trains what is missing and nothing else. The
+block's own digest is stored with the tensors, and an object that is cut short or altered counts as missing. Teachers
+memorise their shards, so local folders and files are for their owner only. A shard goes to the worker that trains it
+and to no other. Where workers share a storage they read and write checkpoints there themselves; otherwise this process
+does.
 
-Which teacher learns from which record: a keyed hash of the identifier of the record's unit, or of its person.
+**Votes.** ``predictions_TQ`` is private and never leaves the worker; the counts stay with the operator, and only the
+aggregator's noise may turn them into labels. Nothing here prices privacy.
 
-PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher of a record
-is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing a record
-changes exactly one shard. Where persons are protected, their identifiers stand for those of units: all records of a
-person reach one teacher, and the guarantee holds for persons. A unit's identifier says nothing about the sensitive
-attribute, so changing an attribute moves no record. Shards are ragged and may be empty; nothing here sees features or
-labels.
-
-Weights in storage: one safetensors object per block of teachers, named by a hash of everything that determines them.
-
-A block is found again only for the same shards, model, training, seed and library, so a resumed run trains what is
-missing and nothing else. Its own digest is stored beside the tensors, and an object that is cut short or altered
-counts as missing. Teachers memorise their shards, so local folders and files are for their owner only; a location may
-as well be a URI, and any process that reaches it, driver or worker, saves and loads there.
-
-Blocks of teachers: what is stored of them and where, which are missing, and the work of those that are.
-
-A block is named by what determines its teachers, so that it is found again for the same shards, settings and library,
-and computed where it is not.
-
-What teachers say about public queries: predictions per teacher, then counts per class.
-
-``predictions_TQ`` is private and never leaves the worker; the counts stay with the operator, and only the aggregator's
-noise may turn them into labels. Shapes: T teachers, Q queries, C classes, F features.
-
-The ensemble's two stages: train all teachers on their shards, then add up their votes on public queries.
-
-Both are a map over blocks of teachers on a :class:`teachers.ensemble.BlockPool`. A shard goes to the worker that trains
-it and to no other. Where workers share a storage they read and write checkpoints there themselves; otherwise this
-process does. Nothing here prices privacy: votes stay private until the aggregator releases a label.
+Shapes: T teachers, N records, Q queries, C classes, F features, B records of a batch.
 """
 
 from __future__ import annotations
@@ -49,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +80,7 @@ class BlockPool(Protocol):
         ...
 
     def carry(self, module: ModuleType) -> None:
-        """Let what comes from ``module`` be computed where that is not installed."""
+        """Send the code of ``module`` to workers where it is not installed."""
         ...
 
     def run(
@@ -116,7 +98,7 @@ class BlockPool(Protocol):
     ) -> Counts:
         """The sum of all results, arrays of equal shape and type. ValueError without items.
 
-        ``on_done(position)`` is told of each item; of one whose result was lost, again.
+        ``on_done(position)`` is called for each item, and again for an item that was computed again.
         """
         ...
 
@@ -128,7 +110,7 @@ class InProcessPool:
         self.device = device
 
     def carry(self, module: ModuleType) -> None:
-        """Nothing: it is here."""
+        """Do nothing: this process has the module."""
 
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
@@ -153,13 +135,13 @@ class InProcessPool:
 
 
 def added(total: Counts | None, counts: Counts) -> Counts:
-    """A total and what comes to it; None: nothing yet."""
-    # In fresh memory: what came out of Ray's store is read-only.
+    """Add ``counts`` to a total, where None is an empty one."""
+    # In fresh memory: arrays from Ray's store are read-only.
     return counts if total is None else total + counts
 
 
 def at_least_one(total: Counts | None) -> Counts:
-    """The total. ValueError where nothing came to it."""
+    """The total. ValueError for an empty one."""
     if total is None:
         raise ValueError("Expected at least one item to add up, got none.")
     return total
@@ -185,14 +167,14 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
-    # Of 64 bits: no teacher is likelier than another by more than num_teachers / 2^64.
+    # With 64 bits no teacher is likelier than another by more than num_teachers / 2^64.
     return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
 
 
 def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
     """The shards with at most ``max_size`` rows each: those whose identifiers come first by a keyed hash, ascending.
 
-    Which rows stay depends on their own shard only. The hash is apart from the one that assigns records to teachers.
+    Which rows stay depends on their own shard only. The hash is independent of that which assigns teachers.
     """
 
     def rank(row: int) -> bytes:
@@ -214,7 +196,7 @@ def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
 
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
 _DIGEST = "blake2b"
-_DEFINITION = 2  # raised whenever the same inputs train other teachers
+_DEFINITION = 2  # raise it with any change after which the same inputs train other teachers
 _HEADER_LENGTH = 8
 _log = logging.getLogger(__name__)
 
@@ -224,9 +206,9 @@ class CheckpointError(UserError, RuntimeError):
 
 
 def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine) -> str:
-    """What the block of ``teacher_indices`` with these shards is called; any change of an input changes the name."""
+    """The name of the block of ``teacher_indices`` with these shards; any change of an input changes it."""
     determined_by = {
-        # A weights file's checksum stands for it: the same file at another path trains the same teachers.
+        # A weights file counts by its checksum: the same file at another path trains the same teachers.
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
         "num_classes": spec.num_classes,
@@ -247,9 +229,9 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
 
 
 def keyed_name(name: str, key: str) -> str:
-    """What a block of this name is called where others may list names: without ``key`` it confirms no guess of a shard.
+    """The name of a block in storage where others may list names: without ``key`` it confirms no guess of a shard.
 
-    A plain name hashes whole shards, so that an attacker who knows all records of them but one could try that one.
+    A plain name is a hash of whole shards: an attacker who knows all records but one could try candidates for it.
     """
     start = name.rpartition("-")[0]
     sealed = hashlib.blake2b(name.encode(), key=key.encode(), digest_size=16).hexdigest()
@@ -258,7 +240,7 @@ def keyed_name(name: str, key: str) -> str:
 
 def save_block(location: Location, weights: ArrayWeights) -> None:
     """Write ``weights`` so that ``location`` holds all of them or does not exist; a new local folder gets mode 0700."""
-    # Of a view safetensors would write the memory behind it.
+    # For a view safetensors would write the memory behind it.
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     write(location, save(arrays, metadata={_DIGEST: _digest(arrays)}))
 
@@ -270,15 +252,18 @@ def load_block(location: Location) -> ArrayWeights:
         weights: ArrayWeights = dict(load(content))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{location}: cannot be read ({error}); train the teachers again.") from error
-    if _stored_digest(content) != _digest(weights):
+    # The header of a safetensors file: its length in eight bytes, then JSON. The content is in memory already.
+    end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
+    metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
+    if metadata.get(_DIGEST) != _digest(weights):
         raise CheckpointError(f"{location}: content does not match its digest; train the teachers again.")
     return weights
 
 
 def is_intact(location: Location) -> bool:
-    """Whether ``location`` holds a complete checkpoint; a damaged one is reported and counts as missing.
+    """True if ``location`` holds a complete checkpoint; a damaged one is logged and counts as missing.
 
-    All of it is read. Where that is too much, :func:`fairpate.files.exists` looks without reading.
+    The whole checkpoint is read; :func:`fairpate.files.exists` is a cheaper test.
     """
     if not exists(location):
         return False
@@ -290,16 +275,9 @@ def is_intact(location: Location) -> bool:
     return True
 
 
-def _stored_digest(content: bytes) -> str | None:
-    """From the header of a safetensors file that was read already: its length in eight bytes, then JSON."""
-    end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
-    metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
-    return metadata.get(_DIGEST)
-
-
 def _digest(weights: ArrayWeights) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    # By name: a file keeps no order of its tensors.
+    # Sorted by name: a file does not keep the order of its tensors.
     for name in sorted(weights):
         digest.update(f"{name} {weights[name].dtype} {weights[name].shape}".encode())
         digest.update(weights[name].tobytes())
@@ -311,7 +289,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Teachers that are trained and stored together. ``content`` names what determines them; private, as shards are."""
+    """Teachers that are trained and stored together. ``content`` is their name by content, as private as shards."""
 
     teacher_indices: tuple[int, ...]
     content: str
@@ -320,7 +298,7 @@ class Block:
 
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
 Given = list[ArrayShard] | list[IntArray]
-"""Of a block's teachers: their records, or the rows of them in what a worker reads itself."""
+"""For each teacher of a block its records, or their rows in the data that a worker reads itself."""
 
 
 def blocks_in(
@@ -332,7 +310,7 @@ def blocks_in(
 
     def block(indices: tuple[int, ...]) -> Block:
         content = content_of(indices)
-        # All who may read checkpoints may read the storage's marker; names are seen by all who may list them.
+        # Readers of checkpoints may read the storage's marker, the key; others may be able to list names.
         name = content if storage is None else keyed_name(content, storage.identity)
         return Block(teacher_indices=indices, content=content, checkpoint=join(folder, name))
 
@@ -349,9 +327,9 @@ def computed(
     workers: BlockPool,
     on_progress: Progress | None,
 ) -> Iterator[tuple[Block, ResultT]]:
-    """What ``function`` gives for every block that has no checkpoint yet, in any order; progress is told of all.
+    """Yield the result of ``function`` for every block without a checkpoint, in any order; progress counts all blocks.
 
-    ``given(teachers)`` is what a worker is sent of a block.
+    ``given(teachers)`` is sent to the worker of a block.
     """
     missing, report = missing_blocks(blocks, storage, workers), TeacherCounter(blocks, on_progress)
     report.add(*(position for position in range(len(blocks)) if position not in missing))
@@ -369,7 +347,7 @@ def digest_of(blocks: Sequence[Block]) -> str:
 
 
 def missing_blocks(blocks: tuple[Block, ...], storage: Storage | None, workers: BlockPool) -> list[int]:
-    """The blocks that are to be trained. What writes checkpoints also reads them, to see which are intact."""
+    """The positions of blocks without an intact checkpoint, tested by the processes that write checkpoints."""
     readers = InProcessPool() if storage is None else workers
     found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     return [position for position in range(len(blocks)) if not found[position]]
@@ -390,7 +368,6 @@ class TeacherCounter:
         self._on_progress = on_progress
 
     def add(self, *positions: int) -> None:
-        """These blocks are done."""
         self._done.update(positions)
         if self._on_progress is not None and positions:
             self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))
@@ -455,7 +432,7 @@ def _one_by_one(spec: TeacherSpec) -> bool:
 
 def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
     at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
-    # One part at least, of no queries too: no parts could not be joined.
+    # At least one part, also without queries: np.concatenate needs one.
     return [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
 
 
@@ -470,28 +447,29 @@ def _predict_one_by_one(
     queries: npt.NDArray[np.generic],
     device: str,
 ) -> Tensor:
-    """Convolutional teachers in turn: each takes its place in one network once, whatever the number of queries."""
+    """Predict with one convolutional teacher after another: each is loaded into the network once for all queries."""
     model = build_architecture(spec.model, input_shape=queries.shape[1:], num_classes=spec.num_classes).to(device)
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})
         scaling = None if statistics is None else (statistics[0][teacher], statistics[1][teacher])
-        parts = [predict_logits(model, _scaled(part, scaling)).argmax(dim=1) for part in _bounded(queries)]
+        parts = []
+        for part in _bounded(queries):
+            x = _tensor(part)
+            x = x if scaling is None else standardize(scale_bytes(x), *scaling)
+            parts.append(predict_logits(model, x).argmax(dim=1))
         predictions.append(torch.cat(parts))
     return torch.stack(predictions)
-
-
-def _scaled(queries: npt.NDArray[np.generic], statistics: tuple[Tensor, Tensor] | None) -> Tensor:
-    x = _tensor(queries)
-    return x if statistics is None else standardize(scale_bytes(x), *statistics)
 
 
 def _predict_stacked(
     weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None, x: Tensor, device: str
 ) -> Tensor:
-    """Dense teachers at once: their first layers, one above the other, are one wide matrix product."""
+    """Predict with all dense teachers at once: their stacked first layers are one wide matrix product."""
     layers = [(w.to(device), b.to(device)) for w, b in _dense_layers(weights, statistics)]
-    layers[-1] = _relative_to_class_0(*layers[-1])
+    # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
+    weight, bias = layers[-1]
+    layers[-1] = weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
     queries = scale_bytes(x).flatten(start_dim=1).to(layers[0][0].dtype)
     num_teachers, widest = len(layers[0][0]), max(w.shape[1] for w, _ in layers)
     batches = torch.split(queries, max(1, _MAX_LOGITS_AT_ONCE // (num_teachers * widest)))
@@ -507,15 +485,10 @@ def _dense_layers(weights: StackedWeights, statistics: tuple[Tensor, Tensor] | N
         weight, bias = layers[0]
         pixels = weight.shape[2] // statistics[0].shape[1]
         mean, std = (value.repeat_interleave(pixels, dim=1) for value in statistics)
-        # W (x - mean) / std + b as one layer, so that scaling costs nothing at prediction.
+        # W (x - mean) / std + b as one layer, so that scaling takes no time at prediction.
         scaled = weight / std[:, None]
         layers[0] = (scaled, bias - (scaled @ mean[:, :, None])[:, :, 0])
     return layers
-
-
-def _relative_to_class_0(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The last layer for classes 1, 2, ... minus that for class 0, whose logit becomes 0 and costs nothing."""
-    return weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
 
 
 def _largest_class(logits: Tensor) -> Tensor:
@@ -523,7 +496,7 @@ def _largest_class(logits: Tensor) -> Tensor:
 
     Class by class over contiguous rows, which is 10 times as fast as ``argmax`` over few classes.
     """
-    # Class 0 stands at 0, and strict comparisons leave ties to the smaller class.
+    # The logit of class 0 is 0, and strict comparisons leave ties to the smaller class.
     best = logits[:, 0].clamp(min=0)
     winner = (logits[:, 0] > 0).to(torch.int16)
     for k in range(1, logits.shape[1]):
@@ -543,9 +516,9 @@ def _dense_logits(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
     return out
 
 
-# Teachers per block, whatever the number of workers, so that a checkpoint is found again with more or fewer of them. A
-# stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together. Large
-# teachers come in small blocks: a block is what a lost worker costs.
+# Teachers per block, independent of the number of workers, so that checkpoints are found again with more or fewer
+# workers. A stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together.
+# Large teachers come in small blocks: a lost worker loses one block.
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
 _MAX_BLOCK_BYTES = 2**29
 
@@ -572,14 +545,14 @@ class Ensemble:
         return digest_of(self.blocks)
 
     def sources(self) -> Iterator[str | ArrayWeights]:
-        """Per block, what a worker reads its weights from: their place in the storage, or else the weights."""
+        """The location of each block's weights in the storage, or without a storage the weights themselves."""
         for block in self.blocks:
             yield load_block(block.checkpoint) if self.storage is None else block.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lessons:
-    """What every block is trained with."""
+    """The settings with which every block is trained."""
 
     spec: TeacherSpec
     engine: Engine
@@ -589,7 +562,7 @@ class _Lessons:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ballot:
-    """What every block votes on; its counts never exceed ``count_type``."""
+    """The queries on which every block votes; counts fit ``count_type``."""
 
     spec: TeacherSpec
     queries: npt.NDArray[np.generic]
@@ -597,7 +570,7 @@ class _Ballot:
 
 
 class _TrainedBlock(NamedTuple):
-    """The weights, or None where the worker has stored them itself, and how many teachers diverged."""
+    """The weights, or None where the worker has stored them itself, and the number of teachers that diverged."""
 
     weights: ArrayWeights | None
     num_diverged: int
@@ -605,7 +578,7 @@ class _TrainedBlock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Shards:
-    """The private records of every teacher, copied when they are asked for."""
+    """The private records of every teacher, copied on request."""
 
     private: Split
     rows: list[IntArray]
@@ -615,7 +588,7 @@ class _Shards:
         return [Shard(x=self.private.x[row], y=self.private.y[row]) for row in chosen]
 
     def given(self, teachers: tuple[int, ...], *, as_rows: bool) -> Given:
-        """What a worker is sent: rows of what it reads itself, or the records."""
+        """The content sent to a worker: rows of the data that it reads itself, or the records."""
         if as_rows:
             return [self.rows[teacher] for teacher in teachers]
         return [(shard.x.numpy(), shard.y.numpy()) for shard in self.of(teachers)]
@@ -635,10 +608,12 @@ def train_ensemble(
     """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not hold yet.
 
     ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored ones too.
-    ``read`` gives ``private`` again, wherever it is called: workers then read their shards and none is sent to them.
+    ``read`` loads ``private`` on any node: workers then read their shards and none is sent to them.
     ValueError for labels outside ``range(num_classes)``; PoolError where a worker reads other records.
     """
-    _check_labels(private.y, num_classes)
+    y = private.y
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
     workers = pool or InProcessPool()
     spec = TeacherSpec(
         model=config.model,
@@ -657,17 +632,9 @@ def train_ensemble(
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
     blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, size, content_of)
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
-    _train_missing(blocks, lessons, shards, workers, on_progress)
-    return Ensemble(spec=spec, blocks=blocks, storage=storage)
-
-
-def _train_missing(
-    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: BlockPool, on_progress: Progress | None
-) -> None:
-    """Train and store the blocks that have no checkpoint yet; a warning says how many teachers diverged."""
-    given = partial(shards.given, as_rows=lessons.read is not None)
+    given = partial(shards.given, as_rows=read is not None)
     num_diverged = 0
-    for block, done in computed(_train_block, lessons, blocks, lessons.storage, given, workers, on_progress):
+    for block, done in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):
         if done.weights is not None:
             save_block(block.checkpoint, done.weights)
         num_diverged += done.num_diverged
@@ -675,16 +642,17 @@ def _train_missing(
         _log.warning(
             "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
             num_diverged,
-            sum(len(block.teacher_indices) for block in blocks),
+            config.num_teachers,
         )
+    return Ensemble(spec=spec, blocks=blocks, storage=storage)
 
 
 def collect_votes(
     ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Progress | None = None
 ) -> VoteArray:
-    """``votes_QC``: how many teachers choose each class for each query; every row sums to T. Private.
+    """``votes_QC``: the number of teachers that choose each class for each query; every row sums to T. Private.
 
-    Workers count and add up; one total per worker comes here.
+    Workers count and add up; each returns one total.
     """
     report = TeacherCounter(ensemble.blocks, on_progress)
     # Counts travel in the smallest type that holds all teachers.
@@ -702,35 +670,20 @@ def collect_votes(
 def rows_of_teachers(private: Split, config: TeachersConfig, seed: int) -> list[IntArray]:
     """The rows of ``private`` that each teacher learns from."""
     rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
-    if config.max_shard_size is not None:
-        rows = _trimmed(rows, private.record_id, config.max_shard_size, shard_key(seed))
-    return rows
-
-
-def _trimmed(rows: list[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
-    """The shards as they are trained on. How many were larger is for the operator's log alone."""
+    max_size = config.max_shard_size
+    if max_size is None:
+        return rows
     num_larger = sum(len(row) > max_size for row in rows)
     if num_larger:
+        # The number depends on private records: it is for the operator's log alone.
         _log.warning(
             "%d shards had more than teachers.max_shard_size=%d records and were trimmed.", num_larger, max_size
         )
-    return trim_shards(rows, record_ids, max_size, key)
-
-
-def _shards_of(block: Block, given: Any, lessons: _Lessons) -> list[Shard]:
-    """The records that a block learns from: those that came, or the rows of what this process reads."""
-    if lessons.read is None:
-        # Copied, because arrays out of Ray's store are read-only.
-        return [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
-    shards = read_shards(lessons.read, given)
-    # What it is called follows from the records: by other ones it would be stored as what it is not.
-    if block_name(shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
-        raise other_records()
-    return shards
+    return trim_shards(rows, private.record_id, max_size, shard_key(seed))
 
 
 def read_shards(read: Callable[[], Split], given: Sequence[IntArray]) -> list[Shard]:
-    """The records in rows ``given`` of what ``read`` gives. PoolError where it has no such rows."""
+    """The records in rows ``given`` of the data that ``read`` loads. PoolError where it has fewer rows."""
     private = read()
     if any(int(rows.max(initial=-1)) >= len(private) for rows in given):
         raise other_records()
@@ -738,7 +691,7 @@ def read_shards(read: Callable[[], Split], given: Sequence[IntArray]) -> list[Sh
 
 
 def other_records() -> PoolError:
-    """What a worker raises that reads other records than the block's content says."""
+    """The error of a worker that reads other records than those that named the block."""
     return PoolError(
         "ray.read_shards: a worker reads other private records than the run does; give every node the same files, or "
         "set it to false."
@@ -747,7 +700,14 @@ def other_records() -> PoolError:
 
 def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> _TrainedBlock:
     block, given = item
-    shards = _shards_of(block, given, lessons)
+    if lessons.read is None:
+        # Copied, because arrays from Ray's store are read-only.
+        shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
+    else:
+        shards = read_shards(lessons.read, cast("list[IntArray]", given))
+        # The name is a hash of the records: other records must not be stored under it.
+        if block_name(shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
+            raise other_records()
     diverged: list[int] = []
     trained = train_teachers(
         shards,
@@ -760,7 +720,7 @@ def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> _
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
     if lessons.storage is None:
         return _TrainedBlock(weights, len(diverged))
-    # A path may lead elsewhere on this node, and then nobody would find the checkpoint.
+    # The path may be another folder on this node, where no other process would find the checkpoint.
     lessons.storage.require_here()
     save_block(block.checkpoint, weights)
     return _TrainedBlock(None, len(diverged))
@@ -774,13 +734,8 @@ def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Co
 
 def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:
     stacked = _STACKED_BLOCK if device == "cpu" else _ACCELERATED_BLOCK
-    if spec.model.trainable == "head":  # what is stored is small, and every block computes features of all queries
+    if spec.model.trainable == "head":  # few weights are stored, and every block computes the features of all queries
         return stacked
     model = build_architecture(spec.model, input_shape=input_shape, num_classes=spec.num_classes)
     teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
     return max(1, min(stacked if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
-
-
-def _check_labels(y: Tensor, num_classes: int) -> None:
-    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
-        raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")

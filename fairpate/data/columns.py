@@ -249,7 +249,7 @@ Meanings = Annotated[dict[str, tuple[Meaning, ...]], BeforeValidator(_named), Af
 class Coding(Section):
     """A published column as classes or groups: code k is the k-th name, in the order of the declaration."""
 
-    column: str = Field(description="Its name in the file.")
+    column: str = Field(description="Name of the column in the file.")
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
