@@ -83,12 +83,12 @@ from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
 from fairpate.nn.private_fit import (
+    BatchSampler,
     GaussianNoise,
-    Plan,
     PrivateRandomness,
     PrivateSteps,
     PrivateTraining,
-    Sampler,
+    StepPlan,
 )
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
@@ -257,7 +257,7 @@ def fermi_training(
         share_B = training.clipper.share_B
         game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
-    plan = Plan(
+    plan = StepPlan(
         # Descend with the old matrices, then let them ascend from the old model's predictions.
         release_more=lambda: game.ascend(noise, stddev=stddev, learning_rate=rate),
         events=events,
@@ -277,7 +277,7 @@ def group_fermi_training(
     matrix_noise_multiplier: float,
     matrix_learning_rate: float,
     randomness: PrivateRandomness,
-    sampler: Sampler | None = None,
+    sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
     """The other modes: hide the group alone, with noise on the clipped part of each gradient that depends on it.
@@ -301,7 +301,7 @@ def group_fermi_training(
         game.ascend(noise, stddev=stddev, learning_rate=rate)
         game.split_pulls()
 
-    plan = Plan(
+    plan = StepPlan(
         sampler=sampler,
         # Another group replaces a clipped part by another one: twice the clip norm.
         reach=2.0,

@@ -105,7 +105,7 @@ from torch import Tensor
 from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
-from fairpate.methods.parity import NO_EVENT, Cells, FloatArray, ParityConfig, require_shares
+from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
 from fairpate.nn.fit import LINEAR, linear_rules
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -217,7 +217,7 @@ def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int)
     return violations
 
 
-def cost_differences(cells: Cells, prices_GE: FloatArray) -> FloatArray:
+def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
     """What predicting 1 costs each record beyond predicting 0, shape (N,)."""
     inside = cells.events_N != NO_EVENT
     differences: FloatArray = (1.0 - 2.0 * cells.labels_N).astype(np.float64)
@@ -232,7 +232,7 @@ class EstimatorMixture:
     members: tuple[Any, ...]
 
 
-def fit_mixture(x: npt.ArrayLike, cells: Cells, estimator: Any, rules: GameRules) -> EstimatorMixture:
+def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> EstimatorMixture:
     """Play with exact rates and an ``estimator`` that takes ``sample_weight``: the reduction, without privacy.
 
     ValueError for an empty cell.
@@ -274,10 +274,10 @@ class Sides:
     round_epsilon: float
 
 
-class Released:
+class NoisyTables:
     """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
 
-    def __init__(self, cells: Cells, reference_group: int, source: NoiseSource) -> None:
+    def __init__(self, cells: ParityCells, reference_group: int, source: NoiseSource) -> None:
         self._cells, self._source, self._reference = cells, source, reference_group
         # Without the reference's row: of two groups one is left, of more a record may leave one row for another.
         self._moves = 1.0 if cells.num_groups == 2 else 2.0
@@ -304,7 +304,7 @@ class Regression:
     tilts the rules in these directions alone, and far less noise is needed.
     """
 
-    def __init__(self, features: FloatArray, cells: Cells, *, ridge: float, num_directions: int | None) -> None:
+    def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
         # What needs no group is solved once: a round multiplies by it.
         self._public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
@@ -324,7 +324,7 @@ class Regression:
         return difference
 
 
-def plain_rule(features: FloatArray, cells: Cells, *, ridge: float) -> FloatArray:
+def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
     """beta1 - beta0 without prices: of features and labels alone."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
     rule_D: FloatArray = cho_solve(_factor(features, ridge), features.T @ costs_N)
@@ -348,7 +348,7 @@ def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
 class GroupRules:
     """The class on private records, of which ``said_N`` is what the public classifier says: 0 or 1."""
 
-    def __init__(self, cells: Cells, said_N: npt.NDArray[Any]) -> None:
+    def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
         # The event follows from the label: any record that has it tells which.
         self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
@@ -423,7 +423,7 @@ class Setting:
     """What a game is played about: public features, cells, the settings, and where noise comes from."""
 
     features: FloatArray
-    cells: Cells
+    cells: ParityCells
     config: DpOracleLearnerConfig
     target: PrivacyTarget
     rules: GameRules
@@ -436,9 +436,9 @@ class Setting:
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
     @property
-    def released(self) -> Released:
+    def released(self) -> NoisyTables:
         """Tables over the cells, under noise."""
-        return Released(self.cells, self.config.reference_group, self.source)
+        return NoisyTables(self.cells, self.config.reference_group, self.source)
 
     def round_epsilon(
         self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
@@ -628,7 +628,7 @@ def train(
     """
     plain = scale_bytes(x).flatten(1).double().numpy()
     features = np.hstack([plain, np.ones((len(plain), 1))])
-    cells = Cells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
+    cells = ParityCells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
     if not config.reference_group < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)

@@ -74,7 +74,7 @@ _NUM_EVENTS: dict[Constraint, int] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class ParityCells:
     """Binary labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none."""
 
     labels_N: IntArray
@@ -84,7 +84,9 @@ class Cells:
     num_events: int
 
     @classmethod
-    def of(cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint) -> Cells:
+    def of(
+        cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint
+    ) -> ParityCells:
         """ValueError for labels other than 0 and 1, groups out of range, lengths that differ, one group alone."""
         labels, groups = np.asarray(labels_N), np.asarray(groups_N)
         require_codes("labels", labels, 2)

@@ -120,14 +120,14 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Pool:
+class UnorderedPool:
     """Public records, equal in any order: as queries they are another order than the data set has."""
 
     digest: bytes
     x: Tensor = field(compare=False)
 
     @classmethod
-    def of(cls, public: Split) -> Pool:
+    def of(cls, public: Split) -> UnorderedPool:
         """Of the public records."""
         in_order = np.argsort(np.array(public.record_id))
         return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
@@ -135,13 +135,13 @@ class Pool:
 
 # A pool of thousands takes a minute to embed, and a run asks for it at each stage.
 @lru_cache(maxsize=1)
-def places_of(pool: Pool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
     """As :meth:`Places.of`, once for a pool."""
     return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
 
 
 @lru_cache(maxsize=1)
-def clusters_of(pool: Pool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
+def clusters_of(pool: UnorderedPool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
     """By row of the pool, in the order that ``rows`` is a digest of."""
     return Clusters.of(places(pool.x), count, seed=seed)
 
@@ -298,7 +298,7 @@ class PrivateKnn(VotingMethod):
         assert self.aggregator.num_queries is not None
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
         return clusters_of(
-            Pool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
+            UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
         )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
@@ -360,7 +360,7 @@ class PrivateKnn(VotingMethod):
 
     def _places(self, public: Split) -> Places:
         settings = self.private_knn
-        return places_of(Pool.of(public), settings.embedding, settings.num_components, self._training_seed)
+        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, self._training_seed)
 
     @property
     def _training_seed(self) -> int:

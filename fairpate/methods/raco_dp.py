@@ -87,10 +87,10 @@ from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
 from fairpate.nn.private_fit import (
     GaussianNoise,
     LaplaceNoise,
-    Plan,
     PrivateRandomness,
     PrivateSteps,
     PrivateTraining,
+    StepPlan,
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, epsilon_of_curve, least_noise
@@ -101,7 +101,7 @@ from fairpate.terminal import Reporter
 Pricing = Callable[[FloatArray], FloatArray]
 
 
-class Rows(Protocol):
+class PredictionRows(Protocol):
     """How outputs become rows of non-negative numbers that sum to 1: what makes the sensitivity of H equal 1."""
 
     def __call__(self, outputs_BC: Tensor, probability_BC: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class PricedLoss:
     """
 
     def __init__(
-        self, rows: Rows, *, num_cells: int, num_classes: int, release: Callable[[Tensor], FloatArray]
+        self, rows: PredictionRows, *, num_cells: int, num_classes: int, release: Callable[[Tensor], FloatArray]
     ) -> None:
         self._rows, self._num_cells, self._num_classes, self._release = rows, num_cells, num_classes, release
         self._by_target: Tensor | None = None
@@ -266,7 +266,7 @@ def priced_training(
     cells: Tensor,
     steps: PrivateSteps,
     *,
-    rows: Rows,
+    rows: PredictionRows,
     num_cells: int,
     num_classes: int,
     laplace_scale: float,
@@ -299,7 +299,7 @@ def priced_training(
         return pricing(noisy_QK)
 
     loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=release)
-    targets, plan = loss.targets(labels, cells), Plan(clipper=PricedClipper, events=events)
+    targets, plan = loss.targets(labels, cells), StepPlan(clipper=PricedClipper, events=events)
     return PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
 
 

@@ -40,7 +40,7 @@ from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
 from fairpate.methods.dp_oracle_learner import GameRules, fit_mixture
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
+from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -172,7 +172,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
             max_gap=max_gap,
             reference_group=config.reference_group,
         )
-        cells = Cells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
+        cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
         mixture = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
         coefficients = [_coefficients(member, features.shape[1]) for member in mixture.members]
